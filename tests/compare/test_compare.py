@@ -8,9 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
+from sklearn.metrics import balanced_accuracy_score
 
 from tokenmix.errors import UserError
 from tokenmix.files import one_writer
@@ -19,9 +22,13 @@ from tokenmix.lab.cli.listing import print_rows
 from tokenmix.lab.compare.compare import compare, repeat_command
 from tokenmix.lab.compare.examples import choose_images
 from tokenmix.lab.compare.results import load_results
-from tokenmix.lab.compare.variant_runs import plan_runs, read_run
+from tokenmix.lab.compare.variant_runs import plan_runs, read_run, read_sampling
 from tokenmix.lab.grid.cells import finish_cell
+from tokenmix.lab.train.checkpoint import save_weights
 from tokenmix.lab.train.config import CompareConfig, TrainConfig
+from tokenmix.lab.train.identity import identity_of
+from tokenmix.lab.train.predictions import read_predictions
+from tokenmix.lab.train.run import evaluate
 
 TINY = {"embed_dim": 16, "depth": 2, "num_heads": 2}
 
@@ -137,7 +144,7 @@ def test_the_same_command_repeats_nothing_and_a_mixer_can_be_added(finished: Pat
     ]
 
 
-def test_score_and_confusion_are_of_one_epoch(tmp_path: Path):
+def test_score_and_confusion_are_of_the_weights_that_are_kept(tmp_path: Path):
     plan = plan_runs(small(tmp_path), tmp_path)[0]
     plan.folder.mkdir(parents=True)
     epochs = {
@@ -146,7 +153,65 @@ def test_score_and_confusion_are_of_one_epoch(tmp_path: Path):
     }
     (plan.folder / "result.json").write_text(json.dumps({**epochs, "seconds": 1.0, "images_per_second": 2.0}))
     run = read_run(plan, "", "accuracy", tmp_path)
-    assert (run.score, run.confusion) == (0.5, [[1, 1], [1, 1]])
+    assert (run.score, run.confusion) == (1.0, [[2, 0], [0, 2]])
+
+
+def test_the_figure_of_a_report_is_that_of_eval(finished: Path):
+    for variant in load_results(finished / "results.json").variants:
+        for run in variant.runs:
+            assert evaluate(finished / run.folder, device="cpu")["accuracy"] == run.score
+
+
+def test_differences_rest_on_what_was_said_of_each_sample(finished: Path):
+    results = load_results(finished / "results.json")
+    assert results.sampling is not None
+    assert (results.sampling.samples, results.sampling.unit) == (40, "images")
+    right = []
+    for folder in results.sampling.runs:
+        columns = read_predictions(finished / folder)
+        assert columns is not None
+        right.append((columns["label"] == columns["predicted"]).double())
+    np.testing.assert_allclose(results.sampling.covariance, np.cov(torch.stack(right).numpy()) / 40)
+    scores = {run.folder: run.score for variant in results.variants for run in variant.runs}
+    assert [r.mean().item() for r in right] == pytest.approx([scores[f] for f in results.sampling.runs])
+
+
+@pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")
+def test_other_metrics_are_resampled(finished: Path):
+    """As scikit-learn's metric of the samples that are drawn; a bootstrap of 400 has a tenth of error."""
+    config = small(finished, seeds=(0, 1))
+    runs = [(cell, read_run(cell, "", "balanced_accuracy", finished)) for cell in plan_runs(config, finished)]
+    sampling = read_sampling(runs, "balanced_accuracy", "images")
+    assert sampling is not None
+    assert sampling.samples == 40
+    rng, drawn = np.random.default_rng(1), []
+    said = [read_predictions(cell.folder) or {} for cell, _ in runs]
+    for _ in range(400):
+        rows = rng.integers(40, size=40)
+        drawn.append([balanced_accuracy_score(one["label"][rows], one["predicted"][rows]) for one in said])
+    wanted = np.cov(np.array(drawn).T)
+    np.testing.assert_allclose(np.diag(sampling.covariance), np.diag(wanted), rtol=0.5)
+    assert read_sampling(runs, "spearman", "images") is None
+
+
+def test_damaged_predictions_are_named(finished: Path, tmp_path: Path):
+    (plan, *_) = plan_runs(small(finished, seeds=(0, 1)), finished)
+    run = read_run(plan, "", "accuracy", finished)
+    file = plan.folder / "predictions.safetensors"
+    whole = file.read_bytes()
+    try:
+        file.write_bytes(whole[:-3] + b"xyz")
+        with pytest.raises(UserError, match=r"predictions\.safetensors is damaged"):
+            read_sampling([(plan, run)], "accuracy", "images")
+        columns = load_file(plan.folder / "model.safetensors")
+        save_weights(file, {"index": torch.arange(3), "other": torch.zeros(3)}, identity_of(plan.folder))
+        with pytest.raises(UserError, match=r"predictions\.safetensors: KeyError: 'label'"):
+            read_sampling([(plan, run)], "accuracy", "images")
+        save_weights(file, columns, {})
+        with pytest.raises(UserError, match="was not written by the run"):
+            read_sampling([(plan, run)], "accuracy", "images")
+    finally:
+        file.write_bytes(whole)
 
 
 def test_another_comparisons_folder_is_left_alone(finished: Path, tmp_path: Path):

@@ -144,11 +144,11 @@ def test_folders_of_two_machines_are_merged(tmp_path: Path, capsys: pytest.Captu
 def test_an_edited_result_is_refused(tmp_path: Path, changed: dict[str, Any], named: str) -> None:
     (cell,) = plan_runs(small(tmp_path, mixers=("self",)), tmp_path)
     cell.folder.mkdir(parents=True)
-    result = {"seconds": 1.0, "images_per_second": 9.0, "final": {"accuracy": 0.5, "confusion": [[1, 2], [0, 3]]}}
+    result = {"seconds": 1.0, "images_per_second": 9.0, "metrics": {"accuracy": 0.5, "confusion": [[1, 2], [0, 3]]}}
     (cell.folder / "config.json").write_text("{}")
     (cell.folder / "result.json").write_text(json.dumps(result))
     assert read_run(cell, "", "accuracy", tmp_path).confusion == [[1, 2], [0, 3]]
-    result["final"] |= changed
+    result["metrics"] |= changed
     (cell.folder / "result.json").write_text(json.dumps(result))
     with pytest.raises(UserError, match=named):
         read_run(cell, "", "accuracy", tmp_path)

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,7 +18,7 @@ from tokenmix.lab.compare.map_figures import ExampleMaps
 from tokenmix.lab.compare.notes import budget_sentence, finding_sentence, notes
 from tokenmix.lab.compare.report import write_report
 from tokenmix.lab.compare.report_figures import cost_charts
-from tokenmix.lab.compare.results import Curve, Example, Results, Run, Variant, load_results
+from tokenmix.lab.compare.results import Curve, Example, Results, Run, Sampling, Variant, load_results
 from tokenmix.lab.inspect import Tile
 from tokenmix.lab.train.config import CompareConfig
 from tokenmix.profiling.speed import Timing
@@ -31,6 +32,7 @@ def run(seed: int, score: float) -> Run:
 
 
 def variant(mixer: str, macs: int, runs: list[Run], crossover: str | None = None) -> Variant:
+    runs = [replace(run, folder=f"runs/{mixer}-seed{run.seed}") for run in runs]
     timing = Timing.of([0.01 * macs, 0.02 * macs, 0.03 * macs])
     return Variant(mixer, f"about {mixer}", 1000, macs, 100, macs // 2, crossover, timing, timing, 4096, 1024, runs)
 
@@ -70,14 +72,18 @@ def results() -> Results:
     )
 
 
-def with_test_images(results: Results, number: int) -> Results:
-    """The same scores, which hardly differ over the seeds, on this many test images."""
-    matrix = [[number // 2, 0], [0, number // 2]]
+def sharper(results: Results, number: int) -> Results:
+    """The same means, which hardly differ over the seeds, on this many test images."""
     near = [
-        replace(t, runs=[replace(r, score=t.score, confusion=matrix) for r in t.runs if r.score is not None] or t.runs)
+        replace(t, runs=[replace(r, score=(t.score or 0) + 0.001 * r.seed) if t.score else r for r in t.runs])
         for t in results.variants
     ]
-    return replace(results, variants=near)
+    folders = [r.folder for t in near for r in t.runs if r.score is not None]
+    # Half of what decides an image is common to all runs of a mixer.
+    alike = np.kron(np.eye(len(folders) // 2), np.full((2, 2), 0.5)) + 0.5 * np.eye(len(folders))
+    return replace(
+        results, variants=near, sampling=Sampling(number, "images", folders, (0.2 * alike / number).tolist())
+    )
 
 
 @pytest.fixture
@@ -93,10 +99,12 @@ def maps() -> list[ExampleMaps]:
 
 
 def test_results_come_back_from_the_file(results: Results, tmp_path: Path):
+    results = sharper(results, 100)
     results.save(tmp_path / "results.json")
     again = load_results(tmp_path / "results.json")
     assert json.dumps(asdict(again), default=str) == json.dumps(asdict(results), default=str)
     assert again.variants[1].latency == results.variants[1].latency
+    assert again.difference(*again.variants[:2]) == results.difference(*results.variants[:2])
 
 
 def test_results_of_another_schema_are_refused(results: Results, tmp_path: Path):
@@ -111,7 +119,7 @@ def test_cells_have_mean_spread_ratio_and_the_best(results: Results):
     assert external["accuracy"].text == "0.8800 ± 0.0424"
     assert external["accuracy"].best
     assert cells(results, results.variants[0])[0].best, "20 test images do not tell 0.82 from 0.88"
-    many = with_test_images(results, 200_000)
+    many = sharper(results, 200_000)
     assert [cells(many, t)[0].best for t in many.variants] == [False, True, False]
     one = replace(many, config={**many.config, "seeds": [0]})
     assert not any(cells(one, t)[0].best for t in one.variants)
@@ -158,23 +166,64 @@ def test_sentences_say_what_was_equal_what_failed_and_where_costs_cross(results:
     assert finding_sentence(results) == (
         "No clear best accuracy: chance can explain the differences between external 0.8800, self 0.8200."
     )
-    many = with_test_images(results, 200_000)
-    assert finding_sentence(many) == (
-        "Best accuracy: external, 0.8800, at 0.5× the multiply-adds of self-attention, which reached 0.8200."
+    many = sharper(results, 200_000)
+    assert finding_sentence(many).startswith(
+        "Best accuracy: external, 0.8805, at 0.5× the multiply-adds of self-attention, which reached 0.8205. The "
+        "accuracy of external is 0.0600 higher than that of self (95 % interval 0.0"
     )
-    one = replace(many, config={**many.config, "seeds": [0]})
-    assert finding_sentence(one).startswith("Highest accuracy: external")
-    assert finding_sentence(one).endswith("; one seed does not show that it is the best.")
+    assert finding_sentence(many).endswith("; 2 seeds, 200,000 test images): the mixers differ.")
     listed = "\n".join(notes(results))
     assert "less failed, seed 0: the loss is nan at step 3" in listed
     assert "external 0.5×, fewer from N = 385; less 1.5×, fewer at no N" in listed
-    assert (
-        "With 20 test images the standard error of one accuracy is 0.0727: two runs that differ by less than" in listed
-    )
-    assert "about 0.2055 may differ by chance" in listed, "2 sqrt(2) standard errors, as for ties"
+    critical = results.difference(results.variants[1], results.variants[0]).critical
+    assert f"Two mixers whose accuracy differs by less than {critical:.4f} may differ by chance" in listed
+    assert "more seeds of each would settle whether external is 0.0600 better than self." in listed
     assert "One seed" not in listed
     beaten = replace(results, baseline={"logistic regression": 0.85})
     assert "logistic regression on the same images: accuracy 0.8500" in notes(beaten)
+
+
+def one_seed(results: Results) -> Results:
+    variants = [replace(variant, runs=variant.runs[:1]) for variant in results.variants]
+    return replace(results, variants=variants, config={**results.config, "seeds": [0]})
+
+
+def test_one_seed_compares_networks(results: Results):
+    one = one_seed(sharper(results, 2_000))
+    told = finding_sentence(one)
+    assert told.startswith("Highest accuracy: external, 0.8800, at 0.5×")
+    assert "; one seed does not show that it is the best. The accuracy of the network with external is" in told
+    assert "1 seed, 2,000 test images): these two networks differ. Of the mixers one seed says nothing." in told
+    assert any("networks of one seed" in note for note in notes(one))
+    blind = one_seed(results)
+    assert finding_sentence(blind).endswith("; one seed does not show that it is the best.")
+    assert not any("by chance" in note for note in notes(blind)), "nothing is known of chance"
+
+
+def test_where_identity_is_as_good_nothing_is_said_of_mixing(results: Results):
+    def told(*scores: float) -> str:
+        none = variant("identity", 5, [run(i, score) for i, score in enumerate(scores)])
+        return finding_sentence(replace(results, variants=[*results.variants, none]))
+
+    assert "no evidence on mixing: identity, which mixes no tokens, is within the critical" in told(0.81, 0.84)
+    assert "mixing" not in told(0.10, 0.101)
+    assert "mixing" not in finding_sentence(results)
+    sharp = sharper(results, 200_000)
+    known = replace(sharp, variants=[replace(t, mixer="identity") if i else t for i, t in enumerate(sharp.variants)])
+    assert "This data rewards no mixing: identity, which mixes no tokens, is better by 0.06" in finding_sentence(known)
+
+
+def test_less_is_better_of_a_perplexity(results: Results):
+    many = replace(sharper(results, 200_000), metric="perplexity", higher=False)
+    assert [variant.mixer for variant in many.leaders()] == ["self"]
+    found = many.difference(many.variants[0], many.variants[1])
+    assert found.value == pytest.approx(0.06)
+    assert "The perplexity of self is 0.0600 lower than that of external" in finding_sentence(many)
+
+
+def test_samples_that_are_too_few_are_not_settled_by_seeds(results: Results):
+    few = sharper(results, 20)
+    assert any(note.startswith("More seeds cannot settle whether external") for note in notes(few))
 
 
 class Page(html.parser.HTMLParser):

@@ -38,7 +38,7 @@ class Rows(TaskData):
 class Brightness(TaskModule):
     """The mean of a row."""
 
-    headline, direction = "mse", "min"
+    monitor, mode = "mse", "min"
     comparison = "--model toy_line --model-kwargs bias=yes, then no"
 
     @classmethod
@@ -53,9 +53,9 @@ class Brightness(TaskModule):
         return (self.model(batch).squeeze(1) - batch.mean(1)).square().mean(), {}
 
     def evaluate(self, batch: Tensor) -> None:
-        self.scores.update(self.model(batch).squeeze(1), batch.mean(1))
+        self.metrics.update(self.model(batch).squeeze(1), batch.mean(1))
 
-    def metrics(self) -> MetricCollection:
+    def make_metrics(self) -> MetricCollection:
         return MetricCollection({"mse": MeanSquaredError()})
 
     @torch.no_grad()

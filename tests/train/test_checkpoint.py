@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 
@@ -151,6 +152,17 @@ def test_a_pickle_is_refused_and_never_read(tmp_path, monkeypatch, how):
     with pytest.raises(UserError, match=r"is a pickle .* convert it where you trust it"):
         read_weights(path)
     assert not (tmp_path / "exploded").exists()
+
+
+def test_a_header_whose_length_looks_like_a_pickle_is_read(tmp_path):
+    """640 is 0x280, with which protocol 2 begins."""
+    file, weights = tmp_path / "model.safetensors", {"weight": torch.ones(2)}
+    for padding in range(640):
+        safetensors.torch.save_file(weights, file, {"note": "x" * padding})
+        if file.read_bytes().startswith(b"\x80\x02"):
+            break
+    assert file.read_bytes().startswith(b"\x80\x02")
+    assert torch.equal(read_weights(file)["weight"], weights["weight"])
 
 
 def test_a_pickle_in_the_place_of_the_state_is_not_run(tmp_path, monkeypatch):

@@ -20,6 +20,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from predictions import check_predictions
 from processes import finish, start
 from tokenmix.errors import UserError
 from tokenmix.lab.train.launch import launch, processes_to_start
@@ -195,6 +196,7 @@ def test_two_processes_equal_one(one: Path, two: Path, strategy: str):
     for key in ("steps", "images", "parameters", "macs", "best_epoch"):
         assert result(two / strategy)[key] == result(one)[key], key
     assert sum(map(sum, result(two / strategy)["metrics"]["confusion"])) == 21
+    check_predictions(two / strategy, {"accuracy", "balanced_accuracy", "ece", "loss"})
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])

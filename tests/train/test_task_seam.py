@@ -45,7 +45,7 @@ class Numbers(TaskData):
 class Adversaries(TaskModule):
     """A generator that shifts noise, and a discriminator that tells its numbers from real ones."""
 
-    headline, direction = "distance", "min"
+    monitor, mode = "distance", "min"
     automatic_optimization = False
 
     def __init__(self, *args: Any) -> None:
@@ -80,9 +80,9 @@ class Adversaries(TaskModule):
         return {"logs": {"loss": losses[0].detach(), "judge_loss": losses[1].detach()}}
 
     def evaluate(self, batch: torch.Tensor) -> None:
-        self.scores.update((self.model["generator"](torch.zeros_like(batch)) - batch).abs())  # type: ignore[index]
+        self.metrics.update((self.model["generator"](torch.zeros_like(batch)) - batch).abs())  # type: ignore[index]
 
-    def metrics(self) -> MetricCollection:
+    def make_metrics(self) -> MetricCollection:
         return MetricCollection({"distance": MeanMetric()})
 
     def predict(self, files: Any) -> list[dict[str, Any]]:
@@ -137,8 +137,8 @@ def test_the_table_of_tasks():
     for entry in TASKS:
         task = get_task(entry.name)
         assert issubclass(task, TaskModule)
-        assert task.headline
-        assert task.direction in ("max", "min")
+        assert task.monitor
+        assert task.mode in ("max", "min")
         assert entry.about
     with pytest.raises(UserError, match="unknown task 'adversary'; did you mean adversaries"):
         get_task("adversary")

@@ -14,6 +14,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from predictions import check_predictions
 from tokenmix.errors import UserError
 from tokenmix.lab.data.scenes import Scene, SceneData, Scenes
 from tokenmix.lab.tasks.segmentation import task as semantic_segmentation
@@ -188,7 +189,9 @@ def test_two_processes_that_share_images_equal_one(one: Path, two: Path, name: s
         # Every test image is counted once.
         assert results[0]["metrics"]["confusion"] == results[1]["metrics"]["confusion"]
         assert sum(map(sum, results[0]["metrics"]["confusion"])) == 41
+        check_predictions(two / name, {"accuracy", "balanced_accuracy", "ece", "loss"})
     else:
+        check_predictions(two / name, {"miou", "accuracy", "loss"})
         assert results[0]["metrics"]["miou"] == pytest.approx(results[1]["metrics"]["miou"], rel=1e-3)
 
 

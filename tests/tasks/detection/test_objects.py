@@ -13,16 +13,19 @@ from torch import Tensor
 from torchmetrics.detection import MeanAveragePrecision
 from torchvision.transforms.functional import pil_to_tensor
 
+from predictions import check_predictions
 from tokenmix.errors import UserError
 from tokenmix.lab.data.scenes import Objects, Scene, SceneData, Scenes
 from tokenmix.lab.tasks.detection import task as objects
 from tokenmix.lab.tasks.detection.boxes_and_masks import Detection
+from tokenmix.lab.tasks.detection.matching import average_precision, matched_rows
 from tokenmix.lab.tasks.detection.metrics import AveragePrecision
 from tokenmix.lab.tasks.detection.output import class_color, draw_objects, image_numbers
 from tokenmix.lab.tasks.detection.tiling import find_in_windows
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.export import export
 from tokenmix.lab.train.load import load_run, load_task
+from tokenmix.lab.train.predictions import collected
 from tokenmix.lab.train.run import evaluate, predict, train
 from tokenmix.lab.train.sources import make_config
 
@@ -239,9 +242,9 @@ def test_crowds_are_neither_learnt_nor_wrong(tmp_path: Path):
     }
     task.find = lambda images: [answer]
     for crowd, expected in ((True, 1.0), (False, None)):
-        task.scores.reset()
+        task.metrics.reset()
         task.evaluate({"images": [None], "targets": [{**target, "iscrowd": torch.tensor([False, crowd])}]})
-        value = task.scores.compute()["map"].item()
+        value = task.metrics.compute()["map"].item()
         assert value == pytest.approx(expected) if expected is not None else value < 0.9
 
 
@@ -541,3 +544,32 @@ def test_a_run_with_an_inserted_block(runs: dict[str, Path], tmp_path: Path):
     assert evaluate(run, device="cpu")["map"] == pytest.approx(result["metrics"]["map"])
     Image.new("RGB", (64, 64)).save(tmp_path / "plain.png")
     assert predict(run, [tmp_path / "plain.png"])
+
+
+@pytest.mark.parametrize("kind", ["boxes", "masks"])
+def test_predictions_are_kept(runs: dict[str, Path], kind: str) -> None:
+    check_predictions(runs[kind], {"map", "map_50", "map_75"})
+
+
+@pytest.mark.parametrize("kind", ["boxes", "masks"])
+def test_average_precision_of_matches_is_torchmetrics(kind: Any) -> None:
+    """With crowds, and with images in which nothing is found or nothing is there."""
+    found, there = found_and_there()
+    for image, one in enumerate((*found, *there)):
+        left, top, right, bottom = one["boxes"].round().long().clamp_min(0).unbind(1)
+        one["masks"] = torch.zeros(len(left), 200, 200, dtype=torch.bool)
+        for mask, l, t, r, b in zip(one["masks"], left, top, right, bottom):
+            mask[t:b, l:r] = True
+        if image >= len(found):
+            one["iscrowd"] = torch.tensor([0, 0, 1, 0, 1, 0])
+    nothing = {name: values[:0] for name, values in there[0].items()}
+    found += [{**nothing, "scores": torch.empty(0)}, found[0]]
+    there += [there[1], nothing]
+    metric = AveragePrecision("bbox" if kind == "boxes" else "segm", num_classes=4)
+    metric.update(found, there)
+    wanted = metric.compute()
+    rows = [matched_rows(one, true, 3 * i, kind) for i, (one, true) in enumerate(zip(found, there, strict=True))]
+    columns, ones = collected(rows), torch.ones(1, len(found), dtype=torch.float64)
+    assert 0.02 < wanted["map"] < 0.98
+    for name, overlaps in {"map": range(10), "map_50": range(1), "map_75": range(5, 6)}.items():
+        assert average_precision(columns, ones, 4, overlaps).item() == pytest.approx(wanted[name].item(), abs=1e-6)

@@ -9,10 +9,12 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from predictions import check_predictions
 from tokenmix.errors import UserError
 from tokenmix.lab import cli
+from tokenmix.lab.tasks.classes import BalancedAccuracy
 from tokenmix.lab.tasks.points.data.samples import scale_axes
-from tokenmix.lab.tasks.points.metrics import BalancedAccuracy, CategoryIoU, cloud_iou
+from tokenmix.lab.tasks.points.metrics import CategoryIoU, cloud_iou
 from tokenmix.lab.tasks.points.task import predict_with_tta
 from tokenmix.lab.train import run as runs
 from tokenmix.lab.train import trainer
@@ -195,9 +197,9 @@ def test_a_run_measures_points_of_all_clouds_together(run: Path) -> None:
     task.model.forward = lambda points, label, mask=None: answers[label].unsqueeze(1).expand(-1, points.shape[1], -1)
     part = torch.tensor([[0, 0, 1, 1], [2, 2, 1, -100]])
     batch = {"points": torch.randn(2, 4, 3), "mask": part >= 0, "label": torch.tensor([0, 1]), "part": part}
-    task.scores.reset()
+    task.metrics.reset()
     task.evaluate(batch)
-    found = {name: value.tolist() for name, value in task.scores.compute().items()}
+    found = {name: value.tolist() for name, value in task.metrics.compute().items()}
     assert found["accuracy"] == pytest.approx(4 / 7)
     assert found["iou_by_part"] == pytest.approx([2 / 4, 0, 2 / 3])
     assert found["part_miou"] == pytest.approx((2 / 4 + 0 + 2 / 3) / 3)
@@ -289,3 +291,9 @@ def test_mixers_are_swapped_in(folder: Path, tmp_path: Path, task: str, mixer: s
     learned = "memory.key_memory" if mixer == "external" else "gating.weight"
     assert any(name.startswith("trunk.blocks.0.") and learned in name for name in weights), list(weights)
     assert json.loads((run / "result.json").read_text())["steps"] == 1
+
+
+def test_predictions_are_kept(run: Path) -> None:
+    classes = {"accuracy", "balanced_accuracy", "macro_f1", "ece", "loss", "auc", "f1"}
+    parts = {"instance_miou", "category_miou", "part_miou", "accuracy", "loss"}
+    check_predictions(run, parts if parts_are_learnt(run) else classes)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image, ImageColor
 
+from predictions import check_predictions
 from tokenmix.errors import UserError
 from tokenmix.lab.data.scenes import SceneData
 from tokenmix.lab.data.scenes.scenes import ChosenScenes, Scene, Scenes
@@ -385,3 +386,7 @@ def test_a_run_with_an_inserted_block(run, pictures, tmp_path):
     assert evaluate(inserted, device="cpu")["loss"] == pytest.approx(result["metrics"]["loss"], abs=1e-6)
     assert len(predict(inserted, pictures)) == 2
     assert export(inserted, "onnx", tmp_path / "model.onnx").is_file()
+
+
+def test_predictions_are_kept(run):
+    check_predictions(run, {"miou", "accuracy", "loss"})

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from predictions import check_predictions
 from tokenmix.errors import UserError
 from tokenmix.lab.tasks.text.question_answering import SpanAgreement, best_span
 from tokenmix.lab.train.run import evaluate, predict, train
@@ -82,6 +83,7 @@ def test_pairs_and_numbers(tmp_path: Path):
         make_config(task="text-classification", data=data, epochs=6, out=tmp_path / "run", **SETTINGS), quiet=True
     )
     assert json.loads((run / "result.json").read_text())["metrics"]["pearson"] > 0.5
+    check_predictions(run, {"pearson"})
     assert isinstance(predict(run, ["3 of the cat\ta dog"])[0]["value"], float)
     with pytest.raises(UserError, match="trained on pairs; give two texts with a tab"):
         predict(run, ["3 of the cat"])
@@ -178,3 +180,7 @@ def test_the_best_span_is_the_best_pair():
     assert span[:2] == (int(offsets[p, i, 0]), int(offsets[p, j, 1]))
     assert span.score == pytest.approx(pairs[p, i, j])
     assert span.none == pytest.approx(float((start[:, 0] + end[:, 0]).min()))
+
+
+def test_predictions_are_kept(classifier: Path):
+    check_predictions(classifier, {"accuracy", "balanced_accuracy", "macro_f1", "ece", "loss", "auc", "f1"})

@@ -38,20 +38,19 @@ def measured(name: str, folder: Path) -> tuple[TextClassification, dict[str, flo
     told = TextClassification.load_data(config).describe()
     task = TextClassification(TextClassification.build_model(config, told), config, told)
     for rows in (slice(0, 8), slice(8, 20)):
-        task.scores.update(F.one_hot(GUESSED[rows], 2).float(), TRUE[rows])
-    return task, {key: value.item() for key, value in task.scores.compute().items() if value.dim() == 0}
+        task.metrics.update(F.one_hot(GUESSED[rows], 2).float(), TRUE[rows])
+    return task, {key: value.item() for key, value in task.metrics.compute().items() if value.dim() == 0}
 
 
 def test_cola_is_measured_by_matthews_correlation(tmp_path: Path):
     task, metrics = measured("CoLA", tmp_path)
-    assert task.headline == "matthews"
+    assert task.monitor == "matthews"
     assert metrics["matthews"] == pytest.approx((11 * 4 - 2 * 3) / math.sqrt(13 * 14 * 6 * 7), abs=1e-5)
-    assert "f1" not in metrics
 
 
 def test_mrpc_is_measured_by_the_f1_of_paraphrases(tmp_path: Path):
     task, metrics = measured("MRPC", tmp_path)
-    assert task.headline == "accuracy"
+    assert task.monitor == "accuracy"
     assert metrics["accuracy"] == pytest.approx(15 / 20)
     assert metrics["f1"] == pytest.approx(2 * 11 / (2 * 11 + 2 + 3), abs=1e-5)
     assert "matthews" not in metrics

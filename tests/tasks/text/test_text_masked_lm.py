@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from predictions import check_predictions
 from tokenmix.errors import UserError
 from tokenmix.lab import cli
 from tokenmix.lab.inspect.gates import toeplitz_share
@@ -249,3 +250,7 @@ def test_the_loss_is_a_mean_over_places(config):
     counts = torch.tensor([int((one["labels"] >= 0).sum()) for one in singles])
     expected = (torch.stack([task.loss(one)[0] for one in singles]) * counts).sum() / counts.sum()
     torch.testing.assert_close(whole, expected)
+
+
+def test_predictions_are_kept(finished: Path):
+    check_predictions(finished, {"perplexity", "loss", "accuracy"})

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from transformers import pipeline
 
+from predictions import check_predictions
 from tokenmix.lab.tasks.text.tokenizer import load_tokenizer
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.export import export
@@ -99,3 +100,7 @@ def test_a_pipeline_of_transformers_gives_our_answers(classifier: Path, tmp_path
     assert answer["label"] == ours["label"]
     assert answer["score"] == pytest.approx(ours["probability"], abs=1e-5)
     shutil.rmtree(tmp_path)
+
+
+def test_predictions_are_kept(answerer: Path):
+    check_predictions(answerer, {"exact_match", "f1"})

@@ -47,7 +47,7 @@ def columns(results: Results) -> list[Column]:
     step, forward = f"peak of a training step, {batch} images", f"peak of a forward pass, {batch} images"
     rate, alone = f"forward, backward and update on {batch} images, median", "one image, median"
     return [
-        Column(metric, metric, lambda t: t.score, lambda v: f"{v:.4f}", results.higher, "test set, end of training"),
+        Column(metric, metric, lambda t: t.score, lambda v: f"{v:.4f}", results.higher, "test set, best epoch"),
         Column("parameters", "params", lambda t: t.parameters, count, False, "learned numbers"),
         Column("MACs / image", "MACs", lambda t: t.macs, count, False, "multiply-adds of a forward pass"),
         Column("train images/s", "img/s", lambda t: t.rate(batch), lambda v: f"{v:,.0f}", True, rate, lambda t: t.step),

@@ -22,11 +22,19 @@ from tokenmix.lab.compare.notes import budget_sentence, failed_runs, finding_sen
 from tokenmix.lab.compare.report import write_report
 from tokenmix.lab.compare.results import Results, Run
 from tokenmix.lab.compare.variant_costs import measure_steps, measure_variants
-from tokenmix.lab.compare.variant_runs import check_folder, claim_folder, mixer_of, plan_runs, read_run
+from tokenmix.lab.compare.variant_runs import (
+    check_folder,
+    claim_folder,
+    mixer_of,
+    plan_runs,
+    read_run,
+    read_sampling,
+)
 from tokenmix.lab.grid.cells import Cell, Engine
 from tokenmix.lab.grid.engines import in_turn, make_engine
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.config import CompareConfig
+from tokenmix.lab.train.identity import read_result
 from tokenmix.lab.train.plan import check_config, make_plan
 from tokenmix.lab.train.swapping import check_own_mixers
 from tokenmix.lab.train.task import TaskData, TaskModule, input_sizes
@@ -44,6 +52,11 @@ class Comparison:
     data: TaskData
     variants: dict[str, TaskModule]
     cells: list[Cell]
+
+    @property
+    def metric(self) -> str:
+        """The metric that all variants monitor, and that is reported."""
+        return next(iter(self.variants.values())).monitor
 
 
 @from_caller
@@ -124,7 +137,7 @@ Runs = Sequence[tuple[Cell, Run]]
 
 def _read_runs(one: Comparison, failures: Mapping[str, str]) -> Runs:
     """What there is of the runs; of those that `--only` leaves out there may be nothing."""
-    metric = get_task(one.config.task).headline
+    metric = one.metric
     there = [cell for cell in one.cells if cell.name in failures or cell.folder.exists()]
     return [(cell, read_run(cell, failures.get(cell.name, ""), metric, one.out)) for cell in there]
 
@@ -232,7 +245,7 @@ def _spinner(label: str, console: Console) -> AbstractContextManager[Any]:
 
 
 def _score(cell: Cell) -> str:
-    metric = get_task(cell.config.task).headline
+    metric = read_result(cell.folder)["monitor"]
     run = read_run(cell, "", metric, cell.folder.parent)
     score = "is not defined" if run.score is None else f"{run.score:.4f}"
     return f"{metric} {score} in {run.seconds:.0f} s of training"
@@ -257,12 +270,12 @@ def _measure(one: Comparison, runs: Runs, baseline: Mapping[str, float]) -> tupl
     images = getattr(one.data, "images", None)
     description = one.data.describe()
     examples, shown = make_examples(trained, images, description) if images is not None else ([], [])
-    task = get_task(config.task)
-    model: Any = next(iter(variants.values())).model
+    task = next(iter(variants.values()))
+    model: Any = task.model
     results = Results(
         command=repeat_command(config),
-        metric=task.headline,
-        higher=task.direction == "max",
+        metric=one.metric,
+        higher=task.mode == "max",
         config=config.flat(),
         data=description,
         classes=list(description.get("classes", [])),
@@ -282,6 +295,7 @@ def _measure(one: Comparison, runs: Runs, baseline: Mapping[str, float]) -> tupl
         ],
         examples=examples,
         baseline=dict(baseline),
+        sampling=read_sampling(runs, one.metric, one.data.unit),
     )
     return results, shown
 

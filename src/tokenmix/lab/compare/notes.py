@@ -1,7 +1,5 @@
 """The sentences of a report: what was held equal, and how far the numbers carry."""
 
-import math
-
 from tokenmix.lab.compare.results import Results, Variant
 from tokenmix.lab.train.task import size_note
 from tokenmix.profiling.units import ratio
@@ -26,20 +24,60 @@ def budget_sentence(results: Results) -> str:
 
 
 def finding_sentence(results: Results) -> str:
-    """The headline result in a sentence."""
+    """The headline result: the best variant, or that there is none; and whether this data tests mixing at all."""
     leaders, reference = results.leaders(), results.variant("self")
     if not leaders:
         return "No variant finished."
     best, *tied = leaders
+    others = results.ranked()[1:]
+    found = results.difference(best, others[0]) if others else None
     if tied:
         scores = ", ".join(f"{variant.mixer} {variant.score:.4f}" for variant in leaders)
-        return f"No clear best {results.metric}: chance can explain the differences between {scores}."
-    one = len(results.config["seeds"]) == 1
-    text = f"{'Highest' if one else 'Best'} {results.metric}: {best.mixer}, {best.score:.4f}"
-    if reference is not None and reference.score is not None and best is not reference:
-        macs = ratio(best.macs, reference.macs)
-        text += f", at {macs} the multiply-adds of self-attention, which reached {reference.score:.4f}"
-    return f"{text}; one seed does not show that it is the best." if one else f"{text}."
+        text = f"No clear best {results.metric}: chance can explain the differences between {scores}"
+    else:
+        one = len(results.config["seeds"]) == 1
+        text = f"{'Highest' if one else 'Best'} {results.metric}: {best.mixer}, {best.score:.4f}"
+        if reference is not None and reference.score is not None and best is not reference:
+            macs = ratio(best.macs, reference.macs)
+            text += f", at {macs} the multiply-adds of self-attention, which reached {reference.score:.4f}"
+        text = f"{text}; one seed does not show that it is the best" if one else text
+        if found is not None and found.known:
+            text += f". {difference_sentence(results, best, others[0]).removesuffix('.')}"
+    return " ".join([f"{text}.", *mixing_sentence(results)])
+
+
+def difference_sentence(results: Results, a: Variant, b: Variant) -> str:
+    """How much better `a` is than `b`: of two mixers after several seeds, of two networks after one."""
+    found, metric = results.difference(a, b), results.metric.replace("_", " ")
+    more = f"{found.value:.4f} {'higher' if results.higher else 'lower'}"
+    if not found.known:
+        return f"The {metric} of {a.mixer} is {more} than that of {b.mixer}; nothing says how much of it is chance."
+    low, high = found.interval()
+    sampling = results.sampling
+    tested = "these test samples" if sampling is None else f"{sampling.samples:,} test {sampling.unit}"
+    seeds = " and ".join(map(str, dict.fromkeys(found.seeds)))
+    basis = f"95 % interval {low:.4f} to {high:.4f}; {seeds} seed{'s' * found.between_mixers}, {tested}"
+    if found.between_mixers:
+        verdict = "the mixers differ" if found.real else "chance can explain it"
+        return f"The {metric} of {a.mixer} is {more} than that of {b.mixer} ({basis}): {verdict}."
+    verdict = "these two networks differ" if found.real else "chance can explain it"
+    return (
+        f"The {metric} of the network with {a.mixer} is {more} than that of the network with {b.mixer} ({basis}): "
+        f"{verdict}. Of the mixers one seed says nothing."
+    )
+
+
+def mixing_sentence(results: Results) -> list[str]:
+    """That this says nothing of mixing, where self-attention is not shown to be better than no mixing; else nothing."""
+    found = results.mixing()
+    if found is None or not found.known or found.value > found.critical:
+        return []
+    if found.value < 0 and found.real:
+        return [f"This data rewards no mixing: identity, which mixes no tokens, is better by {-found.value:.4f}."]
+    return [
+        "This comparison is no evidence on mixing: identity, which mixes no tokens, is within the critical difference "
+        f"of {found.critical:.4f} from self-attention."
+    ]
 
 
 def notes(results: Results) -> list[str]:
@@ -54,16 +92,34 @@ def failed_runs(results: Results) -> list[str]:
 
 def uncertainty(results: Results) -> list[str]:
     """What a score is to be held against: a simpler method's, and by how much scores differ by chance."""
-    score, images = results.best(lambda t: t.score, True), results.test_images()
     found = [f"{name} on the same images: {results.metric} {value:.4f}" for name, value in results.baseline.items()]
-    if results.metric == "accuracy" and score is not None and images:
-        error = math.sqrt(score * (1 - score) / images)
-        found.append(
-            f"With {images:,} test images the standard error of one accuracy is {error:.4f}: two runs that differ "
-            f"by less than about {2 * math.sqrt(2) * error:.4f} may differ by chance."
-        )
+    if len(ranked := results.ranked()) > 1:
+        found += _resolution(results, ranked[0], ranked[1])
     if len(results.config["seeds"]) == 1:
-        found.append("One seed was run; another seed moves the accuracies too. --seeds 0,1,2 measures by how much.")
+        found.append(
+            f"One seed was run; another seed moves the {results.metric} too. --seeds 0,1,2 measures by how much; a "
+            "claim needs 10."
+        )
+    return found
+
+
+def _resolution(results: Results, best: Variant, second: Variant) -> list[str]:
+    """What this comparison can and cannot tell, at its two best variants."""
+    one, metric = results.difference(best, second), results.metric.replace("_", " ")
+    if not one.known:
+        return []
+    what = "mixers" if one.between_mixers else "networks of one seed"
+    found = [
+        f"Two {what} whose {metric} differs by less than {one.critical:.4f} may differ by chance (critical difference "
+        f"at 95 %, of {best.mixer} and {second.mixer}). A true difference of {one.detectable:.4f} is found in four of "
+        "five such comparisons."
+    ]
+    if one.between_mixers and not one.real and one.value:
+        more, question = one.more_seeds(), f"whether {best.mixer} is {one.value:.4f} better than {second.mixer}"
+        if more is None:
+            found.append(f"More seeds cannot settle {question}: that needs more test samples.")
+        else:
+            found.append(f"{more} more seed{'s' * (more > 1)} of each would settle {question}.")
     return found
 
 
@@ -87,8 +143,8 @@ def _where(variant: Variant) -> str:
 
 def _method(results: Results) -> list[str]:
     return [
-        f"The {results.metric} and the confusion matrix are those after the last epoch. Maps are of the weights in the "
-        "run folder, which are those of the best epoch.",
+        f"The {results.metric}, the confusion matrix and the maps are of the weights in the run folder: those of the "
+        "best epoch on validation samples. tokenmix eval gives the same figure.",
         "Times are medians of interleaved rounds in one process, so a machine that slows down slows "
         "all; they hold for this machine and these sizes. Multiply-adds (MACs) are counted from the equations; 1 MAC "
         "is 2 FLOP.",

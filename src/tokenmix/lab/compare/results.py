@@ -1,17 +1,19 @@
 """What a comparison found, as stored in results.json."""
 
-import math
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tokenmix.errors import UserError
 from tokenmix.files import read_json, write_json
+from tokenmix.lab.compare.statistics import CONFIDENCE, Difference, difference, holm
 from tokenmix.profiling.speed import Timing
 
-SCHEMA = 3
+SCHEMA = 4
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,9 @@ class Curve:
 
 @dataclass(frozen=True)
 class Run:
-    """One training of one variant. `score` and `confusion` are of the last epoch; None if the run failed."""
+    """One training of one variant. `score` and `confusion` are of the run's own weights, those of the best epoch, as
+    `eval` gives them; None if the run failed.
+    """
 
     seed: int
     folder: str
@@ -106,6 +110,23 @@ class Example:
 
 
 @dataclass(frozen=True)
+class Sampling:
+    """How the scores of the runs vary together under the draw of the test samples.
+
+    Attributes:
+        samples: how many test samples all runs have in common.
+        unit: what a sample is, in the plural.
+        runs: folders of the runs with a score, in the order of the matrix.
+        covariance: of their scores.
+    """
+
+    samples: int
+    unit: str
+    runs: list[str]
+    covariance: list[list[float]]
+
+
+@dataclass(frozen=True)
 class Results:
     """A comparison.
 
@@ -119,6 +140,7 @@ class Results:
         step_batch: images of the training step and of the inference pass that were timed and watched.
         device: where it was trained and measured.
         baseline: score of something simpler on the same data, by its name; empty if none was asked for.
+        sampling: what the draw of the test samples does to the scores; None if the runs kept no predictions.
     """
 
     command: str
@@ -135,6 +157,7 @@ class Results:
     variants: list[Variant]
     examples: list[Example] = field(default_factory=list)
     baseline: dict[str, float] = field(default_factory=dict)
+    sampling: Sampling | None = None
     schema: int = SCHEMA
 
     def variant(self, mixer: str) -> Variant | None:
@@ -150,32 +173,39 @@ class Results:
         """Different images that each variant was trained on; `images` counts an image each time that it is seen."""
         return min(self.images, self.data["train"])
 
-    def test_images(self) -> int:
-        """Images of the test set, by a confusion matrix; 0 if there is none."""
-        matrices = [run.confusion for variant in self.variants for run in variant.runs if run.confusion]
-        return sum(map(sum, matrices[0])) if matrices else 0
+    def difference(self, a: Variant, b: Variant) -> Difference:
+        """How much better `a` is than `b`, over seeds and test samples; below 0 if it is worse."""
+        sign = 1 if self.higher else -1
+        ours, theirs = ([sign * score for score in variant.scores] for variant in (a, b))
+        folders = [run.folder for variant in (a, b) for run in variant.runs if run.score is not None]
+        if self.sampling is None or not set(folders) <= set(self.sampling.runs):
+            return difference(ours, theirs)
+        places = [self.sampling.runs.index(folder) for folder in folders]
+        covariance = np.array(self.sampling.covariance)[np.ix_(places, places)]
+        return difference(ours, theirs, covariance, self.sampling.samples)
+
+    def ranked(self) -> list[Variant]:
+        """The variants with a score, the best first."""
+        scored = [variant for variant in self.variants if variant.score is not None]
+        return sorted(scored, key=lambda variant: variant.score or 0.0, reverse=self.higher)
 
     def leaders(self) -> list[Variant]:
-        """The variant of the best score, then those after it by no more than two standard errors of the difference.
+        """The variant of the best score, then those after it that chance can explain, by Holm at 5 %."""
+        ranked = self.ranked()
+        if not ranked:
+            return []
+        best, *others = ranked
+        found = [self.difference(best, other) for other in others]
+        # Of two numbers, of which nothing else is known, only equal ones are a tie.
+        adjusted = holm([one.probability if one.known else float(one.value == 0) for one in found])
+        return [best, *(other for other, p in zip(others, adjusted) if p >= 1 - CONFIDENCE)]
 
-        The variance of a score is that of its mean over seeds and, of an accuracy, that of the draw of test images.
-        """
-        scored = sorted(
-            (variant for variant in self.variants if variant.score is not None),
-            key=lambda variant: variant.score or 0,
-            reverse=self.higher,
-        )
-        return [variant for variant in scored if self._is_tie(scored[0], variant)]
-
-    def _is_tie(self, best: Variant, other: Variant) -> bool:
-        return abs((best.score or 0.0) - (other.score or 0.0)) <= 2 * math.sqrt(
-            self._variance(best) + self._variance(other)
-        )
-
-    def _variance(self, variant: Variant) -> float:
-        images, score = self.test_images(), variant.score or 0.0
-        drawn = score * (1 - score) / images if self.metric == "accuracy" and images else 0.0
-        return drawn + (variant.deviation or 0.0) ** 2 / max(1, len(variant.runs))
+    def mixing(self, identity: str = "identity", mixer: str = "self") -> Difference | None:
+        """How much better a mixer is than none; None if one of the two has no score."""
+        none, some = self.variant(identity), self.variant(mixer)
+        if none is None or some is None or none.score is None or some.score is None:
+            return None
+        return self.difference(some, none)
 
     def save(self, file: Path) -> None:
         """Write results.json."""
@@ -189,7 +219,13 @@ def load_results(file: Path) -> Results:
         raise UserError(f"{file} has schema {plain.get('schema')!r} instead of {SCHEMA}; repeat the comparison")
     variants = [_variant(variant) for variant in plain.pop("variants")]
     examples = [_example(example) for example in plain.pop("examples")]
-    return Results(**plain, variants=variants, examples=examples)
+    sampling = plain.pop("sampling")
+    return Results(
+        **plain,
+        variants=variants,
+        examples=examples,
+        sampling=None if sampling is None else Sampling(**sampling),
+    )
 
 
 def _variant(plain: dict[str, Any]) -> Variant:

@@ -7,14 +7,20 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from tokenmix.errors import UserError
+import torch
+from torch import Tensor
+
+from tokenmix.errors import UserError, one_line
 from tokenmix.files import inside, is_unused, make_folder, read_text, to_json, write_json
-from tokenmix.lab.compare.results import Curve, Run
+from tokenmix.lab.compare.results import Curve, Run, Sampling
+from tokenmix.lab.compare.statistics import covariance_of_means, covariance_of_resamples, resample
 from tokenmix.lab.grid.cells import Cell
+from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.config import BudgetConfig, CompareConfig, EngineConfig, LoopConfig, TrainConfig
 from tokenmix.lab.train.identity import read_result
+from tokenmix.lab.train.predictions import FILE, SampledMetric, read_predictions
 from tokenmix.lab.train.schema import Range, fitted
-from tokenmix.lab.train.sources import read_part
+from tokenmix.lab.train.sources import read_description, read_part
 
 FREE = (
     "mixers",
@@ -34,8 +40,9 @@ FREE = (
 
 Amount = Annotated[float, Range(least=0)]
 Confusion = tuple[tuple[Annotated[int, Range(least=0)], ...], ...] | None
-SHARES = {"accuracy": Annotated[float | None, Range(least=0, most=1)]}
-"""Metrics with a range."""
+Share = Annotated[float | None, Range(least=0, most=1)]
+SHARES = ("accuracy", "balanced_accuracy", "macro_f1", "f1", "auc", "miou", "instance_miou", "exact_match")
+"""Metrics that are shares."""
 
 
 def plan_runs(config: CompareConfig, out: Path, name: str = "") -> list[Cell]:
@@ -106,17 +113,61 @@ def _read_run(cell: Cell, failure: str, metric: str, out: Path) -> Run:
     if not cell.is_finished:
         return run
     result = read_result(cell.folder)
-    final, rate = result["final"], f"{_unit(result)}_per_second"
-    confusion = fitted(Confusion, final.get("confusion"), "confusion")
+    metrics, rate = result["metrics"], f"{_unit(result)}_per_second"
+    confusion = fitted(Confusion, metrics.get("confusion"), "confusion")
     return replace(
         run,
         status="finished",
         message="",
-        score=fitted(SHARES.get(metric, float | None), final[metric], metric),
+        score=fitted(Share if metric in SHARES else float | None, metrics[metric], metric),
         seconds=fitted(Amount, result["seconds"], "seconds"),
         images_per_second=fitted(Amount, result[rate], rate),
         confusion=None if confusion is None else [list(row) for row in confusion],
     )
+
+
+def read_sampling(runs: Sequence[tuple[Cell, Run]], metric: str, unit: str) -> Sampling | None:
+    """How the scores of the finished runs vary together under the draw of the test samples that all of them have.
+
+    None if a run kept no predictions, or the metric cannot be had from them.
+
+    Raises:
+        UserError: damaged predictions.
+    """
+    scored = [(cell, run) for cell, run in runs if run.score is not None]
+    sampled = [_sampled(cell, metric) for cell, _ in scored]
+    metrics = [one for one in sampled if one is not None]
+    if not metrics or len(metrics) < len(sampled):
+        return None
+    common = metrics[0].index
+    for one in metrics[1:]:
+        common = common[torch.isin(common, one.index)]
+    places, number = [torch.searchsorted(one.index, common) for one in metrics], len(common)
+    if number < 2:
+        return None
+    values = [one.values[place] for one, place in zip(metrics, places) if one.values is not None]
+    if len(values) == len(metrics):
+        covariance = covariance_of_means(torch.stack(values).numpy())
+    else:
+        scores: list[list[Tensor]] = [[] for _ in metrics]
+        for drawn in resample(number):
+            for one, place, found in zip(metrics, places, scores):
+                weights = torch.zeros(len(drawn), len(one.index), dtype=torch.float64)
+                weights[:, place] = torch.from_numpy(drawn)
+                found.append(one.resampled(weights))
+        covariance = covariance_of_resamples(torch.stack([torch.cat(found) for found in scores]).numpy())
+    return Sampling(number, unit, [run.folder for _, run in scored], covariance.tolist())
+
+
+def _sampled(cell: Cell, metric: str) -> SampledMetric | None:
+    try:
+        predictions = read_predictions(cell.folder)
+        if predictions is None:
+            return None
+        return get_task(cell.config.task).sampled_metric(predictions, metric, read_description(cell.folder))
+    except (LookupError, RuntimeError, TypeError, ValueError) as error:
+        reason = error if isinstance(error, UserError) else f"{FILE}: {one_line(error)}"
+        raise UserError(f"{cell.folder} is damaged ({reason}); remove it to train it again") from None
 
 
 def _curve(rows: Sequence[dict[str, Any]], column: str) -> Curve:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from tokenmix.errors import UserError
 from tokenmix.lab.data.images import ImageData, ImageSamples
 from tokenmix.lab.data.images.decode import UnreadableImage, open_stored
+from tokenmix.lab.data.indexed import IndexedDataset, balanced_order
 from tokenmix.lab.tasks.summary import summarize_image_model
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.programs import View
@@ -89,7 +90,8 @@ def image_data(
     images: ImageData, config: TrainConfig, mean: Sequence[float], std: Sequence[float], **augment: Any
 ) -> IndexedData:
     """Images normalised with `mean` and `std`, for training augmented; `images` has the config's limits already."""
-    train = ImageSamples(images.train, mean=mean, std=std, seed=config.loop.seed, **augment)
+    train: IndexedDataset = ImageSamples(images.train, mean=mean, std=std, seed=config.loop.seed, **augment)
+    train = balanced_order(train, images.train.labels, getattr(config.options, "sampler", "shuffle"))
     test = ImageSamples(images.test, mean=mean, std=std)
     held = None if images.validation is None else ImageSamples(images.validation, mean=mean, std=std)
     made = IndexedData(train, test, held, config=config, description=images.describe())

@@ -183,8 +183,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if not path.exists():
         raise UserError(f"no weights at {path}; give a .safetensors file or a run folder with {WEIGHTS}")
     with open_regular(path) as file:
-        start = file.read(4)
-    if start.startswith(PICKLED):
+        start = file.read(9)
+    # A safetensors file begins with the length of its header in eight bytes, which may be 640 = 0x280, and a bracket.
+    if start.startswith(PICKLED) and start[4:] != b"\0\0\0\0{":
         raise UserError(
             f"{path} is a pickle (torch.save), which can run code when read; "
             "convert it where you trust it: safetensors.torch.save_file(state_dict, 'model.safetensors')"

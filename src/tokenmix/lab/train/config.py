@@ -169,6 +169,8 @@ class BudgetConfig(Part):
     """Stop after this many optimiser steps, if that comes first."""
     batch_size: Annotated[int, Range(least=1)] = 128
     """Samples of one optimiser step on one device, divided into --accumulate parts."""
+    monitor: str | None = None
+    """Metric that picks the best epoch and that results are reported in; the task's usual one if not given."""
     precision: Literal["32", "bf16-mixed", "16-mixed", "bf16"] = "32"
     """Training precision."""
     grad_checkpointing: bool = False
@@ -255,6 +257,17 @@ class TeacherOptions(TaskOptions):
         name = next((name for name in names if name in own), None)
         if self.teacher is None and name is not None:
             raise UserError(f"{name}={getattr(self, name)!r} needs a teacher; give --teacher RUN, or leave it out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassOptions(TaskOptions):
+    """Base of the options of a task with one class for each sample: classes of unequal size."""
+
+    class_weights: Literal["none", "balanced"] = "none"
+    """balanced: in the loss a sample of class c counts N / (C * N_c), of N training samples N_c, so that the C classes
+    count alike."""
+    sampler: Literal["shuffle", "balanced"] = "shuffle"
+    """balanced: an epoch has equally many samples of each class, those of small classes several times."""
 
 
 @dataclass(frozen=True, kw_only=True)

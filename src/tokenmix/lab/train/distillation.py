@@ -35,7 +35,7 @@ class DistillingTask(TaskModule, ABC):
         loss = (1 - w) L(labels) + w T^2 KL(softmax(t / T) || softmax(s / T)),   w = `distill`, T = `temperature`
 
     With `distill_from="layers"` the loss is `layer_loss` over the layers that were swapped in, without labels; on the
-    validation samples it is the metric `layer_loss`, which picks the best checkpoint.
+    validation samples it is the metric `layer_loss`, which picks the best checkpoint without `--monitor`.
 
     Attributes:
         teacher: a trained task with its model, frozen; None without one, and wherever a run is only evaluated.
@@ -73,8 +73,9 @@ class DistillingTask(TaskModule, ABC):
                     f"the teacher {self.options.teacher} has no layer {other!r}; distill_from=layers pairs layers by "
                     "name, so the teacher is the run that --init-from names"
                 )
-            self.headline, self.direction = "layer_loss", "min"  # type: ignore[misc]
-            self.scores.add_metrics({"layer_loss": LayerLoss()})
+            if self.config.loop.monitor is None:
+                self.monitor, self.mode = "layer_loss", "min"
+            self.metrics.add_metrics({"layer_loss": LayerLoss()})
         self.teacher, self.swapped = teacher.eval().requires_grad_(False), swapped
 
     def distilled(
@@ -108,7 +109,7 @@ class DistillingTask(TaskModule, ABC):
         """As of every task, and the loss over layers."""
         super().validation_step(batch, batch_idx)
         if self.teacher is not None and self.options.distill_from == "layers":
-            metric: Any = self.scores["layer_loss"]
+            metric: Any = self.metrics["layer_loss"]
             metric.add(self._layer_loss(self.teacher, batch))
 
     def _layer_loss(self, teacher: "DistillingTask", batch: Any) -> Tensor:

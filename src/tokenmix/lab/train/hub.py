@@ -99,7 +99,7 @@ def _filled_card(
     cells = {key: "not defined" if value is None else f"{value:.4g}" for key, value in numbers.items()}
     rows = "".join(f"| {key} | {cell} |\n" for key, cell in cells.items())
     held = data.get("validation", 0)
-    chosen = f"the best by {task.headline} on {held:,} {unit} held out of training" if held else "the last"
+    chosen = f"the best by {task.monitor} on {held:,} {unit} held out of training" if held else "the last"
     about = (
         f"`{result['model']}` of tokenmix for {result['task']}: {result['parameters']:,} parameters, trained on "
         f"{data['train']:,} {unit} of `{name}` for {result['epochs']} epochs."

@@ -11,6 +11,7 @@ class Mean(Metric):
     """A sum over samples divided by their number; `update` of a subclass defines what is summed."""
 
     full_state_update = False
+    higher_is_better = False
     total: Tensor
     count: Tensor
 
@@ -41,12 +42,13 @@ class Perplexity(CrossEntropy):
         return super().compute().exp()
 
 
-class PositiveF1(MulticlassF1Score):
-    """F1 of the second of two classes, as GLUE measures MRPC and QQP."""
+class F1OfClass(MulticlassF1Score):
+    """F1 of one of two classes; GLUE measures MRPC and QQP by that of the second."""
 
-    def __init__(self) -> None:
+    def __init__(self, positive: int) -> None:
         super().__init__(num_classes=2, average="none", validate_args=False)
+        self.positive = positive
 
     def compute(self) -> Tensor:
         """The F1 so far."""
-        return super().compute()[1]
+        return super().compute()[self.positive]

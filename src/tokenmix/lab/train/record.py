@@ -192,7 +192,7 @@ class Recorder:
 
     def _line(self) -> str:
         task, progress, latest = self.task, self.progress, self.latest
-        score = f"{task.headline} {latest['val_' + task.headline]:.4f}  " if self.evaluated else ""
+        score = f"{task.monitor} {latest['val_' + task.monitor]:.4f}  " if self.evaluated else ""
         return (
             f"epoch {progress.epoch + 1}/{self.plan.epochs}  step {progress.step}/{self.plan.total_steps}  loss "
             f"{latest['train_loss']:.4f}  {score}{latest[f'{self.unit}_per_second']:,.0f} {self.unit}/s"
@@ -244,16 +244,16 @@ class ProgressBar:
             self.rich.update(self.line, advance=1, values=self.values())
 
     def values(self) -> str:
-        """Loss and headline metric, as far as there are any."""
-        latest, headline = self.recorder.latest, self.recorder.task.headline
-        shown = {"loss": latest.get("train_loss"), headline: latest.get(f"val_{headline}")}
+        """Loss and monitored metric, as far as there are any."""
+        latest, monitor = self.recorder.latest, self.recorder.task.monitor
+        shown = {"loss": latest.get("train_loss"), monitor: latest.get(f"val_{monitor}")}
         return "  ".join(f"{name} {value:.4f}" for name, value in shown.items() if value is not None)
 
 
 def _as_good(task: TaskModule, results: dict[str, Any], best: dict[str, Any]) -> bool:
     """Of equal epochs the later one counts, which few validation samples often have; one without a score never wins."""
-    now, before = (math.nan if value is None else value for value in (results[task.headline], best[task.headline]))
-    return math.isnan(before) or (now >= before if task.direction == "max" else now <= before)
+    now, before = (math.nan if value is None else value for value in (results[task.monitor], best[task.monitor]))
+    return math.isnan(before) or (now >= before if task.mode == "max" else now <= before)
 
 
 def _cut(path: Path, size: int) -> list[str]:

@@ -1,8 +1,9 @@
 """Training, evaluating and predicting by run folder.
 
 A run folder holds config.json, data.json, metrics.csv, tensorboard/, checkpoints/, model.safetensors and, once training
-is done, result.json:
+is done, predictions.safetensors, what these weights say of each test sample, and result.json:
 
+    monitor      the metric that chose the best epoch
     metrics      on the test samples, of the weights in model.safetensors, which are those of the best epoch
     final        the same of the weights after the last epoch
     validation   on the samples held out to choose the best epoch by, of its weights; empty if there are none
@@ -148,7 +149,8 @@ def evaluate(
     source = type(task).load_data(read, like=description)
     if change is not None:
         change(task, source)
-    results = validate(task, source, config, config.loop.batch_size)
+    # Batches as in the run, so that its own figures come back to the last bit.
+    results = validate(task, source, config, config.loop.batch_size // config.optim.accumulate)
     return {"data": config.data.data, "source": source.describe().get("source"), "samples": source.num_test, **results}
 
 
@@ -376,9 +378,9 @@ def _work(run: Path, session: Session, progress: Progress, state: dict[str, Any]
             if distributed_info().first:
                 write_json(run / "result.json", result)
     if not quiet:
-        headline, unit = session.task.headline, session.data.unit
+        monitor, unit = session.task.monitor, session.data.unit
         line = (
-            f"test {headline} {result['metrics'][headline]:.4f} "
+            f"test {monitor} {result['metrics'][monitor]:.4f} "
             f"(epoch {result['best_epoch']} of {session.plan.epochs}), {result['seconds']:.1f} s of training, "
             f"{result[f'{unit}_per_second']:,.0f} {unit}/s; run folder {run}"
         )
@@ -396,6 +398,7 @@ def _result(
         "model": config.model.model,
         "data": config.data.data,
         "seed": config.loop.seed,
+        "monitor": session.task.monitor,
         "metrics": best,
         "final": final,
         "validation": progress.best,

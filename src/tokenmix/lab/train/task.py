@@ -18,12 +18,13 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.optim import Optimizer
 from torchmetrics import MetricCollection
 
-from tokenmix.errors import UserError, one_line
+from tokenmix.errors import UserError, one_line, unknown_name
 from tokenmix.files import user_path
 from tokenmix.lab.data.lookup import with_absolute_paths
 from tokenmix.lab.train.config import TeacherOptions, TrainConfig
 from tokenmix.lab.train.distributed import all_reduce_mean
 from tokenmix.lab.train.optimizer import make_optimizer, make_schedule
+from tokenmix.lab.train.predictions import SampledMetric
 from tokenmix.lab.train.pretrained_weights import initial_weights
 from tokenmix.lab.train.programs import ProgramHooks
 from tokenmix.parallel import TokenParallel
@@ -141,20 +142,21 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         data: what `TaskData.describe` returned.
 
     Attributes:
-        headline: the metric that picks the best checkpoint.
-        direction: whether more or less of it is better.
+        monitor: the metric that picks the best checkpoint: `--monitor`, else `usual_monitor()`.
+        mode: whether more (max) or less (min) of it is better; a task's own is that of metrics that do not say it
+            themselves, by torchmetrics' `higher_is_better`.
         options: the task's own options, `config.options`.
         writes: `predict_into` writes files, such as masks.
-        tables: those of `metrics()` that are not a single number, such as a confusion matrix.
+        tables: those of `make_metrics()` that are not a single number, such as a confusion matrix.
         total_steps: optimiser steps of the whole run; the loop sets it before training.
         automatic_optimization: the loop runs the backward pass and steps the optimisers; False: `training_step` does.
         optimizers: those of `configure_optimizers`, for such a `training_step`.
         part_weight: what the loss of the current batch is multiplied by, see `part_weights`; set before each batch.
-        results: the values of `metrics()` after the last evaluation.
+        results: the values of `make_metrics()` after the last evaluation.
     """
 
-    headline: ClassVar[str]
-    direction: ClassVar[Literal["max", "min"]]
+    monitor: str
+    mode: Literal["max", "min"]
     tables: ClassVar[frozenset[str]] = frozenset()
     writes: ClassVar[bool] = False
     automatic_optimization: ClassVar[bool] = True
@@ -163,11 +165,16 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         super().__init__()
         self.model, self.config, self.data = model, config, data
         self.options: Any = config.options
-        self.scores = self.metrics()
+        self.metrics = self.make_metrics()
+        self.monitor = config.loop.monitor or self.usual_monitor()
+        if config.loop.monitor not in (None, *self.numbers()):
+            raise unknown_name(f"metric of {config.task}", self.monitor, self.numbers())
+        self.mode = self.mode_of(self.monitor)
         self.total_steps = 0
         self.part_weight = 1.0
         self.optimizers: list[Optimizer] = []
         self.results: dict[str, Any] = {}
+        self.kept: list[dict[str, Tensor]] | None = None
 
     @classmethod
     @abstractmethod
@@ -227,15 +234,45 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
 
     @abstractmethod
     def evaluate(self, batch: Any) -> None:
-        """Run the model on a batch of validation or test samples and update `self.scores`."""
+        """Run the model on a batch of validation or test samples and update `self.metrics`."""
+
+    def keep(self, **columns: Tensor) -> None:
+        """Keep rows on the CPU for predictions.safetensors, in `evaluate` where `kept` is a list.
+
+        One column is `index`. Columns of a further table are named TABLE.NAME.
+        """
+        assert self.kept is not None
+        self.kept.append({name: value.detach().cpu() for name, value in columns.items()})
+
+    @classmethod
+    def sampled_metric(
+        cls, predictions: Mapping[str, Tensor], metric: str, data: Mapping[str, Any]
+    ) -> SampledMetric | None:
+        """A metric of some of the test samples, of what `evaluate` kept; None if it cannot be had from that.
+
+        Args:
+            predictions: columns of predictions.safetensors.
+            metric: its name.
+            data: the run's description of its data.
+        """
+        return None
 
     @abstractmethod
-    def metrics(self) -> MetricCollection:
+    def make_metrics(self) -> MetricCollection:
         """The metrics of an evaluation, by the names that logs and results use."""
+
+    def usual_monitor(self) -> str:
+        """The metric that picks the best checkpoint of such data; the task's `monitor` if no other is chosen here."""
+        return type(self).monitor
+
+    def mode_of(self, metric: str) -> Literal["max", "min"]:
+        """Whether more or less of a metric is better."""
+        known = {str(name): value.higher_is_better for name, value in self.metrics.items()}.get(metric)
+        return type(self).mode if known is None else "max" if known else "min"
 
     def numbers(self) -> list[str]:
         """Names of the results that are single numbers, which are logged after each epoch."""
-        return [str(name) for name in self.scores if name not in self.tables]
+        return [str(name) for name in self.metrics if name not in self.tables]
 
     @abstractmethod
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
@@ -281,7 +318,7 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
 
     def on_validation_epoch_start(self) -> None:
         """Reset the metrics of the previous evaluation."""
-        self.scores.reset()
+        self.metrics.reset()
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Evaluate a batch of validation or test samples; as `evaluate` for most tasks."""
@@ -304,7 +341,7 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
 
     def on_validation_epoch_end(self) -> None:
         """Keep the metrics as plain values."""
-        values = self.scores.compute()
+        values = self.metrics.compute()
         self.results = {name: value.tolist() if isinstance(value, Tensor) else value for name, value in values.items()}
 
     def name_classes(self, *tables: str) -> None:

@@ -31,6 +31,7 @@ from tokenmix.lab.train.identity import identity_of
 from tokenmix.lab.train.interrupt import Interrupted, StopRequest, listen
 from tokenmix.lab.train.optimizer import WeightEMA, optimizers_and_schedules
 from tokenmix.lab.train.plan import Progress, TrainingPlan, seed_everything
+from tokenmix.lab.train.predictions import collected, save_predictions
 from tokenmix.lab.train.record import ProgressBar, Recorder
 from tokenmix.lab.train.task import TaskData, TaskModule
 
@@ -60,7 +61,7 @@ def fit(
     """Train from the position `progress` to the end of the plan, leaving checkpoints and logs in the run folder.
 
     Returns the metrics on the test samples, which are read here for the first time: of the best epoch's weights, and of
-    the last one's.
+    the last one's. What the best ones said of each sample is left in the run folder.
     """
     with raise_on_all_ranks():
         recorder = Recorder(run, session.plan, progress, session.task, session.data, quiet=quiet)
@@ -192,16 +193,26 @@ class TrainingLoop:
         """Metrics on the test samples, of the best epoch's weights and of the last one's; the model keeps the best."""
         self.recorder.start_clock()
         with nullcontext() if self.ema is None else self.ema.swapped_in():
-            self._evaluate(self.data.test_batches(batch_size=self.plan.batch_size))
+            self._test(keep=self.progress.best_epoch == self.progress.epoch)
         best = final = self.task.results
         if self.progress.best_epoch != self.progress.epoch:
             with raise_on_all_ranks():
                 weights = read_weights(self.folder)
             load_full_state_dict(self.task.model, weights)
-            self._evaluate(self.data.test_batches(batch_size=self.plan.batch_size))
+            self._test(keep=True)
             best = self.task.results
         self.recorder.record_test()
         return best, final
+
+    def _test(self, *, keep: bool) -> None:
+        """Evaluate the test samples; with `keep` the run folder gets what was said of each."""
+        self.task.kept = [] if keep else None
+        self._evaluate(self.data.test_batches(batch_size=self.plan.batch_size))
+        if self.task.kept is not None:
+            columns, self.task.kept = collected(self.task.kept), None
+            with raise_on_all_ranks():
+                if self.recorder.first:
+                    save_predictions(self.folder, columns, self.identity)
 
     def _evaluate(self, batches: Any) -> None:
         broadcast_buffers(self.task.model)
@@ -303,11 +314,12 @@ def _evaluate(engine: Engine, task: TaskModule, batches: Iterable[tuple[Any, boo
         task.on_validation_epoch_start()
         for number, (batch, counted) in enumerate(batches):
             batch = engine.move(batch)
-            scores = task.scores
-            task.scores = scores if counted else scores.clone()
+            metrics, kept = task.metrics, task.kept
+            if not counted:
+                task.metrics, task.kept = metrics.clone(), None
             with engine.computing():
                 task.validation_step(batch, number)
-            task.scores = scores
+            task.metrics, task.kept = metrics, kept
         task.on_validation_epoch_end()
     for module in training:
         module.training = True

@@ -49,6 +49,7 @@ class ImageSamples(IndexedDataset):
         seed: int = 0,
     ) -> None:
         self.images, self.mean, self.std, self.seed = images, mean, std, seed
+        self.reads_in_order = type(images).training_order is not ImageSet.training_order
         # A random part of a photograph is shifted as it is.
         self.crops = isinstance(images, LazyImages) and images.photographs and augment != "none"
         self.augment = make_augment(

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from tokenmix.lab.train.config import TeacherOptions
+from tokenmix.lab.train.config import ClassOptions, TeacherOptions
 from tokenmix.lab.train.schema import Range
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassificationOptions(TeacherOptions):
+class ClassificationOptions(TeacherOptions, ClassOptions):
     """Preprocessing, augmentation and losses."""
 
     img_size: Annotated[int | None, Range(least=1, most=16384)] = None

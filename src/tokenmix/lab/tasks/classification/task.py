@@ -1,14 +1,13 @@
-"""Image classification: cross-entropy, accuracy, confusion matrix."""
+"""Image classification: cross-entropy, and the metrics of classes."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 import timm
 import torch
-import torch.nn.functional as F
 from timm.data.mixup import Mixup
 from timm.models import resolve_pretrained_cfg, save_for_hf
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ from tokenmix.errors import UserError
 from tokenmix.lab.data.images import load_images, make_augment, read_image
 from tokenmix.lab.data.images.augment import Erase
 from tokenmix.lab.registry import DATA_SETS
-from tokenmix.lab.tasks.classes import class_metrics, likeliest
+from tokenmix.lab.tasks.classes import ClassTask, likeliest
 from tokenmix.lab.tasks.classification.options import ClassificationOptions
 from tokenmix.lab.tasks.fitting import check_own, incompatible_model_error
 from tokenmix.lab.tasks.images import ImageTask, image_data, image_view, with_size_of_start
@@ -54,16 +53,13 @@ classes = model.pretrained_cfg["label_names"]""",
 FROM_DATA = {"num_classes": "--data", "in_chans": "--in-chans", "img_size": "--img-size"}
 
 
-class ImageClassification(ImageTask, DistillingTask):
+class ImageClassification(ImageTask, ClassTask):
     """One label for each image: cross-entropy with label smoothing, and timm's Mixup and CutMix if asked for.
 
     With `diagonality` the diagonality loss is added, on the scores that the model's `forward_with_scores` hands
     out: logits (B, classes), and the scores that each less-attention layer made.
     """
 
-    headline: ClassVar[str] = "accuracy"
-    direction: ClassVar[Literal["max", "min"]] = "max"
-    tables: ClassVar[frozenset[str]] = frozenset({"confusion"})
     hub: ClassVar[HubForm | None] = HUB
     options: ClassificationOptions
     comparison: ClassVar[str | None] = None
@@ -161,14 +157,10 @@ class ImageClassification(ImageTask, DistillingTask):
         seen = {"image": images}
         if not self.options.diagonality:
             logits = self.model(images).float()
-            loss, logs = self.distilled(
-                lambda: F.cross_entropy(logits, targets, label_smoothing=smoothing), logits, seen
-            )
+            loss, logs = self.distilled(lambda: self.class_loss(logits, targets, smoothing), logits, seen)
             return self.part_weight * loss, logs
         logits, scores = self.model.forward_with_scores(images)  # type: ignore[operator]
-        entropy, logs = self.distilled(
-            lambda: F.cross_entropy(logits.float(), targets, label_smoothing=smoothing), logits, seen
-        )
+        entropy, logs = self.distilled(lambda: self.class_loss(logits.float(), targets, smoothing), logits, seen)
         diagonality = self._diagonality(scores)
         loss = self.part_weight * (entropy + self.options.diagonality * diagonality)
         return loss, {"diagonality": diagonality.detach(), **logs}
@@ -232,19 +224,19 @@ class ImageClassification(ImageTask, DistillingTask):
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> None:
         """Logits of the batch against its labels; of processes that share the images each counts some of them."""
-        logits, labels = self.model(batch["image"]).float(), batch["label"]
+        logits, labels, index = self.model(batch["image"]).float(), batch["label"], batch["index"]
         shard = getattr(self.model, "token_shard", None)
         if shard is not None:
-            logits, labels = logits[shard.rank :: shard.size], labels[shard.rank :: shard.size]
+            logits, labels, index = (part[shard.rank :: shard.size] for part in (logits, labels, index))
         if len(labels):
-            self.scores.update(logits, labels)
+            self.judge(logits, labels, index)
 
-    def metrics(self) -> MetricCollection:
+    def make_metrics(self) -> MetricCollection:
         """Those of classes, and top-5 accuracy if there are more than five."""
         classes = len(self.data["classes"])
         if classes <= 5:
-            return class_metrics(classes)
-        return class_metrics(classes, top5=MulticlassAccuracy(classes, top_k=5, average="micro", validate_args=False))
+            return self.class_metrics()
+        return self.class_metrics(top5=MulticlassAccuracy(classes, top_k=5, average="micro", validate_args=False))
 
     def example(self) -> dict[str, Tensor]:
         """Two images of noise."""

@@ -14,6 +14,7 @@ from tokenmix.errors import UserError
 from tokenmix.files import replace_file, replacing
 from tokenmix.lab.data.indexed import subset
 from tokenmix.lab.data.scenes import ObjectAugment, ObjectSamples, SceneData, hold_out_scenes, load_scenes, repeated
+from tokenmix.lab.tasks.detection.matching import average_precision, matched_rows
 from tokenmix.lab.tasks.detection.metrics import NUMBERS, AveragePrecision
 from tokenmix.lab.tasks.detection.options import ObjectOptions
 from tokenmix.lab.tasks.detection.output import coco_results, draw_objects, image_numbers, object_rows
@@ -21,6 +22,7 @@ from tokenmix.lab.tasks.detection.tiling import Found, find_in_windows
 from tokenmix.lab.tasks.fitting import check_model, check_own
 from tokenmix.lab.tasks.images import ImageTask, Picture, channel_columns, check_stems, shown_image, stored_picture
 from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.predictions import SampledMetric
 from tokenmix.lab.train.programs import View
 from tokenmix.lab.train.task_data import IndexedData, check_names
 from tokenmix.models.detection.detector import IMAGENET, Detector
@@ -49,8 +51,8 @@ class ObjectTask(ImageTask):
     Crowd regions are not trained on, and detections in them are not counted as wrong, as in COCO.
     """
 
-    headline: ClassVar[str] = "map"
-    direction: ClassVar[Literal["max", "min"]] = "max"
+    monitor: str = "map"
+    mode: Literal["max", "min"] = "max"
     options: ObjectOptions
     writes: ClassVar[bool] = True
     want: ClassVar[Literal["boxes", "masks"]]
@@ -126,9 +128,26 @@ class ObjectTask(ImageTask):
     def evaluate(self, batch: Mapping[str, Any]) -> None:
         """What is found against what is there."""
         targets = [{**target, "iscrowd": target["iscrowd"].long()} for target in batch["targets"]]
-        self.scores.update(self.find(batch["images"]), targets)
+        found = self.find(batch["images"])
+        self.metrics.update(found, targets)
+        if self.kept is not None:
+            for one, target, index in zip(found, targets, batch["index"].tolist(), strict=True):
+                self.keep(**matched_rows(one, target, index, self.want))
 
-    def metrics(self) -> MetricCollection:
+    @classmethod
+    def sampled_metric(
+        cls, predictions: Mapping[str, Tensor], metric: str, data: Mapping[str, Any]
+    ) -> SampledMetric | None:
+        """Average precision over all overlaps, at 0.5, and at 0.75, of objects of all sizes."""
+        overlaps = {"map": range(10), "map_50": range(1), "map_75": range(5, 6)}.get(metric)
+        if overlaps is None:
+            return None
+        return SampledMetric(
+            predictions["index"],
+            lambda weights: average_precision(predictions, weights, len(data["classes"]), overlaps),
+        )
+
+    def make_metrics(self) -> MetricCollection:
         """The numbers of `AveragePrecision`, of boxes, or of masks and under `box_*` of their boxes."""
         iou: Literal["bbox", "segm"] = "segm" if self.want == "masks" else "bbox"
         found = AveragePrecision(iou, num_classes=len(self.data["classes"]), count=self.options.detections)

@@ -29,16 +29,16 @@ class Features(ABC):
     """A classifier in two parts, and the metrics that rest on it.
 
     Attributes:
-        headline: the metric that picks the best epoch.
+        monitor: the metric that picks the best epoch.
         least: the fewest images that the metrics can be had of.
     """
 
-    headline: ClassVar[str]
+    monitor: ClassVar[str]
     least: ClassVar[int]
 
     @staticmethod
     @abstractmethod
-    def metrics() -> dict[str, Metric]:
+    def make_metrics() -> dict[str, Metric]:
         """New metrics by their names."""
 
     def check(self, classes: Sequence[str], channels: int) -> None:
@@ -67,7 +67,7 @@ def make_features(source: str) -> Features:
 class RunFeatures(Features):
     """What the classifier of a run folder says, and the features before its last layer."""
 
-    headline: ClassVar[str] = "feature_fd"
+    monitor: ClassVar[str] = "feature_fd"
     least: ClassVar[int] = 2
 
     def __init__(self, run: Path) -> None:
@@ -86,7 +86,7 @@ class RunFeatures(Features):
         self.numbers = torch.arange(len(self.data["classes"]))
 
     @staticmethod
-    def metrics() -> dict[str, Metric]:
+    def make_metrics() -> dict[str, Metric]:
         """Named apart from FID, KID and the Inception Score, with which they share the formulas and nothing else."""
         return {
             "feature_fd": FeatureFrechet(),
@@ -128,7 +128,7 @@ class InceptionFeatures(Features):
     It resizes as TensorFlow 1 did, and takes images of eight bits.
     """
 
-    headline: ClassVar[str] = "fid"
+    monitor: ClassVar[str] = "fid"
     least: ClassVar[int] = SPLITS
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ class InceptionFeatures(Features):
         self.model = FeatureExtractorInceptionV3("inception", ["2048", "logits_unbiased"], str(_inception_weights()))
 
     @staticmethod
-    def metrics() -> dict[str, Metric]:
+    def make_metrics() -> dict[str, Metric]:
         """Under their own names."""
         return {"fid": FeatureFrechet(), "kid": FeatureKernel(), "inception_score": ClassScore(splits=SPLITS)}
 

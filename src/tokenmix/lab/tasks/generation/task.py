@@ -45,9 +45,8 @@ class ImageGeneration(TaskModule):
     All noise is a function of the seed and the position in the run, of test images of the seed and the image's index.
     """
 
-    # An instance has another headline once a classifier judges.
-    headline: str = "thumbnail_fd"  # pyrefly: ignore[bad-override]
-    direction: ClassVar[Literal["max", "min"]] = "min"
+    monitor: str = "thumbnail_fd"
+    mode: Literal["max", "min"] = "min"
     automatic_optimization = False
     options: GenerationOptions
     comparison: ClassVar[str | None] = "--model resnet_gan_nano, then sagan_nano, then eagan_nano"
@@ -58,9 +57,11 @@ class ImageGeneration(TaskModule):
         self.classes: list[str] = list(data["classes"])
         # In a list, or the classifier would be a part of this module, and of what several processes share.
         self._judge: list[Features] = []
-        if self.options.features is not None:
-            kind = features_kind(self.options.features)
-            self.headline = kind.headline
+
+    def usual_monitor(self) -> str:
+        """That of the classifier which judges, if there is one."""
+        judge = self.config.options.features
+        return self.monitor if judge is None else features_kind(judge).monitor
 
     @classmethod
     def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> IndexedData:
@@ -209,13 +210,13 @@ class ImageGeneration(TaskModule):
                 "logits": logits,
                 "wanted": self._judge[0].wanted(labels),
             }
-        self.scores.update(real=real, fake=fake, **judged)
+        self.metrics.update(real=real, fake=fake, **judged)
 
-    def metrics(self) -> MetricCollection:
+    def make_metrics(self) -> MetricCollection:
         """Distance of thumbnails; with `features` what the classifier says besides."""
         chosen: dict[str, Metric] = {"thumbnail_fd": ThumbnailFrechet()}
         if self.options.features is not None:
-            chosen |= features_kind(self.options.features).metrics()
+            chosen |= features_kind(self.options.features).make_metrics()
         return MetricCollection({**chosen}, compute_groups=False)
 
     @torch.no_grad()

@@ -1,28 +1,23 @@
-"""Point classification: one class for each cloud; cross-entropy, overall and balanced accuracy."""
+"""Point classification: one class for each cloud; cross-entropy, and the metrics of classes."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import MetricCollection
 
 from tokenmix.errors import UserError
-from tokenmix.lab.tasks.classes import class_metrics, likeliest
-from tokenmix.lab.tasks.points.metrics import BalancedAccuracy
+from tokenmix.lab.tasks.classes import ClassTask, likeliest
 from tokenmix.lab.tasks.points.task import PointTask
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.task import TaskData
 
 
-class PointClassification(PointTask, DistillingTask):
+class PointClassification(PointTask, ClassTask):
     """One class for each cloud, by cross-entropy with label smoothing; an evaluation may take the mean of votes."""
 
-    headline: ClassVar[str] = "accuracy"
-    direction: ClassVar[Literal["max", "min"]] = "max"
-    tables: ClassVar[frozenset[str]] = frozenset({"confusion"})
     want: ClassVar[Literal["class", "parts"]] = "class"
     usual_points: ClassVar[int] = 1024
     comparison: ClassVar[str | None] = "--model pct_cls_nano --model-kwargs mixer=offset, then self, then external"
@@ -36,7 +31,7 @@ class PointClassification(PointTask, DistillingTask):
         """Cross-entropy of the clouds' classes."""
         points, mask = self.inputs(batch)
         logits, smoothing = self.model(points, mask).float(), self.config.options.smoothing
-        return self.distilled(lambda: F.cross_entropy(logits, batch["label"], label_smoothing=smoothing), logits, batch)
+        return self.distilled(lambda: self.class_loss(logits, batch["label"], smoothing), logits, batch)
 
     def teacher_logits(self, teacher: DistillingTask, batch: Mapping[str, Tensor]) -> Tensor:
         """On the same points."""
@@ -54,12 +49,11 @@ class PointClassification(PointTask, DistillingTask):
     def evaluate(self, batch: Mapping[str, Tensor]) -> None:
         """The votes on each cloud against its class."""
         points, mask = self.inputs(batch)
-        self.scores.update(self.vote(lambda cloud: self.model(cloud, mask), points), batch["label"])
+        self.judge(self.vote(lambda cloud: self.model(cloud, mask), points), batch["label"], batch["index"])
 
-    def metrics(self) -> MetricCollection:
-        """Those of classes, and balanced accuracy."""
-        classes = len(self.data["classes"])
-        return class_metrics(classes, balanced_accuracy=BalancedAccuracy(classes))
+    def make_metrics(self) -> MetricCollection:
+        """Those of classes."""
+        return self.class_metrics()
 
     @torch.no_grad()
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from tokenmix.lab.train.config import TaskOptions, TeacherOptions
+from tokenmix.lab.train.config import ClassOptions, TaskOptions, TeacherOptions
 from tokenmix.lab.train.schema import Part, Range
 
 
@@ -40,8 +40,8 @@ class CloudOptions(VotingOptions, TaskOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CloudClassificationOptions(CloudOptions, TeacherOptions):
-    """Preprocessing, augmentation, test-time augmentation, label smoothing and a teacher."""
+class CloudClassificationOptions(CloudOptions, TeacherOptions, ClassOptions):
+    """Preprocessing, augmentation, test-time augmentation, label smoothing, classes of unequal size and a teacher."""
 
     smoothing: Annotated[float, Range(least=0, below=1)] = 0.1
     """Label smoothing."""

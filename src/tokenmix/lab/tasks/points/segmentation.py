@@ -12,11 +12,12 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardInd
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.lab.tasks.points.data import NO_PART, Cloud, write_ply
-from tokenmix.lab.tasks.points.metrics import CategoryIoU, cloud_iou
+from tokenmix.lab.tasks.points.metrics import CategoryIoU, cloud_iou, part_counts
 from tokenmix.lab.tasks.points.output import colors_of, draw_cloud
 from tokenmix.lab.tasks.points.task import PointTask
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.metrics import CrossEntropy
+from tokenmix.lab.train.predictions import SampledMetric, quotient
 from tokenmix.ops.points import nearest_neighbours
 
 
@@ -27,8 +28,8 @@ class PointSegmentation(PointTask):
     confident, which is a guess, and the prediction says so.
     """
 
-    headline: ClassVar[str] = "instance_miou"
-    direction: ClassVar[Literal["max", "min"]] = "max"
+    monitor: str = "instance_miou"
+    mode: Literal["max", "min"] = "max"
     tables: ClassVar[frozenset[str]] = frozenset({"iou_by_category", "iou_by_part"})
     want: ClassVar[Literal["class", "parts"]] = "parts"
     usual_points: ClassVar[int] = 2048
@@ -67,7 +68,8 @@ class PointSegmentation(PointTask):
         scores = self.vote(lambda cloud: self.model(cloud, label, mask), points)
         among = self._among(scores, label)
         answered = among.argmax(-1)
-        iou = cloud_iou(answered, part, label, self.allowed)  # type: ignore[arg-type]
+        allowed: Tensor = self.allowed  # type: ignore[assignment]
+        iou = cloud_iou(answered, part, label, allowed)
         given = {
             "instance_miou": (iou,),
             "category_miou": (iou, label),
@@ -78,9 +80,40 @@ class PointSegmentation(PointTask):
             "loss": (scores[real], part[real]),
         }
         for name, values in given.items():
-            self.scores[name].update(*values)
+            self.metrics[name].update(*values)
+        if self.kept is not None:
+            entropy = F.cross_entropy(scores.transpose(1, 2), part, ignore_index=NO_PART, reduction="none").sum(1)
+            counts = part_counts(answered, part, allowed.shape[1])
+            self.keep(index=batch["index"], label=label.short(), iou=iou, counts=counts.int(), loss=entropy)
 
-    def metrics(self) -> MetricCollection:
+    @classmethod
+    def sampled_metric(
+        cls, predictions: Mapping[str, Tensor], metric: str, data: Mapping[str, Any]
+    ) -> SampledMetric | None:
+        """Each number of `make_metrics`."""
+        index, iou, label = predictions["index"], predictions["iou"].double(), predictions["label"].long()
+        counts = predictions["counts"].double()
+        if metric == "instance_miou":
+            return SampledMetric.mean(index, iou)
+        points, kinds = counts[:, 1].sum(1), F.one_hot(label, len(data["classes"])).double()
+
+        def part_miou(sums: Tensor) -> Tensor:
+            right, there, found = sums.unflatten(1, (3, -1)).unbind(1)
+            return (right / (there + found - right)).nanmean(1)
+
+        def category_miou(sums: Tensor) -> Tensor:
+            total, clouds = sums.chunk(2, 1)
+            return (total / clouds).nanmean(1)
+
+        functions = {
+            "category_miou": (torch.cat([kinds * iou[:, None], kinds], 1), category_miou),
+            "part_miou": (counts.flatten(1), part_miou),
+            "accuracy": (torch.stack([counts[:, 0].sum(1), points], 1), quotient),
+            "loss": (torch.stack([predictions["loss"].double(), points], 1), quotient),
+        }
+        return SampledMetric.of_sums(index, *functions[metric]) if metric in functions else None
+
+    def make_metrics(self) -> MetricCollection:
         """Mean IoU over clouds, categories and parts, accuracy of points, loss; IoU of each category and part."""
         categories, parts = len(self.data["classes"]), len(self.data["part_names"])
         pooled: dict[str, Any] = {"num_classes": parts, "ignore_index": NO_PART, "validate_args": False}

@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
+from tokenmix.lab.data.indexed import balanced_order, spread
 from tokenmix.lab.data.split import hold_out
+from tokenmix.lab.tasks.classes import class_counts
 from tokenmix.lab.tasks.fitting import check_model, check_own, task_of_model
 from tokenmix.lab.tasks.points.data import Cloud, CloudSamples, PointData, load_points, read_points
 from tokenmix.lab.tasks.points.data.cloud import unit_ball
@@ -66,13 +68,16 @@ class PointTask(TaskModule):
         augment = {} if options.augment == "none" else {k: getattr(options, k) for k in AUGMENTATION}
         still = "farthest" if options.choice == "farthest" else "first"
         kept, held = hold_out(data.train.labels, config.data.validation, config.data.limit)
+        used = kept[spread(len(kept), config.data.limit)]
+        train = CloudSamples(data.train, choice=options.choice, **shared, **augment).chosen(used)
         return IndexedData(
-            CloudSamples(data.train, choice=options.choice, **shared, **augment).chosen(kept),
+            balanced_order(train, data.train.labels[used], getattr(options, "sampler", "shuffle")),
             CloudSamples(data.test, choice=still, **shared),
             CloudSamples(data.train, choice=still, **shared).chosen(held) if len(held) else None,
             config=config,
             description={
                 "classes": data.classes,
+                "counts": class_counts(data.classes, data.train.labels[used]),
                 "parts": data.parts,
                 "part_names": data.part_names,
                 "features": features,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
@@ -27,10 +28,11 @@ from tokenmix.lab.tasks.images import (
 )
 from tokenmix.lab.tasks.segmentation.inference import pixel_logits, tiles
 from tokenmix.lab.tasks.segmentation.loss import pixel_entropy, soft_iou_loss
-from tokenmix.lab.tasks.segmentation.metrics import NUMBERS, PixelEntropy, PixelScores
+from tokenmix.lab.tasks.segmentation.metrics import NUMBERS, PixelEntropy, PixelScores, iou_of, pixel_counts
 from tokenmix.lab.tasks.segmentation.options import SegmentationOptions
 from tokenmix.lab.tasks.segmentation.output import shares, write_answer
 from tokenmix.lab.train.config import OptimConfig, TrainConfig
+from tokenmix.lab.train.predictions import SampledMetric, quotient
 from tokenmix.lab.train.programs import View
 from tokenmix.lab.train.task_data import IndexedData, check_names
 from tokenmix.layers.base import Mixer
@@ -103,8 +105,8 @@ class SemanticSegmentation(ImageTask):
     divides by all pixels, ignored ones as well.
     """
 
-    headline: ClassVar[str] = "miou"
-    direction: ClassVar[Literal["max", "min"]] = "max"
+    monitor: str = "miou"
+    mode: Literal["max", "min"] = "max"
     tables: ClassVar[frozenset[str]] = frozenset({"class_iou"})
     options: SegmentationOptions
     writes: ClassVar[bool] = True
@@ -180,18 +182,41 @@ class SemanticSegmentation(ImageTask):
         """Logits of whole images, as the options look at them, against their classes."""
         images, classes, model = batch["image"], self._own_classes(batch), cast(Segmenter, self.model)
         if model.token_shard is not None:
-            self.scores.update(pixel_logits(model, images, self.options, batch.get("height")), classes)
+            self._judge(pixel_logits(model, images, self.options, batch.get("height")), classes, batch["index"])
             return
         for tile in tiles(model, tuple(images.shape[2:]), self.options):
             logits = pixel_logits(model, images[..., *tile.seen], self.options)
-            self.scores.update(logits[..., *tile.inner], classes[..., *tile.kept])
+            self._judge(logits[..., *tile.inner], classes[..., *tile.kept], batch["index"])
+
+    def _judge(self, logits: Tensor, classes: Tensor, index: Tensor) -> None:
+        """Count the pixels of images, or of parts of them, and keep the counts of each."""
+        self.metrics.update(logits, classes)
+        if self.kept is not None:
+            ignore = int(self.data["ignore"])
+            entropy = F.cross_entropy(logits.float(), classes, ignore_index=ignore, reduction="none").sum((1, 2))
+            counts = pixel_counts(logits.argmax(1), classes, len(self.data["classes"]), ignore)
+            self.keep(index=index, counts=counts.int(), loss=entropy)
+
+    @classmethod
+    def sampled_metric(
+        cls, predictions: Mapping[str, Tensor], metric: str, data: Mapping[str, Any]
+    ) -> SampledMetric | None:
+        """Mean IoU, pixel accuracy and loss of images."""
+        index, counts = predictions["index"], predictions["counts"].double()
+        pixels = counts[:, 1].sum(1, keepdim=True)
+        values = {
+            "miou": (counts.flatten(1), lambda sums: iou_of(sums.unflatten(1, (3, -1))).nanmean(1)),
+            "accuracy": (torch.cat([counts[:, 0].sum(1, keepdim=True), pixels], 1), quotient),
+            "loss": (torch.cat([predictions["loss"].double()[:, None], pixels], 1), quotient),
+        }
+        return SampledMetric.of_sums(index, *values[metric]) if metric in values else None
 
     def _own_classes(self, batch: Mapping[str, Any]) -> Tensor:
         """The classes of the rows that this process has logits of, (B, H, W); without token parallelism all."""
         model: Any = self.model
         return batch["classes"] if "height" in batch else model.own_rows(batch["classes"], 1)
 
-    def metrics(self) -> MetricCollection:
+    def make_metrics(self) -> MetricCollection:
         """Mean IoU, pixel accuracy, loss, and the IoU of each class."""
         classes, ignore = len(self.data["classes"]), int(self.data["ignore"])
         scores = {"pixels": PixelScores(classes, ignore), "loss": PixelEntropy(ignore)}

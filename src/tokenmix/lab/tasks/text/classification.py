@@ -3,16 +3,17 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric, MetricCollection
-from torchmetrics.classification import MulticlassF1Score, MulticlassMatthewsCorrCoef
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassMatthewsCorrCoef
 from torchmetrics.regression import PearsonCorrCoef, SpearmanCorrCoef
 
 from tokenmix.errors import UserError
-from tokenmix.lab.tasks.classes import class_metrics, likeliest
+from tokenmix.lab.data.indexed import balanced_order
+from tokenmix.lab.tasks.classes import ClassTask, class_counts, likeliest
 from tokenmix.lab.tasks.text.data.labelled import load_labelled
 from tokenmix.lab.tasks.text.data.sequences import EncodedText
 from tokenmix.lab.tasks.text.encoding import tokenizing
@@ -27,30 +28,25 @@ from tokenmix.lab.tasks.text.task import (
 )
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
-from tokenmix.lab.train.metrics import PositiveF1
+from tokenmix.lab.train.predictions import SampledMetric
 from tokenmix.lab.train.programs import HubForm
 from tokenmix.lab.train.task import TaskData
 from tokenmix.lab.train.task_data import check_names
 from tokenmix.text.heads import GMLPForSequenceClassification
 
 
-class TextClassification(DistillingTextTask):
+class TextClassification(DistillingTextTask, ClassTask):
     """A classifier on the first token, trained with cross-entropy, or with mean squared error on numeric labels.
 
     Texts longer than `seq_len` are cut, of a pair the longer one; the description counts them.
     """
 
-    headline: ClassVar[str] = "accuracy"
-    direction: ClassVar[Literal["max", "min"]] = "max"
-    tables: ClassVar[frozenset[str]] = frozenset({"confusion"})
     hub: ClassVar[HubForm | None] = hub_form("text-classification", "AutoModelForSequenceClassification")
     network: ClassVar[type[Any]] = GMLPForSequenceClassification
 
     def __init__(self, model: Any, config: TrainConfig, data: Mapping[str, Any]) -> None:
         super().__init__(model, config, data)
         self.classes: list[str] = list(data["classes"])
-        # The first of those that are usual for the data.
-        self.headline = data.get("metrics", ["accuracy" if self.classes else "pearson"])[0]  # type: ignore[misc]
 
     @classmethod
     def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> TextData:
@@ -75,7 +71,7 @@ class TextClassification(DistillingTextTask):
         encoded = partial(EncodedText, tokenizer=tokenizer, max_length=length)
         train, test = encoded(texts.train), encoded(texts.test)
         held = None if texts.validation is None else encoded(texts.validation)
-        description = {
+        description: dict[str, Any] = {
             "classes": texts.classes,
             "pairs": texts.train.pairs is not None,
             "cut": train.cut + test.cut,
@@ -83,12 +79,30 @@ class TextClassification(DistillingTextTask):
         }
         if texts.classes and texts.metrics != ("accuracy",):
             description["metrics"] = list(texts.metrics)
-        return TextData(train, test, held, tokenizer=tokenizer, config=config, length=length, description=description)
+        if texts.classes:
+            description["counts"] = class_counts(texts.classes, texts.train.labels)
+        elif (config.options.class_weights, config.options.sampler) != ("none", "shuffle"):
+            raise UserError(
+                f"{config.data.data!r} has numbers for labels, which are of no class; leave --class-weights and "
+                "--sampler out"
+            )
+        return TextData(
+            balanced_order(train, texts.train.labels, config.options.sampler),
+            test,
+            held,
+            tokenizer=tokenizer,
+            config=config,
+            length=length,
+            description=description,
+        )
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy, or mean squared error."""
         out = self.model(**inputs_of(batch))
-        return self.distilled(lambda: out.loss, out.logits, batch)
+        weighted = self.options.class_weights == "balanced"
+        return self.distilled(
+            lambda: self.class_loss(out.logits.float(), batch["labels"]) if weighted else out.loss, out.logits, batch
+        )
 
     def check_teacher(self, teacher: DistillingTask, data: TaskData) -> None:
         """As of every task on text; numbers have no logits."""
@@ -101,25 +115,46 @@ class TextClassification(DistillingTextTask):
     def evaluate(self, batch: Mapping[str, Tensor]) -> None:
         """Logits of the batch against its labels."""
         logits = self.model(**inputs_of(batch)).logits.float()
-        self.scores.update(logits if self.classes else logits[:, 0], batch["labels"])
+        if self.classes:
+            self.judge(logits, batch["labels"], batch["index"])
+            return
+        self.metrics.update(logits[:, 0], batch["labels"])
+        if self.kept is not None:
+            self.keep(index=batch["index"], value=logits[:, 0], label=batch["labels"])
 
-    def metrics(self) -> MetricCollection:
-        """Those of classes, and macro F1.
+    def usual_monitor(self) -> str:
+        """The first of the data's own metrics, as GLUE names them."""
+        if self.data.get("metrics"):
+            return self.data["metrics"][0]
+        return super().usual_monitor() if self.data["classes"] else "pearson"
 
-        Of numbers Pearson's and Spearman's correlation; of GLUE's CoLA also Matthews' correlation, of MRPC and QQP F1.
-        """
+    @classmethod
+    def sampled_metric(
+        cls, predictions: Mapping[str, Tensor], metric: str, data: Mapping[str, Any]
+    ) -> SampledMetric | None:
+        """As of every task with classes; of numbers Pearson's correlation."""
+        if data["classes"]:
+            return super().sampled_metric(predictions, metric, data)
+        if metric != "pearson":
+            return None
+        x, y = (values - values.mean() for values in (predictions["value"].double(), predictions["label"].double()))
+
+        def pearson(sums: Tensor) -> Tensor:
+            n, x, y, xx, yy, xy = sums.unbind(1)
+            return (n * xy - x * y) / ((n * xx - x**2) * (n * yy - y**2)).sqrt()
+
+        columns = torch.stack([torch.ones_like(x), x, y, x * x, y * y, x * y], 1)
+        return SampledMetric.of_sums(predictions["index"], columns, pearson)
+
+    def make_metrics(self) -> MetricCollection:
+        """Those of classes, and of GLUE's CoLA Matthews' correlation; of numbers Pearson's and Spearman's."""
         if not self.data["classes"]:
             return MetricCollection(
                 {"pearson": PearsonCorrCoef(), "spearman": SpearmanCorrCoef()}, compute_groups=False
             )
-        options: dict[str, Any] = {"num_classes": len(self.data["classes"]), "validate_args": False}
-        chosen: dict[str, Metric] = {"macro_f1": MulticlassF1Score(average="macro", **options)}
-        own = self.data.get("metrics", ())
-        if "matthews" in own:
-            chosen["matthews"] = MulticlassMatthewsCorrCoef(**options)
-        if "f1" in own:
-            chosen["f1"] = PositiveF1()
-        return class_metrics(options["num_classes"], **chosen)
+        if "matthews" not in self.data.get("metrics", ()):
+            return self.class_metrics()
+        return self.class_metrics(matthews=MulticlassMatthewsCorrCoef(len(self.data["classes"]), validate_args=False))
 
     @torch.no_grad()
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
@@ -24,6 +25,7 @@ from tokenmix.lab.tasks.text.task import (
 )
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.metrics import CrossEntropy, Perplexity
+from tokenmix.lab.train.predictions import SampledMetric, quotient
 from tokenmix.lab.train.programs import HubForm
 from tokenmix.text.heads import NO_LABEL, GMLPForMaskedLM
 
@@ -36,8 +38,8 @@ class MaskedLM(DistillingTextTask):
     With several processes the loss is the mean over the masked positions of all of them.
     """
 
-    headline: ClassVar[str] = "perplexity"
-    direction: ClassVar[Literal["max", "min"]] = "min"
+    monitor: str = "perplexity"
+    mode: Literal["max", "min"] = "min"
     hub: ClassVar[HubForm | None] = hub_form("fill-mask", "AutoModelForMaskedLM")
     network: ClassVar[type[Any]] = GMLPForMaskedLM
     fields: ClassVar[Mapping[str, Any]] = {"predict": "labelled"}
@@ -83,10 +85,31 @@ class MaskedLM(DistillingTextTask):
     def evaluate(self, batch: Mapping[str, Tensor]) -> None:
         """Logits at the masked positions against the original tokens."""
         labels = batch["labels"][batch["labels"] != NO_LABEL]
-        if len(labels):
-            self.scores.update(self.model(**inputs_of(batch)).logits.float(), labels)
+        if not len(labels):
+            return
+        logits = self.model(**inputs_of(batch)).logits.float()
+        self.metrics.update(logits, labels)
+        if self.kept is not None:
+            rows = (batch["labels"] != NO_LABEL).nonzero()[:, 0]
+            entropy = F.cross_entropy(logits, labels, reduction="none")
+            values = torch.stack([entropy, (logits.argmax(-1) == labels).float(), torch.ones_like(entropy)], 1)
+            sums = values.new_zeros(len(batch["index"]), 3).index_add_(0, rows, values)
+            self.keep(index=batch["index"], loss=sums[:, 0], right=sums[:, 1].short(), masked=sums[:, 2].short())
 
-    def metrics(self) -> MetricCollection:
+    @classmethod
+    def sampled_metric(
+        cls, predictions: Mapping[str, Tensor], metric: str, data: Mapping[str, Any]
+    ) -> SampledMetric | None:
+        """Loss, perplexity and accuracy of sequences."""
+        names = {"loss": "loss", "perplexity": "loss", "accuracy": "right"}
+        if metric not in names:
+            return None
+        sums = torch.stack([predictions[names[metric]].double(), predictions["masked"].double()], 1)
+        if metric == "perplexity":
+            return SampledMetric.of_sums(predictions["index"], sums, lambda total: quotient(total).exp())
+        return SampledMetric.of_sums(predictions["index"], sums, quotient)
+
+    def make_metrics(self) -> MetricCollection:
         """Loss, perplexity and accuracy at the masked positions of the held-out text."""
         accuracy = MulticlassAccuracy(int(self.data["vocab_size"]), average="micro", validate_args=False)
         return MetricCollection(

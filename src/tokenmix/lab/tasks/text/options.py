@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tokenmix.lab.train.config import TaskOptions, TeacherOptions
+from tokenmix.lab.train.config import ClassOptions, TaskOptions, TeacherOptions
 from tokenmix.lab.train.schema import Range
 
 
@@ -22,13 +22,13 @@ class TextOptions(TaskOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelOptions(TextOptions, TeacherOptions):
-    """Tokenization, and a teacher."""
+class LabelOptions(TextOptions, TeacherOptions, ClassOptions):
+    """Tokenization, classes of unequal size, and a teacher."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskingOptions(LabelOptions):
-    """Tokenization and masking."""
+class MaskingOptions(TextOptions, TeacherOptions):
+    """Tokenization, masking, and a teacher."""
 
     masking: Literal["token", "whole-word"] = "token"
     """Unit of masking."""

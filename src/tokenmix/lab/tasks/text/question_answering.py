@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 from torchmetrics import MetricCollection
+from torchmetrics.functional.text import squad
 from torchmetrics.text import SQuAD
 
 from tokenmix.errors import UserError
@@ -31,11 +32,13 @@ from tokenmix.lab.tasks.text.task import (
     tokenizer_for,
 )
 from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.predictions import SampledMetric
 from tokenmix.lab.train.programs import HubForm
 from tokenmix.text.heads import GMLPForQuestionAnswering
 
 AT_ONCE = 16
 BEST, LONGEST = 20, 30
+AGREEMENT = ("exact_match", "f1")
 
 
 class Span(NamedTuple):
@@ -62,8 +65,8 @@ class QuestionAnswering(TextTask):
     at [CLS]. Where the data has questions without an answer, none is given if [CLS] scores higher than the best span.
     """
 
-    headline: ClassVar[str] = "f1"
-    direction: ClassVar[Literal["max", "min"]] = "max"
+    monitor: str = "f1"
+    mode: Literal["max", "min"] = "max"
     hub: ClassVar[HubForm | None] = hub_form("question-answering", "AutoModelForQuestionAnswering")
     network: ClassVar[type[Any]] = GMLPForQuestionAnswering
 
@@ -95,18 +98,29 @@ class QuestionAnswering(TextTask):
         """The best span of each question against the given answers."""
         spans = self._spans(batch)
         texts = [self._text(span, asked["context"]) for span, asked in zip(spans, batch["asked"])]
-        self.scores.update(
-            [{"id": str(i), "prediction_text": text} for i, text in enumerate(texts)],
-            [{"id": str(i), "answers": {"text": asked["answers"]}} for i, asked in enumerate(batch["asked"])],
-        )
+        told = [{"id": str(i), "prediction_text": text} for i, text in enumerate(texts)]
+        wanted = [{"id": str(i), "answers": {"text": asked["answers"]}} for i, asked in enumerate(batch["asked"])]
+        self.metrics.update(told, wanted)
+        if self.kept is not None:
+            each = [squad([one], [true]) for one, true in zip(told, wanted)]
+            self.keep(
+                index=batch["index"], **{name: torch.tensor([row[name] / 100 for row in each]) for name in AGREEMENT}
+            )
 
-    def metrics(self) -> MetricCollection:
+    @classmethod
+    def sampled_metric(
+        cls, predictions: Mapping[str, Tensor], metric: str, data: Mapping[str, Any]
+    ) -> SampledMetric | None:
+        """Exact match and F1, means over the questions."""
+        return SampledMetric.mean(predictions["index"], predictions[metric]) if metric in AGREEMENT else None
+
+    def make_metrics(self) -> MetricCollection:
         """Exact match and F1 of words, as SQuAD measures them."""
         return MetricCollection({"agreement": SpanAgreement()}, compute_groups=False)
 
     def numbers(self) -> list[str]:
         """The two numbers of the one metric."""
-        return ["exact_match", "f1"]
+        return list(AGREEMENT)
 
     @torch.no_grad()
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:

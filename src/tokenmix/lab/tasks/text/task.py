@@ -11,8 +11,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tokenmix.errors import UserError
 from tokenmix.files import user_path
+from tokenmix.lab.data.indexed import IndexedDataset
 from tokenmix.lab.tasks.fitting import check_model
-from tokenmix.lab.tasks.text.data import Sequences, read_lines
+from tokenmix.lab.tasks.text.data import read_lines
 from tokenmix.lab.tasks.text.pretrained_weights import initial_text_weights
 from tokenmix.lab.tasks.text.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from tokenmix.lab.train.config import TrainConfig
@@ -74,9 +75,9 @@ class TextData(IndexedData):
 
     def __init__(
         self,
-        train: Sequences,
-        test: Sequences,
-        validation: Sequences | None,
+        train: IndexedDataset,
+        test: IndexedDataset,
+        validation: IndexedDataset | None,
         *,
         tokenizer: "PreTrainedTokenizerFast",
         config: TrainConfig,

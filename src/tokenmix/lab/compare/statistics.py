@@ -1,0 +1,212 @@
+"""Differences between variants that were trained with some seeds and tested on the same samples.
+
+A score varies with the seed, and with the draw of the test samples. With scores a_s and b_s of k_A and k_B seeds,
+
+    d = mean_s a_s - mean_s b_s,   Var d = s_A^2 / k_A + s_B^2 / k_B + V - V_twice,
+
+where V is the variance of d under the draw of the samples: of a metric that is a mean over samples Var_i(d_i) / n, with
+d_i the mean over seeds of what each sample contributes; of any other the variance over bootstrap resamples, the same
+for all runs. What a single run gets wrong on a single sample by chance varies with both, so that s^2 / k and V both
+have it. V_twice is the part that would be counted a second time; it is estimated from how runs of one variant differ
+from sample to sample (the residual of a two-way layout of seeds and samples).
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import stdtr, stdtrit
+
+CONFIDENCE, POWER = 0.95, 0.8
+RESAMPLES = 500
+MOST_SEEDS = 1000
+Matrix = np.ndarray
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far one variant is from another, and what that can be held against.
+
+    Attributes:
+        value: the difference of the means over seeds.
+        seeds: how many runs each has.
+        seed_variances: s^2 of the runs of each; None with one seed each, when only these two networks are compared.
+        sample_variance: V - V_twice; None without predictions, when only these test samples are meant.
+        samples: how many test samples.
+        pooled: one of the variants has a single run, and is taken to vary as the other does.
+    """
+
+    value: float
+    seeds: tuple[int, int]
+    seed_variances: tuple[float, float] | None
+    sample_variance: float | None
+    samples: int = 0
+    pooled: bool = False
+
+    @property
+    def between_mixers(self) -> bool:
+        """Whether this speaks of mixers, trained with any seed; else of these two networks."""
+        return self.seed_variances is not None
+
+    @property
+    def known(self) -> bool:
+        """Whether anything says how much of the difference is chance."""
+        return self.seed_variances is not None or self.sample_variance is not None
+
+    def parts(self, seeds: tuple[int, int] | None = None) -> list[tuple[float, float]]:
+        """The parts of the variance of `value` with their degrees of freedom, as if there were so many seeds."""
+        counts, found = seeds or self.seeds, list[tuple[float, float]]()
+        if self.seed_variances is not None:
+            shares = [variance / count for variance, count in zip(self.seed_variances, counts)]
+            if self.pooled:
+                found.append((sum(shares), max(counts) - 1))
+            else:
+                found += [(share, count - 1) for share, count in zip(shares, counts)]
+        if self.sample_variance is not None:
+            found.append((self.sample_variance, self.samples - 1))
+        return found
+
+    @property
+    def error(self) -> float:
+        """The standard error of `value`; nan if nothing is known."""
+        return math.sqrt(sum(variance for variance, _ in self.parts())) if self.known else math.nan
+
+    @property
+    def freedom(self) -> float:
+        """Degrees of freedom by Welch and Satterthwaite."""
+        return freedom(self.parts())
+
+    def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
+        """The interval that contains the true difference with this confidence."""
+        half = _quantile(self.freedom, (1 + confidence) / 2) * self.error
+        return self.value - half, self.value + half
+
+    @property
+    def critical(self) -> float:
+        """The critical difference: a smaller one can be chance, at 95 %."""
+        return _quantile(self.freedom, (1 + CONFIDENCE) / 2) * self.error
+
+    @property
+    def detectable(self) -> float:
+        """The minimum detectable effect: a true difference of this size is found in four of five experiments."""
+        return _reach(self.parts())
+
+    @property
+    def probability(self) -> float:
+        """How often chance alone makes a difference of this size or more (p-value); nan if nothing is known."""
+        if not self.known:
+            return math.nan
+        if self.error == 0:
+            return 1.0 if self.value == 0 else 0.0
+        return 2 * float(stdtr(self.freedom, -abs(self.value) / self.error))
+
+    @property
+    def real(self) -> bool:
+        """Whether the interval excludes 0."""
+        return self.known and self.probability < 1 - CONFIDENCE
+
+    def equivalent(self, margin: float) -> bool:
+        """Whether the variants differ by less than `margin` either way: two one-sided tests at 5 %."""
+        if not self.known:
+            return False
+        return abs(self.value) + _quantile(self.freedom, CONFIDENCE) * self.error < margin
+
+    def more_seeds(self) -> int | None:
+        """How many more seeds of each would show a true difference of this size in four of five experiments.
+
+        None if no number of them would, since the test samples are too few, or if one seed says nothing of that.
+        """
+        if self.seed_variances is None or self.value == 0:
+            return None
+        for count in range(max(self.seeds) + 1, MOST_SEEDS):
+            if _reach(self.parts((count, count))) <= abs(self.value):
+                return count - max(self.seeds)
+        return None
+
+
+def difference(
+    a: Sequence[float], b: Sequence[float], covariance: Matrix | None = None, samples: int = 0
+) -> Difference:
+    """The difference between the scores of two variants.
+
+    Args:
+        a, b: of the runs of each, k_A and k_B.
+        covariance: (k_A + k_B, k_A + k_B), of these scores under the draw of the test samples, see
+            `covariance_of_means` and `covariance_of_resamples`; None if it is not known.
+        samples: how many test samples.
+    """
+    counts = len(a), len(b)
+    several = [len(scores) > 1 for scores in (a, b)]
+    seeds: tuple[float, float] | None = None
+    if any(several):
+        variances = [float(np.var(scores, ddof=1)) if len(scores) > 1 else math.nan for scores in (a, b)]
+        first, second = (other if math.isnan(own) else own for own, other in (variances, variances[::-1]))
+        seeds = first, second
+    drawn = None
+    if covariance is not None:
+        whole = np.asarray(covariance, dtype=np.float64)
+        weights = np.array([1 / counts[0]] * counts[0] + [-1 / counts[1]] * counts[1])
+        drawn = float(weights @ whole @ weights)
+        if seeds is not None:
+            blocks = whole[: counts[0], : counts[0]], whole[counts[0] :, counts[0] :]
+            residuals = [_residual(block) if len(block) > 1 else math.nan for block in blocks]
+            first, second = (other if math.isnan(own) else own for own, other in (residuals, residuals[::-1]))
+            drawn = max(0.0, drawn - first / counts[0] - second / counts[1])
+    return Difference(
+        value=float(np.mean(a) - np.mean(b)),
+        seeds=counts,
+        seed_variances=seeds,
+        sample_variance=drawn,
+        samples=samples,
+        pooled=any(several) and not all(several),
+    )
+
+
+def _residual(block: Matrix) -> float:
+    """The variance of one run's score around the mean of the runs of its variant, under the draw of the samples."""
+    return float(np.trace(block) - block.mean() * len(block)) / (len(block) - 1)
+
+
+def covariance_of_means(values: Matrix) -> Matrix:
+    """Of scores that are means over the samples: (runs, n) to (runs, runs)."""
+    return np.atleast_2d(np.cov(values)) / values.shape[1]
+
+
+def covariance_of_resamples(scores: Matrix) -> Matrix:
+    """Of any scores, from those of bootstrap resamples: (runs, R) to (runs, runs); undefined ones are left out."""
+    return np.atleast_2d(np.cov(scores[:, np.isfinite(scores).all(0)]))
+
+
+def resample(number: int, resamples: int = RESAMPLES, seed: int = 0, at_once: int = 50) -> Iterator[Matrix]:
+    """How often each of `number` samples is drawn, with replacement, in blocks float64 (B, number) of resamples."""
+    rng = np.random.default_rng(seed)
+    for start in range(0, resamples, at_once):
+        drawn = rng.integers(number, size=(min(at_once, resamples - start), number))
+        yield np.stack([np.bincount(row, minlength=number) for row in drawn]).astype(np.float64)
+
+
+def freedom(parts: Sequence[tuple[float, float]]) -> float:
+    """Welch and Satterthwaite's degrees of freedom of a sum of variances that have some each."""
+    total, weighted = (sum(variance for variance, _ in parts), sum(v * v / f for v, f in parts if f > 0))
+    return total * total / weighted if weighted else math.inf
+
+
+def holm(probabilities: Sequence[float]) -> list[float]:
+    """p-values of several comparisons, adjusted by Holm so that all together err at most as often as one would."""
+    order, adjusted, largest = np.argsort(probabilities), [0.0] * len(probabilities), 0.0
+    for rank, place in enumerate(order):
+        largest = max(largest, (len(order) - rank) * probabilities[place])
+        adjusted[place] = min(1.0, largest)
+    return adjusted
+
+
+def _quantile(degrees: float, share: float) -> float:
+    """Student's t."""
+    return float(stdtrit(min(degrees, 1e9), share))
+
+
+def _reach(parts: Sequence[tuple[float, float]]) -> float:
+    degrees = freedom(parts)
+    error = math.sqrt(sum(variance for variance, _ in parts)) if parts else math.nan
+    return (_quantile(degrees, (1 + CONFIDENCE) / 2) + _quantile(degrees, POWER)) * error

@@ -1,0 +1,200 @@
+"""Differences between variants: against formulas written out, and calibrated in simulated experiments."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tokenmix.lab.compare.statistics import (
+    Difference,
+    covariance_of_means,
+    covariance_of_resamples,
+    difference,
+    freedom,
+    holm,
+    resample,
+)
+
+
+def experiment(
+    rng: np.random.Generator, seeds: int, samples: int, *, effect: float, seed: float, sample: float, noise: float
+) -> np.ndarray:
+    """What each run of two mixers contributes on each sample, (2 * seeds, samples).
+
+    difficulty of the sample + deviation of the run + of the mixer on the sample + of the run on the sample.
+    """
+    difficulty = rng.normal(size=samples)
+    both = []
+    for mixer in range(2):
+        runs = seed * rng.normal(size=(seeds, 1))
+        own = sample * rng.normal(size=samples)
+        both.append(difficulty + effect * mixer + runs + own + noise * rng.normal(size=(seeds, samples)))
+    return np.concatenate(both)
+
+
+def judged(values: np.ndarray) -> Difference:
+    half, scores = len(values) // 2, values.mean(1)
+    return difference(scores[half:], scores[:half], covariance_of_means(values), values.shape[1])
+
+
+SETTINGS = {
+    "seeds differ most": {"seed": 0.2, "sample": 0.1, "noise": 0.5},
+    "samples differ most": {"seed": 0.02, "sample": 1.0, "noise": 0.5},
+    "runs err at random": {"seed": 0.0, "sample": 0.0, "noise": 1.0},
+    "all of them": {"seed": 0.05, "sample": 0.5, "noise": 1.0},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_no_difference_is_found_in_one_of_twenty(name: str) -> None:
+    rng = np.random.default_rng(0)
+    found = [judged(experiment(rng, 5, 120, effect=0, **SETTINGS[name])) for _ in range(1500)]
+    outside = np.mean([low > 0 or high < 0 for low, high in (one.interval() for one in found)])
+    assert 0.03 < outside < 0.07
+    assert outside == np.mean([one.real for one in found])
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_detectable_effect_is_found_in_four_of_five(name: str) -> None:
+    rng, (seeds, samples), setting = np.random.default_rng(1), (5, 120), SETTINGS[name]
+    # The true variances, each for two mixers.
+    per_seed = setting["seed"] ** 2 + setting["noise"] ** 2 / samples
+    true = Difference(0.0, (seeds, seeds), (per_seed, per_seed), 2 * setting["sample"] ** 2 / samples, samples)
+    found = [judged(experiment(rng, seeds, samples, effect=true.detectable, **setting)) for _ in range(1200)]
+    assert 0.75 < np.mean([one.real for one in found]) < 0.85
+    told = np.mean([one.detectable for one in found])
+    assert told == pytest.approx(true.detectable, rel=0.1)
+
+
+def test_one_seed_speaks_of_two_networks() -> None:
+    """Over draws of the samples, the same two networks; whatever the seeds would do."""
+    rng = np.random.default_rng(2)
+    found = []
+    for _ in range(1500):
+        difficulty = rng.normal(size=80)
+        values = np.stack([difficulty + 0.7 * rng.normal(size=80) for _ in range(2)])
+        found.append(judged(values))
+    assert not found[0].between_mixers
+    assert 0.03 < np.mean([one.real for one in found]) < 0.07
+    # The difference of the means would vary more than this if the samples were not the same.
+    assert np.mean([one.error for one in found]) == pytest.approx(math.sqrt(2 * 0.49 / 80), rel=0.05)
+
+
+def test_the_formula_written_out() -> None:
+    rng = np.random.default_rng(3)
+    a, b = rng.normal(size=(3, 40)), rng.normal(size=(4, 40)) + 0.3
+    found = difference(a.mean(1), b.mean(1), covariance_of_means(np.concatenate([a, b])), 40)
+    parts = [np.var(a.mean(1), ddof=1) / 3, np.var(b.mean(1), ddof=1) / 4]
+    drawn = np.var(a.mean(0) - b.mean(0), ddof=1) / 40
+    for values in (a, b):
+        residual = values - values.mean(0) - values.mean(1, keepdims=True) + values.mean()
+        drawn -= (residual**2).sum() / ((len(values) - 1) * 39) / (len(values) * 40)
+    parts.append(max(0.0, drawn))
+    assert found.value == pytest.approx(a.mean() - b.mean())
+    assert found.error == pytest.approx(math.sqrt(sum(parts)))
+    degrees = sum(parts) ** 2 / (parts[0] ** 2 / 2 + parts[1] ** 2 / 3 + parts[2] ** 2 / 39)
+    assert found.freedom == pytest.approx(degrees)
+    low, high = stats.t.interval(0.95, degrees, loc=found.value, scale=found.error)
+    assert found.interval() == pytest.approx((low, high))
+    assert found.critical == pytest.approx((high - low) / 2)
+    assert found.probability == pytest.approx(2 * stats.t.sf(abs(found.value) / found.error, degrees))
+    reach = (stats.t.ppf(0.975, degrees) + stats.t.ppf(0.8, degrees)) * found.error
+    assert found.detectable == pytest.approx(reach)
+
+
+def test_without_predictions_it_is_welchs_test() -> None:
+    a, b = [0.81, 0.84, 0.79, 0.83], [0.86, 0.85, 0.88]
+    found, wanted = difference(a, b), stats.ttest_ind(a, b, equal_var=False)
+    assert found.probability == pytest.approx(wanted.pvalue)
+    assert found.freedom == pytest.approx(wanted.df)
+    assert found.interval() == pytest.approx(tuple(wanted.confidence_interval()))
+
+
+def test_a_single_run_varies_as_the_other_variant_does() -> None:
+    found = difference([0.80, 0.84, 0.82], [0.90])
+    assert found.between_mixers
+    assert found.error == pytest.approx(math.sqrt(0.0004 * (1 / 3 + 1)))
+    assert found.freedom == pytest.approx(2)
+
+
+def test_nothing_is_known_of_two_numbers() -> None:
+    found = difference([0.8], [0.9])
+    assert not found.known
+    assert not found.real
+    assert math.isnan(found.error)
+    assert not found.equivalent(1.0)
+    assert difference([0.5, 0.5], [0.5, 0.5]).probability == 1.0
+    assert difference([0.5, 0.5], [0.6, 0.6]).probability == 0.0
+
+
+def test_equivalence_needs_an_interval_within_the_margin() -> None:
+    close = difference([0.500, 0.501, 0.502, 0.499], [0.500, 0.502, 0.501, 0.498])
+    assert close.equivalent(0.01)
+    assert not close.equivalent(0.001)
+    far = difference([0.5, 0.7, 0.3], [0.5, 0.6, 0.4])
+    assert not far.real
+    assert not far.equivalent(0.01), "not to be told apart is not to be equal"
+
+
+def test_more_seeds_settle_what_samples_allow() -> None:
+    found = difference([0.80, 0.84, 0.82], [0.83, 0.86, 0.81])
+    more = found.more_seeds()
+    assert more is not None
+    count = 3 + more
+    parts = [(variance / count, count - 1) for variance in found.seed_variances or ()]
+    degrees, error = freedom(parts), math.sqrt(sum(v for v, _ in parts))
+    assert (stats.t.ppf(0.975, degrees) + stats.t.ppf(0.8, degrees)) * error <= abs(found.value)
+    few = difference([0.80, 0.84, 0.82], [0.83, 0.86, 0.81], np.full((6, 6), 0.0) + np.eye(6) * 0.001, 50)
+    assert few.more_seeds() is not None, "what a run errs at random goes with the seeds"
+    apart = np.kron(np.eye(2), np.full((3, 3), 0.001))
+    assert difference([0.80, 0.84, 0.82], [0.83, 0.86, 0.81], apart, 50).more_seeds() is None
+    assert difference([0.8], [0.9], np.eye(2) * 0.001, 50).more_seeds() is None
+
+
+def test_holm_is_written_out() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.5, 0.9]) == pytest.approx([1.0, 1.0])
+    assert holm([]) == []
+
+
+def quotient(weights: np.ndarray, sums: np.ndarray) -> np.ndarray:
+    """A metric that is no mean over samples: exp of a quotient of sums, as perplexity is."""
+    total = weights @ sums
+    return np.exp(total[:, 0] / total[:, 1])
+
+
+def bootstrapped(runs: list[np.ndarray], resamples: int) -> tuple[np.ndarray, np.ndarray]:
+    number = len(runs[0])
+    scores = np.array([quotient(np.ones((1, number)), run)[0] for run in runs])
+    drawn = [np.concatenate([quotient(w, run) for w in resample(number, resamples)]) for run in runs]
+    return scores, covariance_of_resamples(np.stack(drawn))
+
+
+def test_bootstrapped_metrics_are_calibrated() -> None:
+    """The same resamples for both mixers, whose samples are of unequal size."""
+    rng, seeds, samples, found = np.random.default_rng(4), 3, 60, []
+    for _ in range(600):
+        count = rng.integers(5, 30, size=samples)
+        difficulty = rng.normal(1.0, 0.3, size=samples)
+        runs = []
+        for _ in range(2):
+            own = 0.1 * rng.normal(size=samples)
+            for _ in range(seeds):
+                each = difficulty + own + 0.02 * rng.normal() + 0.1 * rng.normal(size=samples)
+                runs.append(np.stack([each * count, count], 1))
+        scores, covariance = bootstrapped(runs, 100)
+        found.append(difference(scores[:seeds], scores[seeds:], covariance, samples))
+    assert 0.025 < np.mean([one.real for one in found]) < 0.08
+
+
+def test_the_bootstrap_of_a_mean_is_its_variance() -> None:
+    rng = np.random.default_rng(5)
+    values = rng.normal(size=(3, 50)) + rng.normal(size=50)
+    drawn = np.concatenate([weights @ values.T / 50 for weights in resample(50, 4000)]).T
+    np.testing.assert_allclose(covariance_of_resamples(drawn), covariance_of_means(values), rtol=0.15, atol=2e-3)
+
+
+def test_an_undefined_resample_is_left_out() -> None:
+    scores = np.array([[0.1, 0.2, math.nan, 0.4], [0.2, 0.1, 0.3, 0.4]])
+    np.testing.assert_allclose(covariance_of_resamples(scores), np.cov(scores[:, [0, 1, 3]]))
