@@ -14,7 +14,7 @@ import tokenmix
 from tokenmix import UserError
 from tokenmix.layers import ExternalAttention, list_mixers
 from tokenmix.swap import insert, remove_inserted
-from tokenmix.swap.insert import InsertedBlock
+from tokenmix.swap.inserting import InsertedBlock
 
 
 class Net(nn.Module):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.layers.table import build_mixer, resolve_mixer
-from tokenmix.swap.insert import InsertedBlock, default_heads
+from tokenmix.swap.inserting import InsertedBlock, default_heads
 
 
 class TokenMix(nn.Module):

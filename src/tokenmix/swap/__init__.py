@@ -1,7 +1,7 @@
 """Put mixers into models: in place of their attention (swap), or after any module (insert)."""
 
 from tokenmix.swap.adapter import Affine, AttentionAdapter, AttentionLayout, AttentionWeights, ObservedCall, SwapError
-from tokenmix.swap.insert import InsertedBlock, InsertReport, InsertRow, insert, remove_inserted
+from tokenmix.swap.inserting import InsertedBlock, InsertReport, InsertRow, insert, remove_inserted
 from tokenmix.swap.registry import register_adapter
 from tokenmix.swap.report import SkippedAttention, SwapReport, SwapRow
 from tokenmix.swap.swap import set_input_size, swap_attention

@@ -97,7 +97,7 @@ class SwapConfig(Part):
     """positions: leave out rotary and relative positions inside the attention, without which it cannot be replaced."""
     insert: str | None = None
     """Insert a residual block with this mixer after the modules of --insert-after; it is the identity at the start."""
-    insert_after: str = ""
+    insert_after: str | None = None
     """Name of a module of the model, or a glob such as "layer[34]"."""
     insert_kwargs: Pairs = field(default_factory=dict)
     """Arguments of the inserted mixer, for example --insert-kwargs num_slots=32."""
@@ -106,7 +106,7 @@ class SwapConfig(Part):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = [field.name for field in fields(self) if getattr(self, field.name) not in ("*", "", {}, "all", None)]
+        given = [field.name for field in fields(self) if getattr(self, field.name) not in ("*", {}, "all", None)]
         for part in ("swap", "insert"):
             other = next((name for name in given if name.startswith(f"{part}_")), None)
             if getattr(self, part) is None and other is not None:

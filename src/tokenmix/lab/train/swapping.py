@@ -13,7 +13,7 @@ from tokenmix.lab.train.sources import config_of_source
 from tokenmix.lab.train.task import TaskModule
 from tokenmix.layers.own import checked_own_mixers, own_mixers
 from tokenmix.swap import InsertReport, SwapReport, insert, swap_attention
-from tokenmix.swap.insert import INSERTED
+from tokenmix.swap.inserting import INSERTED
 
 # Weights to start from may be of any precision.
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -91,7 +91,7 @@ def swap_mixers(task: TaskModule) -> ChangedModel:
         changed.notes += _swap_notes(report)
     if swap.insert is not None:
         inserted = insert(
-            task.model, swap.insert_after, swap.insert, mixer_kwargs=swap.insert_kwargs, example_inputs=example
+            task.model, swap.insert_after or "", swap.insert, mixer_kwargs=swap.insert_kwargs, example_inputs=example
         )
         changed.mixers += [f"{row.name}.{INSERTED}" for row in inserted.rows]
         changed.notes += _insert_notes(inserted)
