@@ -35,6 +35,7 @@ BELOW = {
     "testing": {*LEAVES, "ops", "layers"},
     "swap": {*LEAVES, "layers"},
     "integrations": {"errors", "layers", "swap"},
+    "distillation": {*LEAVES, "ops", "layers", "swap"},
     "inference": {*LEAVES, "ops", "layers", "models", "text"},
     "profiling": {*LEAVES, "ops", "layers", "models", "swap"},
 }

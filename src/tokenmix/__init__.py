@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tokenmix.errors import UserError, needs
 
 if TYPE_CHECKING:
+    from tokenmix.distillation import distill
     from tokenmix.inference import optimize
     from tokenmix.lab.compare.compare import compare
     from tokenmix.lab.registry import list_tasks
@@ -28,6 +29,7 @@ _LAZY = {
     "cost": "tokenmix.profiling:cost_table",
     "create_mixer": "tokenmix.layers.table:create_mixer",
     "create_model": "tokenmix.models.registry:create_model",
+    "distill": "tokenmix.distillation:distill",
     "insert": "tokenmix.swap:insert",
     "list_mixers": "tokenmix.layers:list_mixers",
     "list_models": "tokenmix.registry:list_models",
@@ -40,6 +42,7 @@ _LAZY = {
 }
 _MODULES = (
     "checkpoints",
+    "distillation",
     "inference",
     "integrations",
     "lab",
@@ -61,6 +64,7 @@ __all__ = [
     "cost",
     "create_mixer",
     "create_model",
+    "distill",
     "insert",
     "list_mixers",
     "list_models",
