@@ -8,4 +8,7 @@ from importlib.util import find_spec
 import tokenmix.models
 
 if find_spec("transformers"):
-    import tokenmix.text  # noqa: F401
+    import tokenmix.text
+    from tokenmix.swap.saving import register_swapped
+
+    register_swapped()

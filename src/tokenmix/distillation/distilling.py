@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from tokenmix.distillation.fidelity import Fidelity, HeldOut, compared
 from tokenmix.distillation.losses import LossName, OutputLoss, layer_loss, output_loss, watched_layers
@@ -21,6 +20,7 @@ from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.base import Mixer
 from tokenmix.ops.checks import check_choice, check_numbers, check_whole
 
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 Trained = str | Sequence[str] | Callable[[str, nn.Parameter], bool]
 
 
@@ -268,7 +268,7 @@ def _learning(student: nn.Module, train_only: Trained | None) -> Iterator[list[n
         for parameter in (*frozen, *thawed):
             parameter.requires_grad_(not parameter.requires_grad)
         for module in student.modules():
-            if isinstance(module, _NormBase) and any(p.requires_grad for p in module.parameters()):
+            if isinstance(module, BATCH_NORMS) and any(p.requires_grad for p in module.parameters()):
                 module.training = True
         try:
             yield chosen
