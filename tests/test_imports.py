@@ -47,6 +47,7 @@ BELOW["lab.figures"] = {*LEAVES}
 BELOW["lab.tasks"] = BELOW["lab.train"] | {"lab.train", "lab.figures"}
 # The tools work on run folders of any task.
 BELOW["lab.inspect"] = BELOW["lab.optimized_run"] = BELOW["lab.tasks"] | {"lab.tasks"}
+BELOW["lab.convert"] = {*LIBRARY}
 BELOW["lab.grid"] = BELOW["lab.train"] | {"lab.train"}
 # A comparison's report shows the maps of every run and what each costs.
 BELOW["lab.compare"] = BELOW["lab.inspect"] | {"lab.inspect", "lab.grid"}
@@ -186,6 +187,7 @@ LIGHT = [
     "__init__",
     "lab/cli/__init__",
     "lab/cli/command",
+    "lab/cli/distill",
     "lab/cli/info",
     "lab/cli/listing",
     "lab/cli/errors",

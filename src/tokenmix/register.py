@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import tokenmix.models
 
 if find_spec("transformers"):
-    import tokenmix.text
+    import tokenmix.text  # noqa: F401
     from tokenmix.swap.saving import register_swapped
 
     register_swapped()

@@ -65,7 +65,7 @@ def distill(
             `temperature`; a function of both outputs; None for layers alone.
         layers: names of modules, or a glob over them, whose outputs are matched as well.
         layer_weight: w.
-        steps: of the optimiser; one pass through the loader if not given.
+        steps: of the optimiser; one pass through the loader if not given, and 0 only measures.
         lr: learning rate after the warm-up.
         weight_decay: of AdamW.
         warmup: share of the steps.
@@ -220,7 +220,7 @@ def _number_of_steps(loader: Iterable[Any], steps: int | None) -> int:
     if steps is None and not isinstance(loader, Sized):
         raise UserError("the loader does not say how many batches it has; give steps=")
     total = len(loader) if steps is None else steps  # type: ignore[arg-type]
-    check_whole(steps=total)
+    check_whole(0, steps=total)
     return total
 
 
