@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tokenmix.errors import UserError, needs
 
 if TYPE_CHECKING:
-    from tokenmix.distillation import distill
+    from tokenmix.distillation import distill, rank_layers
     from tokenmix.inference import optimize
     from tokenmix.lab.compare.compare import compare
     from tokenmix.lab.registry import list_tasks
@@ -36,6 +36,7 @@ _LAZY = {
     "list_tasks": "tokenmix.lab.registry:list_tasks",
     "optimize": "tokenmix.inference:optimize",
     "probe": "tokenmix.testing.probe:probe",
+    "rank_layers": "tokenmix.distillation:rank_layers",
     "register_mixer": "tokenmix.layers.table:register_mixer",
     "swap_attention": "tokenmix.swap:swap_attention",
     "train": "tokenmix.lab.train.run:train",
@@ -71,6 +72,7 @@ __all__ = [
     "list_tasks",
     "optimize",
     "probe",
+    "rank_layers",
     "register_mixer",
     "swap_attention",
     "train",

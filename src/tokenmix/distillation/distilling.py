@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tokenmix.distillation.fidelity import Fidelity, HeldOut, compared
+from tokenmix.distillation.fidelity import Fidelity, HeldOut, compared, evaluating
 from tokenmix.distillation.losses import LossName, OutputLoss, layer_loss, output_loss, watched_layers
 from tokenmix.distillation.reading import Output, OutputReader, mask_of
 from tokenmix.distillation.report import CurvePoint, DistillReport
@@ -91,7 +91,7 @@ def distill(
     objective = _objective(teacher, student, output, loss, layers, layer_weight, temperature, precision)
     every, curve, since, clock = report_every or max(1, total // 10), [], [], _Clock()
     step, interrupted = 0, False
-    with torch.random.fork_rng(), _evaluating(teacher), _learning(student, train_only) as parameters:
+    with torch.random.fork_rng(), evaluating(teacher), _learning(student, train_only) as parameters:
         torch.manual_seed(seed)
         held = None if held_out is None else HeldOut.of(teacher, held_out, objective.reader)
         before = objective.fidelity(held)
@@ -163,7 +163,7 @@ class _Objective:
         """That of the student as it is."""
         if held is None:
             return None
-        with _evaluating(self.student):
+        with evaluating(self.student):
             return held.fidelity(self.student, self.reader, self.loss, by_rows=self.by_rows)
 
 
@@ -247,24 +247,12 @@ def _schedule(step: int, total: int, warmup: float) -> float:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """A model in evaluation mode, as it was before at the end."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-@contextmanager
 def _learning(student: nn.Module, train_only: Trained | None) -> Iterator[list[nn.Parameter]]:
     """The parameters that learn, the others frozen; dropout off, and batch norms learning where their weights do."""
     chosen = _chosen(student, train_only)
     frozen = [p for p in student.parameters() if p.requires_grad and not any(p is one for one in chosen)]
     thawed = [p for p in chosen if not p.requires_grad]
-    with _evaluating(student):
+    with evaluating(student):
         for parameter in (*frozen, *thawed):
             parameter.requires_grad_(not parameter.requires_grad)
         for module in student.modules():

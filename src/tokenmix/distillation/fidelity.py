@@ -1,6 +1,7 @@
 """How near a student's outputs are to its teacher's on samples that it did not learn from."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,3 +94,15 @@ def neighbour_overlap(student: Tensor, teacher: Tensor, count: int = NEIGHBOURS)
 
 def _nearest(rows: Tensor, count: int) -> Tensor:
     return (rows @ rows.T).fill_diagonal_(-2.0).topk(count).indices
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """A model in evaluation mode, as it was before at the end."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

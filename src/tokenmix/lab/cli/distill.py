@@ -77,10 +77,9 @@ class Distill:
     def run(self) -> int | None:
         check_mixers([self.to])
         for name, least in (("steps", 0), ("batch_size", 1), ("max_length", 1), ("held_out", 1)):
-            if getattr(self, name) < least:
-                raise UserError(
-                    f"--{name.replace('_', '-')} must be at least {least}, got {getattr(self, name)}; give {least} or more"
-                )
+            value, option = getattr(self, name), f"--{name.replace('_', '-')}"
+            if value < least:
+                raise UserError(f"{option} must be at least {least}, got {value}; give {least} or more")
         if self.threads is not None and self.threads < 1:
             raise UserError(f"--threads must be at least 1, got {self.threads}; give 1 or more")
         if not self.folder.is_dir():
