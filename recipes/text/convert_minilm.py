@@ -10,7 +10,7 @@ import io
 import tempfile
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,9 +36,26 @@ WHEEL = Wheel(
 RESULTS = Path(__file__).parents[2] / "dev" / "convert_minilm.json"
 MIXERS = ("external", "em", "linear", "gating", "less")
 LAYERS = {"3-5": (3, 4, 5), "0-5": (0, 1, 2, 3, 4, 5)}
-# less starts as the attention that it replaces, so there is nothing to learn.
-STEPS = {"less": 0}
 TOKENS = (128, 512, 4096)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One conversion: the mixer, the layers, and for how long it is taught."""
+
+    mixer: str
+    layers: tuple[int, ...]
+    steps: int
+    batch_size: int
+
+
+LONG = {f"external-{span}": Plan("external", layers, 600, 64) for span, layers in LAYERS.items()}
+# less starts as the attention that it replaces, so there is nothing to learn.
+SHORT = {
+    f"{mixer}-{span}-short": Plan(mixer, layers, 0 if mixer == "less" else 200, 32)
+    for span, layers in LAYERS.items()
+    for mixer in MIXERS
+}
 
 
 @dataclass(frozen=True)
@@ -49,8 +66,6 @@ class Args:
     """Folder of the original and the converted models."""
     only: Names = ()
     """Conversions such as external-3-5, separated by commas; all if none is given."""
-    steps: int = 600
-    """Training steps of 64 glosses."""
     costs: bool = False
     """Also measure time and memory of each model with all layers replaced."""
 
@@ -65,26 +80,25 @@ def main(args: Args) -> None:
     glosses = list(dict.fromkeys(synset.gloss for synset in synsets))
     found: dict[str, Any] = read_json(RESULTS) if RESULTS.exists() else {}
     rows = found.setdefault("conversions", {})
-    for span, layers in LAYERS.items():
-        for mixer in MIXERS:
-            name, folder = f"{mixer}-{span}", args.out / f"{mixer}-{span}"
-            if args.only and name not in args.only:
-                continue
-            if not folder.exists():
-                say(name)
-                convert_folder(
-                    original,
-                    mixer,
-                    glosses,
-                    folder,
-                    layers=layers,
-                    steps=STEPS.get(mixer, args.steps),
-                    batch_size=64,
-                    precision="bf16",
-                    progress=say,
-                )
-            rows[name] = summary(read_json(folder / "distill.json"))
-            write_json(RESULTS, found)
+    for name, plan in (LONG | SHORT).items():
+        folder = args.out / name
+        if args.only and name not in args.only:
+            continue
+        if not folder.exists():
+            say(name)
+            convert_folder(
+                original,
+                plan.mixer,
+                glosses,
+                folder,
+                layers=plan.layers,
+                steps=plan.steps,
+                batch_size=plan.batch_size,
+                precision="bf16",
+                progress=say,
+            )
+        rows[name] = asdict(plan) | summary(read_json(folder / "distill.json"))
+        write_json(RESULTS, found)
     if args.costs:
         found["costs"] = {"environment": environment(), "rows": costs(original)}
         write_json(RESULTS, found)
