@@ -63,7 +63,8 @@ def distill(
             token. A function of the output and the batch: what it returns. Padding of tokens does not count.
         loss: "cosine", 1 - cos over rows; "mse", the squared error over the teacher's mean square; "kl", of logits at
             `temperature`; a function of both outputs; None for layers alone.
-        layers: names of modules, or a glob over them, whose outputs are matched as well.
+        layers: names of modules, or a glob over them, whose outputs are matched as well; of nested ones a glob takes
+            the outermost.
         layer_weight: w.
         steps: of the optimiser; one pass through the loader if not given, and 0 only measures.
         lr: learning rate after the warm-up.
@@ -203,16 +204,21 @@ def _objective(
 
 def _layer_names(teacher: nn.Module, student: nn.Module, layers: str | Sequence[str] | None) -> list[str]:
     """The modules of both models that `layers` means."""
-    known = [name for name, _ in teacher.named_modules() if name]
-    theirs = {name for name, _ in student.named_modules()}
     if layers is None:
         return []
-    found = [name for name in known if fnmatchcase(name, layers)] if isinstance(layers, str) else list(layers)
+    theirs = {name for name, _ in student.named_modules()}
+    both = [name for name, _ in teacher.named_modules() if name in theirs and name]
+    if not isinstance(layers, str):
+        for name in layers:
+            if name not in both:
+                raise unknown_name("module of teacher and student", name, both)
+        return list(layers)
+    found: list[str] = []
+    for name in both:
+        if fnmatchcase(name, layers) and not any(name.startswith(f"{outer}.") for outer in found):
+            found.append(name)
     if not found:
-        raise UserError(f"layers={layers!r} matches no module of the teacher; give names of its named_modules()")
-    for name in found:
-        if name not in known or name not in theirs:
-            raise unknown_name(f"module of the {'student' if name in known else 'teacher'}", name, {*known} & theirs)
+        raise UserError(f"layers={layers!r} matches no module of both models; give names of their named_modules()")
     return found
 
 
