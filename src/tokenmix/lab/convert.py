@@ -117,6 +117,12 @@ def _quiet(transformers: Any) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def longest(model: Any, tokenizer: Any, wanted: int) -> int:
+    """The number of tokens that is wanted, or the most that the model takes."""
+    positions = getattr(model.config, "max_position_embeddings", None) or wanted
+    return min(wanted, positions, tokenizer.model_max_length)
+
+
 def chosen_layers(model: nn.Module, layers: Sequence[int] | None) -> list[str]:
     """The names of attention layers by number, from 0; all if None."""
     names = [site.name for site in find_sites(model)]
@@ -165,7 +171,7 @@ def convert_folder(
         steps: of the optimiser.
         batch_size: texts a step.
         lr: learning rate.
-        max_length: tokens at which texts are cut; N of mixers with a matrix over tokens.
+        max_length: tokens at which texts are cut, at most the model's own; N of mixers with a matrix over tokens.
         held_out: texts to measure fidelity on, at most a tenth.
         precision: of the forward passes.
         seed: of the split, the order, and the new weights.
@@ -174,6 +180,7 @@ def convert_folder(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists already; give another --out")
     teacher, tokenizer = open_folder(folder)
+    max_length = longest(teacher, tokenizer, max_length)
     student = copy.deepcopy(teacher)
     example = (torch.zeros(1, max_length, dtype=torch.long),)
     with torch.random.fork_rng():
@@ -219,6 +226,9 @@ def _write(out: Path, folder: Path, student: Any, document: Mapping[str, Any]) -
                 write_bytes(out / entry.name, file.read())
     with _quiet(transformers):
         student.save_pretrained(out)
+    # transformers leaves it readable for its owner alone.
+    for file in out.glob("*.safetensors"):
+        file.chmod((out / "config.json").stat().st_mode)
     write_json(out / "distill.json", document)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from tokenmix.distillation import LayerRanking, rank_layers
 from tokenmix.errors import UserError
 from tokenmix.files import read_json
-from tokenmix.lab.convert import TextBatches, open_folder, read_texts, split_texts
+from tokenmix.lab.convert import TextBatches, longest, open_folder, read_texts, split_texts
 from tokenmix.lab.train.load import load_task
 from tokenmix.lab.train.task import TaskData
 
@@ -40,17 +40,18 @@ def _rank_text_model(
     if text is None:
         raise UserError(f"{folder} is a model without data; give --text FILE with a text in each line")
     model, tokenizer = open_folder(folder)
+    length = longest(model, tokenizer, MAX_LENGTH)
     learned, kept = split_texts(read_texts(text), HELD_OUT, seed=0)
     return rank_layers(
         model,
         to,
-        TextBatches(tokenizer, learned, BATCH, MAX_LENGTH),
-        held_out=TextBatches(tokenizer, kept, BATCH, MAX_LENGTH).in_order(),
+        TextBatches(tokenizer, learned, BATCH, length),
+        held_out=TextBatches(tokenizer, kept, BATCH, length).in_order(),
         where=where,
         output="mean",
         steps=steps,
-        num_tokens=MAX_LENGTH,
-        example_inputs=(torch.zeros(1, MAX_LENGTH, dtype=torch.long),),
+        num_tokens=length,
+        example_inputs=(torch.zeros(1, length, dtype=torch.long),),
         mixer_kwargs=mixer_kwargs,
     )
 

@@ -17,7 +17,8 @@ def _layers(args: list[str]) -> tuple[int, ...]:
     found: list[int] = []
     for word in args[0].split(","):
         first, dash, last = word.strip().partition("-")
-        if not first.isdecimal() or not (last.isdecimal() if dash else last == ""):
+        numbers = first.isdecimal() and (last.isdecimal() and int(first) <= int(last) if dash else not last)
+        if not numbers:
             raise ValueError(f"{word!r} is not a layer; give numbers from 0 as in 3-5 or 0,2,4")
         found += range(int(first), int(last or first) + 1)
     return tuple(dict.fromkeys(found))
@@ -82,6 +83,8 @@ class Distill:
                 raise UserError(f"{option} must be at least {least}, got {value}; give {least} or more")
         if self.threads is not None and self.threads < 1:
             raise UserError(f"--threads must be at least 1, got {self.threads}; give 1 or more")
+        if not 0 < self.lr < float("inf"):
+            raise UserError(f"--lr must be a positive number, got {self.lr}; give one such as 1e-3")
         if not self.folder.is_dir():
             raise UserError(f"no folder {self.folder}; give a local one with config.json, weights and tokenizer")
         check_regular(self.text)
