@@ -31,7 +31,7 @@ BELOW = {
     "presets": {"registry"},
     "models": {*LEAVES, "ops", "layers", "checkpoints", "presets"},
     "text": {*LEAVES, "ops", "layers", "models", "presets"},
-    "register": {"models", "text"},
+    "register": {"models", "text", "swap"},
     "testing": {*LEAVES, "ops", "layers"},
     "swap": {*LEAVES, "layers"},
     "integrations": {"errors", "layers", "swap"},

@@ -113,7 +113,7 @@ def test_copies_and_pickles_keep_the_swap(tmp_path: Path) -> None:
         other.save_pretrained(tmp_path / str(i))
         again = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / str(i))
         assert torch.equal(again(ids).logits, model(ids).logits)
-    empty = transformers.AutoModelForMaskedLM.from_config(model.config)
+    empty = transformers.AutoModelForMaskedLM.from_config(transformers.AutoConfig.from_pretrained(tmp_path / "0"))
     empty.load_state_dict(model.state_dict())
     assert torch.equal(empty.eval()(ids).logits, model(ids).logits)
 

@@ -75,7 +75,7 @@ def open_folder(folder: Path) -> tuple[nn.Module, Any]:
     """The model and the tokenizer of a folder; no code in it is run, and nothing is fetched."""
     import transformers
 
-    from tokenmix.swap.saving import register_swapped
+    from tokenmix.swap.opening import register_swapped
 
     register_swapped()
     check_regular(folder / "config.json") if (folder / "config.json").exists() else _no_folder(folder)

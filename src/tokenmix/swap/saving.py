@@ -1,8 +1,7 @@
-"""A swapped model of transformers in its own form: `save_pretrained` writes the swap, `from_pretrained` repeats it.
+"""A swapped model of transformers notes the swap in its config, which `save_pretrained` writes.
 
-The config of such a model keeps its class's fields and gets a list of swaps; in the file its type is ours, so that
-transformers without tokenmix refuses the folder instead of loading it without the mixers. `import tokenmix.register`
-makes the type known. transformers itself is imported only where a model of its own is at hand.
+The config keeps its class's fields and gets a list of swaps. In the file its type is ours, so that transformers without
+tokenmix refuses the folder instead of opening it without the mixers; `tokenmix.swap.opening` opens it.
 """
 
 import copy
@@ -13,25 +12,8 @@ from typing import Any
 
 from torch import nn
 
-from tokenmix.errors import UserError, unknown_name
-from tokenmix.trust import from_file
-
 MODEL_TYPE = "tokenmix-swapped"
 FIELD = "tokenmix_swap"
-AUTO = (
-    "AutoModel",
-    "AutoModelForMaskedLM",
-    "AutoModelForSequenceClassification",
-    "AutoModelForTokenClassification",
-    "AutoModelForQuestionAnswering",
-    "AutoModelForMultipleChoice",
-    "AutoModelForImageClassification",
-    "AutoModelForMaskedImageModeling",
-    "AutoModelForVideoClassification",
-    "AutoModelForAudioClassification",
-    "AutoModelForCTC",
-)
-"""transformers' automatic classes that open a swapped model."""
 
 
 def record_swap(
@@ -50,19 +32,19 @@ def record_swap(
     if transformers is None or not isinstance(model, transformers.PreTrainedModel):
         return
     old = model.config
+    # Another model may have the same config.
     config = copy.deepcopy(old)
-    if not isinstance(config, _SwapInConfig):
+    if not isinstance(config, SwapInConfig):
         config.__class__ = swapped_config_class(type(old))
-    inner = "" if model.base_model is model else f"{model.base_model_prefix}."
-    counts = sorted({count or 0 for count in num_tokens})
+    prefix = layer_prefix(model)
     rows = [
         {
             "mixer": mixer,
-            "where": [n.removeprefix(inner) for n, count in zip(names, num_tokens, strict=True) if (count or 0) == one],
-            "num_tokens": one or None,
+            "where": [n.removeprefix(prefix) for n, count in zip(names, num_tokens, strict=True) if count == one],
+            "num_tokens": one,
             "mixer_kwargs": dict(kwargs),
         }
-        for one in counts
+        for one in dict.fromkeys(num_tokens)
     ]
     setattr(config, FIELD, [*getattr(config, FIELD, ()), *rows])
     for module in model.modules():
@@ -70,19 +52,12 @@ def record_swap(
             module.config = config  # type: ignore[assignment]
 
 
-def repeat_swap(model: Any) -> None:
-    """Swap in a new model of transformers as its config says; names of mixers from a file are never code."""
-    from tokenmix.swap.swap import swap_attention
-
-    swaps = getattr(model.config, FIELD)
-    inner = "" if model.base_model is model else f"{model.base_model_prefix}."
-    setattr(model.config, FIELD, [])
-    for swap in from_file(swaps):
-        where = [f"{inner}{name}" for name in swap["where"]]
-        swap_attention(model, swap["mixer"], where, num_tokens=swap["num_tokens"], mixer_kwargs=swap["mixer_kwargs"])
+def layer_prefix(model: Any) -> str:
+    """What stands before the names of layers in a model with a head, such as "bert."; the notes leave it out."""
+    return "" if model.base_model is model else f"{model.base_model_prefix}."
 
 
-class _SwapInConfig:
+class SwapInConfig:
     """What is added to a config's class: the file has our type, and all fields."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -91,10 +66,8 @@ class _SwapInConfig:
         return {**found, "model_type": MODEL_TYPE, "swapped_type": found["model_type"]}
 
     def to_diff_dict(self) -> dict[str, Any]:
-        """The same: a reader without the class does not know its defaults."""
-        found = self.to_dict()
-        found.pop("_name_or_path", None)
-        return found
+        """The same without private ones: a reader without the class does not know its defaults."""
+        return {key: value for key, value in self.to_dict().items() if not key.startswith("_")}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _empty_config, (type(self).__mro__[2],), self.__dict__
@@ -107,87 +80,5 @@ def _empty_config(kind: type) -> Any:
 
 @functools.cache
 def swapped_config_class(kind: Any) -> Any:
-    """The class of a swapped model's config, from that of the model, known to transformers' automatic classes."""
-    import transformers
-
-    made = type(f"Swapped{kind.__name__}", (_SwapInConfig, kind), {"__module__": __name__})
-    for name in AUTO:
-        auto = getattr(transformers, name, None)
-        if auto is not None and kind in auto._model_mapping:
-            auto.register(made, _opener(auto, kind), exist_ok=True)
-    return made
-
-
-def _opener(auto: Any, kind: Any) -> type:
-    """What an automatic class opens: the model's own class, with the mixers put in before its weights are read."""
-
-    def build() -> Any:
-        found = auto._model_mapping[kind]
-        known = found[0] if isinstance(found, tuple | list) else found
-
-        def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-            known.__init__(self, config, *args, **kwargs)
-            repeat_swap(self)
-
-        return known, type(known.__name__, (known,), {"__init__": __init__, "__module__": known.__module__})
-
-    class Opener:
-        @classmethod
-        def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-            known, swapped = build()
-            opened = swapped.from_pretrained(*args, **kwargs)
-            (opened[0] if isinstance(opened, tuple) else opened).__class__ = known
-            return opened
-
-        @classmethod
-        def _from_config(cls, *args: Any, **kwargs: Any) -> Any:
-            known, swapped = build()
-            made = swapped._from_config(*args, **kwargs)
-            made.__class__ = known
-            return made
-
-    return Opener
-
-
-def register_swapped() -> None:
-    """Make the type known to transformers."""
-    from transformers import AutoConfig, PreTrainedConfig
-
-    class SwappedConfig(PreTrainedConfig):
-        """Reads the config of a swapped model; what it returns is of that model's own kind."""
-
-        model_type = MODEL_TYPE
-
-        @classmethod
-        def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-            """The config of a file."""
-            return _read_config(config_dict, **kwargs)
-
-    AutoConfig.register(MODEL_TYPE, SwappedConfig, exist_ok=True)
-
-
-def _read_config(fields: Mapping[str, Any], **kwargs: Any) -> Any:
-    from transformers import CONFIG_MAPPING
-
-    fields = dict(fields)
-    kind = fields.pop("swapped_type", None)
-    if not isinstance(kind, str) or kind == MODEL_TYPE or kind not in CONFIG_MAPPING:
-        raise unknown_name("model type of transformers in config.json:", str(kind), list(CONFIG_MAPPING))
-    fields.pop("model_type", None)
-    fields.pop("auto_map", None)
-    swaps = fields.get(FIELD)
-    if not _well_formed(swaps):
-        raise UserError(f"{FIELD} of config.json is not a list of swaps; save the model again with save_pretrained")
-    return swapped_config_class(CONFIG_MAPPING[kind]).from_dict(fields, **kwargs)
-
-
-def _well_formed(swaps: Any) -> bool:
-    return isinstance(swaps, list) and all(
-        isinstance(swap, dict)
-        and isinstance(swap.get("mixer"), str)
-        and isinstance(swap.get("mixer_kwargs"), dict)
-        and isinstance(swap.get("num_tokens"), int | None)
-        and isinstance(swap.get("where"), list)
-        and all(isinstance(name, str) for name in swap["where"])
-        for swap in swaps
-    )
+    """The class of a swapped model's config, from that of the model."""
+    return type(f"Swapped{kind.__name__}", (SwapInConfig, kind), {"__module__": __name__})
