@@ -81,6 +81,14 @@ def test_a_bert_comes_back_again_and_again(mixer: str, tmp_path: Path) -> None:
     assert torch.equal(classifier.base_model(ids).last_hidden_state, twice.base_model(ids).last_hidden_state)
 
 
+def test_positions_are_dropped_again(tmp_path: Path) -> None:
+    model, ids = transformers.MPNetModel(transformers.MPNetConfig(**BERT)).eval(), torch.randint(2, 40, (2, 9))
+    tokenmix.swap_attention(model, "external", drop="positions")
+    moved(model).save_pretrained(tmp_path)
+    again = transformers.AutoModel.from_pretrained(tmp_path)
+    assert torch.equal(again(ids).last_hidden_state, model(ids).last_hidden_state)
+
+
 def test_what_was_swapped_in_a_base_model_opens_with_a_head(tmp_path: Path) -> None:
     model, ids = bert("BertModel"), torch.randint(1, 40, (2, 9))
     tokenmix.swap_attention(model, "external", layers(model))
@@ -100,7 +108,7 @@ def test_the_config_says_what_was_swapped(tmp_path: Path) -> None:
     assert said["swapped_type"] == "bert"
     assert said["hidden_size"] == 32
     where = [name.removeprefix("bert.") for name in names[1:]]
-    row = {"mixer": "external", "where": where, "num_tokens": None, "mixer_kwargs": {"num_slots": 5}}
+    row = {"mixer": "external", "where": where, "num_tokens": 20, "mixer_kwargs": {"num_slots": 5}, "drop": None}
     assert said["tokenmix_swap"] == [row]
     assert json.dumps(shared.to_dict(), default=str) == before, "another model may have the same config"
     assert all(m.config is model.config for m in model.modules() if hasattr(m, "config"))

@@ -12,6 +12,7 @@ from tokenmix.distillation.fidelity import Fidelity, HeldOut, evaluating
 from tokenmix.distillation.losses import LossName, OutputLoss, output_loss
 from tokenmix.distillation.reading import Output, OutputReader
 from tokenmix.layers.base import Mixer
+from tokenmix.swap.probe import Example
 from tokenmix.swap.report import SwapReport, SwapRow
 from tokenmix.swap.sites import Where, find_sites
 from tokenmix.swap.swap import swap_attention
@@ -113,8 +114,9 @@ def rank_layers(
     lr: float = 1e-3,
     num_tokens: int | None = None,
     img_size: int | tuple[int, int] | None = None,
-    example_inputs: Sequence[Any] | None = None,
+    example_inputs: Example | None = None,
     mixer_kwargs: Mapping[str, Any] | None = None,
+    drop: Literal["positions"] | None = None,
     temperature: float = 1.0,
     precision: Literal["fp32", "bf16"] = "fp32",
     seed: int = 0,
@@ -135,7 +137,7 @@ def rank_layers(
         loss: by which layers are ranked, as of `distill`.
         steps: of the fit.
         lr: learning rate of the fit.
-        num_tokens, img_size, example_inputs, mixer_kwargs: as of `swap_attention`.
+        num_tokens, img_size, example_inputs, mixer_kwargs, drop: as of `swap_attention`.
         temperature: T of "kl".
         precision: of the forward passes.
         seed: of the loader's order, where that is random.
@@ -159,6 +161,7 @@ def rank_layers(
         img_size=img_size,
         example_inputs=example_inputs,
         mixer_kwargs=mixer_kwargs,
+        drop=drop,
     )
     names = {site.name: site.names for site in find_sites(model)}
     rows = {row.name: row for row in swap.rows}

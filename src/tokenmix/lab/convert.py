@@ -146,6 +146,7 @@ def convert_folder(
     *,
     layers: Sequence[int] | None = None,
     mixer_kwargs: Mapping[str, Any] | None = None,
+    drop: Literal["positions"] | None = None,
     output: Literal["mean", "cls", "tokens"] = "mean",
     loss: Literal["cosine", "mse"] = "cosine",
     steps: int = 1000,
@@ -166,6 +167,7 @@ def convert_folder(
         out: folder to write, which must not exist or be empty.
         layers: numbers of attention layers from 0; all if None.
         mixer_kwargs: arguments of the mixer.
+        drop: as of `swap_attention`.
         output: what is matched: the mean of the tokens, the first token, or every token.
         loss: as of `distill`.
         steps: of the optimiser.
@@ -187,7 +189,13 @@ def convert_folder(
         torch.manual_seed(seed)
         where = chosen_layers(student, layers)
         swap = swap_attention(
-            student, to, where, num_tokens=max_length, example_inputs=example, mixer_kwargs=mixer_kwargs
+            student,
+            to,
+            where,
+            num_tokens=max_length,
+            example_inputs=example,
+            mixer_kwargs=mixer_kwargs,
+            drop=drop,
         )
     if progress is not None:
         progress(str(swap))

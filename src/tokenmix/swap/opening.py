@@ -61,6 +61,7 @@ def _well_formed(swap: Mapping[str, Any]) -> bool:
         isinstance(swap.get("mixer"), str)
         and isinstance(swap.get("mixer_kwargs"), dict)
         and isinstance(swap.get("num_tokens"), int | None)
+        and swap.get("drop", "") in (None, "positions")
         and isinstance(where, list)
         and all(isinstance(name, str) for name in where)
     )
@@ -99,7 +100,8 @@ def repeat_swap(model: Any) -> None:
     setattr(model.config, FIELD, [])
     for swap in from_file(swaps):
         where = [f"{prefix}{name}" for name in swap["where"]]
-        swap_attention(model, swap["mixer"], where, num_tokens=swap["num_tokens"], mixer_kwargs=swap["mixer_kwargs"])
+        given = {name: swap[name] for name in ("num_tokens", "mixer_kwargs", "drop")}
+        swap_attention(model, swap["mixer"], where, **given)
 
 
 def register_swapped() -> None:

@@ -17,7 +17,12 @@ FIELD = "tokenmix_swap"
 
 
 def record_swap(
-    model: nn.Module, mixer: str, names: Sequence[str], num_tokens: Sequence[int | None], kwargs: Mapping[str, Any]
+    model: nn.Module,
+    mixer: str,
+    names: Sequence[str],
+    num_tokens: Sequence[int | None],
+    kwargs: Mapping[str, Any],
+    drop: str | None,
 ) -> None:
     """Note a swap in the config of a model of transformers, for `save_pretrained`; nothing for other models.
 
@@ -27,6 +32,7 @@ def record_swap(
         names: of the layers.
         num_tokens: N of each layer.
         kwargs: arguments of the mixer.
+        drop: as of `swap_attention`.
     """
     transformers = sys.modules.get("transformers")
     if transformers is None or not isinstance(model, transformers.PreTrainedModel):
@@ -43,6 +49,7 @@ def record_swap(
             "where": [n.removeprefix(prefix) for n, count in zip(names, num_tokens, strict=True) if count == one],
             "num_tokens": one,
             "mixer_kwargs": dict(kwargs),
+            "drop": drop,
         }
         for one in dict.fromkeys(num_tokens)
     ]

@@ -52,6 +52,8 @@ class Distill:
     """Attention layers to replace, by number from 0."""
     mixer_kwargs: Pairs = field(default_factory=dict)
     """Arguments of the mixer, for example num_slots=32."""
+    drop: Literal["positions"] | None = None
+    """positions: leave out relative or rotary positions inside an attention, which no mixer has; else it is refused."""
     output: Literal["mean", "cls", "tokens"] = "mean"
     """What is matched: the mean of the tokens, as in sentence embeddings, the first token, or every token."""
     loss: Literal["cosine", "mse"] = "cosine"
@@ -102,6 +104,7 @@ class Distill:
             self.out,
             layers=self.layers,
             mixer_kwargs=self.mixer_kwargs,
+            drop=self.drop,
             output=self.output,
             loss=self.loss,
             steps=self.steps,
