@@ -19,23 +19,24 @@ BATCH, HELD_OUT, MAX_LENGTH = 32, 512, 128
 
 
 def rank_folder(
-    folder: Path, to: str, where: str, text: Path | None, steps: int, mixer_kwargs: Mapping[str, Any]
+    folder: Path, to: str, where: str, text: Path | None, steps: int, swap: Mapping[str, Any]
 ) -> LayerRanking:
     """Rank the layers of a run on images by its own data, or those of a text model of Hugging Face by a file.
 
     A run's layers are compared by its logits, a text model's by the mean of the tokens, on samples that nothing was
-    fitted to; a run's are training samples or, where it has them, validation samples.
+    fitted to; a run's are training samples or, where it has them, validation samples. `swap` are arguments of
+    `swap_attention`.
     """
     config = folder / "config.json"
     if config.exists() and "model_type" in read_json(config):
-        return _rank_text_model(folder, to, where, text, steps, mixer_kwargs)
+        return _rank_text_model(folder, to, where, text, steps, swap)
     if text is not None:
         raise UserError(f"{folder} is a run, whose own data is used; leave out --text")
-    return _rank_run(folder, to, where, steps, mixer_kwargs)
+    return _rank_run(folder, to, where, steps, swap)
 
 
 def _rank_text_model(
-    folder: Path, to: str, where: str, text: Path | None, steps: int, mixer_kwargs: Mapping[str, Any]
+    folder: Path, to: str, where: str, text: Path | None, steps: int, swap: Mapping[str, Any]
 ) -> LayerRanking:
     if text is None:
         raise UserError(f"{folder} is a model without data; give --text FILE with a text in each line")
@@ -52,11 +53,11 @@ def _rank_text_model(
         steps=steps,
         num_tokens=length,
         example_inputs=(torch.zeros(1, length, dtype=torch.long),),
-        mixer_kwargs=mixer_kwargs,
+        **swap,
     )
 
 
-def _rank_run(run: Path, to: str, where: str, steps: int, mixer_kwargs: Mapping[str, Any]) -> LayerRanking:
+def _rank_run(run: Path, to: str, where: str, steps: int, swap: Mapping[str, Any]) -> LayerRanking:
     task, config, description = load_task(run)
     data = type(task).load_data(config, like=description)
     size = min(BATCH, data.num_train // 2)
@@ -75,7 +76,7 @@ def _rank_run(run: Path, to: str, where: str, steps: int, mixer_kwargs: Mapping[
         loss="kl",
         steps=steps,
         example_inputs=task.swap_example(),
-        mixer_kwargs=mixer_kwargs,
+        **swap,
     )
 
 

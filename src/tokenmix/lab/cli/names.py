@@ -179,7 +179,9 @@ class Swap:
             raise UserError(f"--steps must be at least 1, got {self.steps}; give 1 or more")
         from tokenmix.lab.ranking import rank_folder
 
-        ranking = rank_folder(folder, self.to, self.where, self.text, self.steps, self.mixer_kwargs)
+        ranking = rank_folder(
+            folder, self.to, self.where, self.text, self.steps, {"mixer_kwargs": self.mixer_kwargs, "drop": self.drop}
+        )
         print(to_json({"model": self.model, **ranking.to_json()}) if self.json else ranking)
 
 
