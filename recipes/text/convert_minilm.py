@@ -7,9 +7,11 @@ Finished conversions are kept in --out, so the same command goes on where it sto
 
 import copy
 import io
+import statistics
 import tempfile
+import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +27,8 @@ from tokenmix.environment import environment
 from tokenmix.files import read_json, write_json
 from tokenmix.lab.convert import convert_folder, open_folder, say
 from tokenmix.lab.train.words import Names
-from tokenmix.profiling import peak_memory, time_interleaved
+from tokenmix.profiling import peak_memory
+from tokenmix.profiling.speed import orders
 from tokenmix.swap import swap_attention
 
 WHEEL = Wheel(
@@ -56,6 +59,8 @@ SHORT = {
     for span, layers in LAYERS.items()
     for mixer in MIXERS
 }
+# The three that recipes.text.rank_layers puts first.
+SHORT["external-2-4-short"] = Plan("external", (2, 3, 4), 200, 32)
 
 
 @dataclass(frozen=True)
@@ -124,7 +129,7 @@ def summary(written: Mapping[str, Any]) -> dict[str, Any]:
 
 @torch.no_grad()
 def costs(original: Path) -> list[dict[str, Any]]:
-    """Milliseconds and megabytes of one text of each length, with random positions beyond the model's 512."""
+    """CPU milliseconds and memory of one text of each length, with random positions beyond the model's 512."""
     teacher, _ = open_folder(original)
     found = []
     for num_tokens in TOKENS:
@@ -135,19 +140,30 @@ def costs(original: Path) -> list[dict[str, Any]]:
             swap_attention(models[mixer], mixer, num_tokens=num_tokens)
         text = torch.randint(1000, 30000, (1, num_tokens))
         runs = {name: partial(model, text) for name, model in models.items()}
-        timed = time_interleaved(runs, repeats=15 if num_tokens < 4096 else 5, warmup=1)
+        timed = cpu_seconds(runs, repeats=9 if num_tokens < 4096 else 3)
         for name, run in runs.items():
-            timing, memory = timed[name], peak_memory(run)
+            seconds, memory = timed[name], peak_memory(run)
             found.append(
                 {
                     "tokens": num_tokens,
                     "mixer": name,
-                    "ms": 1e3 * timing.median,
-                    "spread": timing.spread,
+                    "ms": [round(1e3 * one, 2) for one in seconds],
                     "bytes": memory,
                 }
             )
-            say(f"{num_tokens} tokens, {name}: {1e3 * timing.median:.1f} ms, {memory / 1e6:.1f} MB")
+            say(f"{num_tokens} tokens, {name}: {1e3 * statistics.median(seconds):.1f} ms, {memory / 1e6:.1f} MB")
+    return found
+
+
+def cpu_seconds(runs: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+    """CPU seconds of each call in rounds of changing order: of one thread they are its time on a core of its own."""
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    for round_, names in enumerate(orders(runs, repeats + 1)):
+        for name in names:
+            began = time.process_time()
+            runs[name]()
+            if round_:
+                found[name].append(time.process_time() - began)
     return found
 
 

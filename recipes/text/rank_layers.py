@@ -4,7 +4,8 @@
 
 Half of the layers become external attention and are distilled for a short time: a small ViT trained on the digits, and
 all-MiniLM-L6-v2 on WordNet's glosses, cut
-at 32 tokens. Writes dev/rank_layers.json.
+at 32 tokens. Writes dev/rank_layers.json
+after each seed, so the same command goes on where it stopped.
 """
 
 import copy
@@ -167,24 +168,30 @@ def one_seed(subject: Subject, seed: int) -> dict[str, Any]:
 
 
 def main(args: Args) -> None:
-    """All seeds of all teachers."""
+    """All seeds of all teachers that are not yet there."""
     torch.set_num_threads(1)
     found: dict[str, Any] = read_json(RESULTS) if RESULTS.exists() else {}
     for name in args.only:
-        subject = {"digits": digits, "minilm": minilm}[name](args.out)
-        seeds: dict[str, Any] = {}
-        for seed in args.seeds:
-            seeds[str(seed)] = one_seed(subject, seed)
-            say(", ".join(f"{half} {found['cosine']:.4f}" for half, found in seeds[str(seed)]["halves"].items()))
-        table = {
-            half: {
-                measure: over_seeds([seeds[str(s)]["halves"][half][measure] for s in args.seeds])
-                for measure in ("cosine", "agreement", "neighbours")
-            }
-            for half in ("ranked", "first", "last", "random")
+        rows: dict[str, Any] = found.get(name, {}).get("seeds", {})
+        missing = [seed for seed in args.seeds if str(seed) not in rows]
+        subject = {"digits": digits, "minilm": minilm}[name](args.out) if missing else None
+        for seed in missing:
+            assert subject is not None
+            rows[str(seed)] = one_seed(subject, seed)
+            say(", ".join(f"{half} {row['cosine']:.4f}" for half, row in rows[str(seed)]["halves"].items()))
+            found[name] = {"environment": environment(), "table": table(rows), "seeds": rows}
+            write_json(RESULTS, found)
+
+
+def table(rows: dict[str, Any]) -> dict[str, Any]:
+    """Mean and spread over the seeds of each choice of layers."""
+    return {
+        half: {
+            measure: over_seeds([row["halves"][half][measure] for row in rows.values()])
+            for measure in ("cosine", "agreement", "neighbours")
         }
-        found[name] = {"environment": environment(), "table": table, "seeds": seeds}
-        write_json(RESULTS, found)
+        for half in ("ranked", "first", "last", "random")
+    }
 
 
 if __name__ == "__main__":
