@@ -40,6 +40,8 @@ JOBS = (
     Job("emoji", "recipes.classification.plateau --part emoji --jobs {jobs} --hours {hours}"),
     Job("swap", "recipes.classification.swap_nano --jobs {jobs} --hours {hours}"),
     Job("text", "recipes.text.text_nano"),
+    Job("convert", "recipes.text.convert_minilm --costs"),
+    Job("ranking", "recipes.text.rank_layers"),
     Job("segmentation", "recipes.segmentation.segmentation_nano"),
     Job("detection", "recipes.detection.detection_nano"),
     Job("points", "recipes.points.points_nano"),

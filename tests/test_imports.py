@@ -31,10 +31,11 @@ BELOW = {
     "presets": {"registry"},
     "models": {*LEAVES, "ops", "layers", "checkpoints", "presets"},
     "text": {*LEAVES, "ops", "layers", "models", "presets"},
-    "register": {"models", "text"},
+    "register": {"models", "text", "swap"},
     "testing": {*LEAVES, "ops", "layers"},
     "swap": {*LEAVES, "layers"},
     "integrations": {"errors", "layers", "swap"},
+    "distillation": {*LEAVES, "ops", "layers", "swap"},
     "inference": {*LEAVES, "ops", "layers", "models", "text"},
     "profiling": {*LEAVES, "ops", "layers", "models", "swap"},
 }
@@ -46,6 +47,8 @@ BELOW["lab.figures"] = {*LEAVES}
 BELOW["lab.tasks"] = BELOW["lab.train"] | {"lab.train", "lab.figures"}
 # The tools work on run folders of any task.
 BELOW["lab.inspect"] = BELOW["lab.optimized_run"] = BELOW["lab.tasks"] | {"lab.tasks"}
+BELOW["lab.convert"] = {*LIBRARY}
+BELOW["lab.ranking"] = BELOW["lab.tasks"] | {"lab.convert", "lab.tasks"}
 BELOW["lab.grid"] = BELOW["lab.train"] | {"lab.train"}
 # A comparison's report shows the maps of every run and what each costs.
 BELOW["lab.compare"] = BELOW["lab.inspect"] | {"lab.inspect", "lab.grid"}
@@ -185,6 +188,7 @@ LIGHT = [
     "__init__",
     "lab/cli/__init__",
     "lab/cli/command",
+    "lab/cli/distill",
     "lab/cli/info",
     "lab/cli/listing",
     "lab/cli/errors",

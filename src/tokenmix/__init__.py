@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tokenmix.errors import UserError, needs
 
 if TYPE_CHECKING:
+    from tokenmix.distillation import distill, rank_layers
     from tokenmix.inference import optimize
     from tokenmix.lab.compare.compare import compare
     from tokenmix.lab.registry import list_tasks
@@ -28,18 +29,21 @@ _LAZY = {
     "cost": "tokenmix.profiling:cost_table",
     "create_mixer": "tokenmix.layers.table:create_mixer",
     "create_model": "tokenmix.models.registry:create_model",
+    "distill": "tokenmix.distillation:distill",
     "insert": "tokenmix.swap:insert",
     "list_mixers": "tokenmix.layers:list_mixers",
     "list_models": "tokenmix.registry:list_models",
     "list_tasks": "tokenmix.lab.registry:list_tasks",
     "optimize": "tokenmix.inference:optimize",
     "probe": "tokenmix.testing.probe:probe",
+    "rank_layers": "tokenmix.distillation:rank_layers",
     "register_mixer": "tokenmix.layers.table:register_mixer",
     "swap_attention": "tokenmix.swap:swap_attention",
     "train": "tokenmix.lab.train.run:train",
 }
 _MODULES = (
     "checkpoints",
+    "distillation",
     "inference",
     "integrations",
     "lab",
@@ -61,12 +65,14 @@ __all__ = [
     "cost",
     "create_mixer",
     "create_model",
+    "distill",
     "insert",
     "list_mixers",
     "list_models",
     "list_tasks",
     "optimize",
     "probe",
+    "rank_layers",
     "register_mixer",
     "swap_attention",
     "train",

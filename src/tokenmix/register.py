@@ -9,3 +9,6 @@ import tokenmix.models
 
 if find_spec("transformers"):
     import tokenmix.text  # noqa: F401
+    from tokenmix.swap.opening import register_swapped
+
+    register_swapped()

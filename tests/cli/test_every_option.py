@@ -24,6 +24,7 @@ WORDS = {
     "inspect": ["vit_nano"],
     "export": ["run"],
     "swap": ["vit_nano", "--to", "external"],
+    "distill": ["model", "--to", "external", "--text", "x", "--out", "y"],
     "doctor": ["external"],
     "data": ["list"],
     "list": ["mixers"],

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import tokenmix
 from tokenmix.errors import UserError
@@ -370,3 +370,26 @@ def test_the_command_drops_positions(capsys: pytest.CaptureFixture[str]) -> None
     assert "drop='positions'" in capsys.readouterr().err
     assert main([*args, "--drop", "positions"]) == 0
     assert "positions dropped: rope" in capsys.readouterr().out
+
+
+def test_a_module_under_two_names_keeps_its_weights() -> None:
+    """A pass on the meta device lends the model other tensors and takes them back."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = SelfAttention(8, num_heads=2)
+            self.second, self.read = self.first, nn.Linear(8, 8)
+            self.write = nn.Linear(8, 8)
+            self.write.weight = self.read.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.write(self.second(x + self.first(self.read(x))))
+
+    model = Twice()
+    report = tokenmix.swap_attention(model, "external", example_inputs=(torch.zeros(1, 5, 8),))
+    assert model.first is model.second
+    assert model.write.weight is model.read.weight
+    assert {p.device.type for p in model.parameters()} == {"cpu"}
+    assert report.macs_after == 2 * 5 * 64 + 2 * model.first.macs(5)
+    assert model(torch.randn(2, 5, 8)).isfinite().all()

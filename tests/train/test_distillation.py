@@ -12,10 +12,11 @@ import torch
 from timm.models import save_for_hf
 from torch import Tensor, nn
 
+from tokenmix.distillation.losses import distillation_loss, layer_loss, watched_layers
 from tokenmix.errors import UserError
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.checkpoint import read_weights
-from tokenmix.lab.train.distillation import DistillingTask, distillation_loss, layer_loss
+from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.load import load_run, load_task
 from tokenmix.lab.train.run import evaluate, train
 from tokenmix.lab.train.sources import make_config
@@ -137,7 +138,9 @@ def test_each_layer_gets_the_teachers_input() -> None:
     wanted = [((model.first(x) - first) ** 2).sum() / (first**2).sum()]
     given = model.second(y, y, y)[0]
     wanted.append(((given - second) ** 2).sum() / (second**2).sum())
-    loss = layer_loss(model, teacher, ["first", "second"], lambda: teacher(x))
+    with watched_layers(teacher, ["first", "second"]) as calls:
+        teacher(x)
+    loss = layer_loss(model, calls)
     torch.testing.assert_close(loss, torch.stack(wanted).mean())
     assert "mix" not in vars(teacher.first)
     loss.backward()

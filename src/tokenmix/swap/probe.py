@@ -179,9 +179,17 @@ def model_macs(model: nn.Module, inputs: Example, device: torch.device = META) -
 
     Weights, buffers and random state stay as they are. On another device than meta, the model must be there.
     """
+    # By module and not by name: a module under two names would be left with what it was lent.
+    parts = list(model.named_modules())
     # Detached, for the counter follows whatever needs a gradient into the backward pass, which there is not.
-    tensors = {name: p.detach().to(device) for name, p in model.named_parameters()}
-    tensors |= {name: buffer.to(device, copy=True) for name, buffer in model.named_buffers()}
+    tensors = {
+        name: p.detach().to(device) for prefix, m in parts for name, p in m.named_parameters(prefix, recurse=False)
+    }
+    tensors |= {
+        name: buffer.to(device, copy=True)
+        for prefix, m in parts
+        for name, buffer in m.named_buffers(prefix, recurse=False)
+    }
     args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
     given: Any = map_aggregate((args, kwargs), lambda x: _moved(x, device) if isinstance(x, Tensor) else x)
     training = [module for module in model.modules() if module.training]
@@ -191,7 +199,7 @@ def model_macs(model: nn.Module, inputs: Example, device: torch.device = META) -
     model.eval()
     try:
         with torch.random.fork_rng(devices=[]):
-            return count_macs(functional_call, model, tensors, *given)[1]
+            return count_macs(functools.partial(functional_call, tie_weights=False), model, tensors, *given)[1]
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
         for module in training:

@@ -13,6 +13,7 @@ from tokenmix.layers.table import resolve_mixer
 from tokenmix.swap.probe import Example, check_runs, example_of, probe_model
 from tokenmix.swap.replacements import Replacement, SwapRequest, plan_replacements
 from tokenmix.swap.report import SwapReport
+from tokenmix.swap.saving import record_swap
 from tokenmix.swap.sites import Where, find_sites, select_sites
 
 
@@ -64,6 +65,7 @@ def swap_attention(
         raise UserError(f"drop={drop!r} is unknown; give drop='positions', or leave it out")
     warn_untested()
     label, layer, fixed = resolve_mixer(mixer)
+    named = mixer if isinstance(mixer, str) else f"{mixer.__module__}:{mixer.__qualname__}"
     sites = find_sites(model)
     chosen = select_sites(sites, where)
     example = example_of(model, img_size) if example_inputs is None else example_inputs
@@ -83,15 +85,18 @@ def swap_attention(
     replacements, skipped = plan_replacements(chosen, request)
     before = count_parameters(model)
     undo, notes = _put(model, replacements, label, whole=len(replacements) == len(sites))
+    macs = None if probe.macs is None else check_runs(model, example or (), undo, probe.device)
+    rows = tuple(replacement.row for replacement in replacements)
+    record_swap(model, named, [row.name for row in rows], [row.num_tokens for row in rows], mixer_kwargs or {}, drop)
     return SwapReport(
         model=model,
         mixer=label,
-        rows=tuple(replacement.row for replacement in replacements),
+        rows=rows,
         skipped=tuple(skipped),
         parameters_before=before,
         parameters_after=count_parameters(model),
         macs_before=probe.macs,
-        macs_after=None if probe.macs is None else check_runs(model, example or (), undo, probe.device),
+        macs_after=macs,
         notes=(*notes, f"multiply-adds of the model are not known: {probe.note}; give example_inputs or img_size")
         if probe.note
         else notes,

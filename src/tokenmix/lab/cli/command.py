@@ -13,6 +13,7 @@ from typing import Any
 from tokenmix import __version__
 from tokenmix.errors import UserError, missing_extra, printable
 from tokenmix.files import DISK_ERRORS
+from tokenmix.lab.cli.distill import Distill
 from tokenmix.lab.cli.names import Cost, Data, Doctor, Info, List, Swap
 from tokenmix.lab.cli.parsing import parse_into, parse_verb
 from tokenmix.lab.cli.probe import Probe
@@ -40,6 +41,7 @@ VERBS: dict[str, Any] = {
     "inspect": Inspect,
     "export": Export,
     "swap": Swap,
+    "distill": Distill,
     "probe": Probe,
     "doctor": Doctor,
     "data": Data,

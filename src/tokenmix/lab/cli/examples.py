@@ -52,6 +52,11 @@ EXAMPLES: dict[str, tuple[str, str, str]] = {
         "tokenmix swap torchvision:vit_b_16 --to gating --where '*layer_1[01].*'",
         "tokenmix swap runs/first --to multihead-external --mixer-kwargs expansion=1",
     ),
+    "distill": (
+        "tokenmix distill all-MiniLM-L6-v2 --to external --layers 3-5 --text sentences.txt --out converted",
+        "tokenmix distill my_encoder --to em --text sentences.txt --output cls --steps 2000 --out converted",
+        "tokenmix distill my_encoder --to gating --max-length 64 --text sentences.txt --precision bf16 --out converted",
+    ),
     "probe": (
         "tokenmix probe external",
         "tokenmix probe gating my_layers:MyMixer --tasks recall,shift",

@@ -142,11 +142,23 @@ class Swap:
     """Arguments of the mixer, for example num_slots=32."""
     drop: Literal["positions"] | None = None
     """positions: leave out rotary and relative positions inside the attention, without which it cannot be replaced."""
+    rank: bool = False
+    """Fit a mixer for each layer and rank the layers by how well it replaces them. For a run on images, or a folder of
+    Hugging Face with --text."""
+    text: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: none)")] = None
+    """With --rank: a file with a text in each line."""
+    steps: int = 100
+    """With --rank: training steps of the fit."""
     json: bool = False
     """Print JSON instead of a table."""
 
     def run(self) -> None:
         check_mixers([self.to])
+        if self.rank:
+            self._rank()
+            return
+        if self.text is not None:
+            raise UserError("--text goes with --rank; leave it out, or give --rank")
         if not user_path(self.model).is_dir():
             check_models([self.model])
         from tokenmix.lab.cli.swap import load_model
@@ -155,6 +167,22 @@ class Swap:
         model = load_model(self.model, self.img_size)
         report = swap_attention(model, self.to, self.where, mixer_kwargs=self.mixer_kwargs, drop=self.drop)
         print(to_json({"model": self.model, **report.to_json()}) if self.json else report)
+
+    def _rank(self) -> None:
+        folder = user_path(self.model)
+        if not folder.is_dir():
+            raise UserError(
+                f"--rank needs weights and data, and {self.model} is no folder; give a run folder, or one of Hugging "
+                "Face with --text"
+            )
+        if self.steps < 1:
+            raise UserError(f"--steps must be at least 1, got {self.steps}; give 1 or more")
+        from tokenmix.lab.ranking import rank_folder
+
+        ranking = rank_folder(
+            folder, self.to, self.where, self.text, self.steps, {"mixer_kwargs": self.mixer_kwargs, "drop": self.drop}
+        )
+        print(to_json({"model": self.model, **ranking.to_json()}) if self.json else ranking)
 
 
 @dataclass(frozen=True)

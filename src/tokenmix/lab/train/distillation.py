@@ -2,31 +2,16 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from functools import partial
 from typing import Any, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tokenmix.distillation.losses import distillation_loss, layer_loss, watched_layers
 from tokenmix.errors import UserError
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.metrics import Mean
 from tokenmix.lab.train.task import TaskData, TaskModule
-from tokenmix.swap.probe import watch_calls
-
-
-def distillation_loss(student: Tensor, teacher: Tensor, temperature: float, count: Tensor | None = None) -> Tensor:
-    """T^2 KL(softmax(teacher / T) || softmax(student / T)), logits (rows, classes), summed and divided by `count`.
-
-    Paper:
-        Hinton et al., Distilling the Knowledge in a Neural Network (arXiv 1503.02531). T^2 keeps the gradients of
-        different temperatures alike.
-    """
-    log_p, log_q = ((logits.float() / temperature).log_softmax(-1) for logits in (teacher, student))
-    divergence = F.kl_div(log_q, log_p, log_target=True, reduction="sum")
-    return temperature**2 * divergence / (max(1, len(student)) if count is None else count)
 
 
 class DistillingTask(TaskModule, ABC):
@@ -113,7 +98,9 @@ class DistillingTask(TaskModule, ABC):
             metric.add(self._layer_loss(self.teacher, batch))
 
     def _layer_loss(self, teacher: "DistillingTask", batch: Any) -> Tensor:
-        return layer_loss(self.model, teacher.model, self.swapped, lambda: self.teacher_logits(teacher, batch))
+        with watched_layers(teacher.model, self.swapped) as calls:
+            self.teacher_logits(teacher, batch)
+        return layer_loss(self.model, calls)
 
 
 class LayerLoss(Mean):
@@ -126,35 +113,3 @@ class LayerLoss(Mean):
         """Count a batch."""
         self.total += value.float()
         self.count += 1
-
-
-def layer_loss(student: nn.Module, teacher: nn.Module, names: Sequence[str], run: Callable[[], Any]) -> Tensor:
-    """How far the student's layers are from the teacher's of the same name, each given the teacher's input.
-
-        1/L sum_l |S_l(x_l) - A_l(x_l)|^2 / |A_l(x_l)|^2
-
-    Each layer learns by itself, so that an early one that is still far off does not disturb those after it. A layer
-    that gives 0 has 1.
-
-    Args:
-        student: whose layers learn.
-        teacher: whose layers are watched.
-        names: of the layers in both.
-        run: puts a batch through the teacher.
-    """
-    calls: list[tuple[str, str, tuple[Any, ...], dict[str, Any], Tensor]] = []
-    with torch.no_grad(), ExitStack() as stack:
-        for name in names:
-            note = partial(lambda name, method, args, kwargs, out: (name, method, args, kwargs, _first(out)), name)
-            stack.enter_context(watch_calls(teacher.get_submodule(name), calls, note))
-        run()
-    losses = []
-    for name, method, args, kwargs, wanted in calls:
-        given = _first(getattr(student.get_submodule(name), method)(*args, **kwargs)).float()
-        losses.append((given - wanted.float()).square().sum() / wanted.float().square().sum().clamp_min(1e-12))
-    return torch.stack(losses).mean()
-
-
-def _first(result: Any) -> Tensor:
-    """What attention returns, without the maps or scores that some return with it."""
-    return result if isinstance(result, Tensor) else result[0]

@@ -1,0 +1,323 @@
+"""Train a student to give what its teacher gives."""
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tokenmix.distillation.fidelity import Fidelity, HeldOut, compared, evaluating
+from tokenmix.distillation.losses import LossName, OutputLoss, layer_loss, output_loss, watched_layers
+from tokenmix.distillation.reading import Output, OutputReader, mask_of
+from tokenmix.distillation.report import CurvePoint, DistillReport
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.layers.base import Mixer
+from tokenmix.ops.checks import check_choice, check_numbers, check_whole
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+Trained = str | Sequence[str] | Callable[[str, nn.Parameter], bool]
+
+
+def distill(
+    teacher: nn.Module,
+    student: nn.Module,
+    loader: Iterable[Any],
+    *,
+    output: Output = None,
+    loss: LossName | OutputLoss | None = "cosine",
+    layers: str | Sequence[str] | None = None,
+    layer_weight: float = 1.0,
+    steps: int | None = None,
+    lr: float = 1e-3,
+    weight_decay: float = 0.01,
+    warmup: float = 0.05,
+    train_only: Trained | None = None,
+    held_out: Iterable[Any] | None = None,
+    report_every: int | None = None,
+    temperature: float = 1.0,
+    precision: Literal["fp32", "bf16"] = "fp32",
+    seed: int = 0,
+    progress: Callable[[str], None] | None = None,
+) -> DistillReport:
+    """Train a student, in place, to give what its teacher gives on unlabelled samples.
+
+        loss(s(x), t(x)) + w 1/L sum_l |S_l(x_l) - T_l(x_l)|^2 / |T_l(x_l)|^2
+
+    x_l is the teacher's own input to its layer l, so that each layer learns by itself. AdamW with a linear warm-up and
+    a cosine schedule to 0; gradients are clipped at norm 1. Dropout is off. The teacher is not changed. After Ctrl-C
+    the student is what was reached, and the report says so.
+
+    Args:
+        teacher: the model that is imitated.
+        student: the model that learns, for example a copy of the teacher after `swap_attention`.
+        loader: batches, read again from the start when they end. A batch is a tensor, a tuple whose first is the input,
+            or a dict of arguments; labels are not used.
+        output: what is compared. None: the output if it is a tensor, else `logits` or `last_hidden_state`. A name: that
+            entry of the output. "mean": its tokens' mean over `attention_mask`, a sentence embedding; "cls": its first
+            token. A function of the output and the batch: what it returns. Padding of tokens does not count.
+        loss: "cosine", 1 - cos over rows; "mse", the squared error over the teacher's mean square; "kl", of logits at
+            `temperature`; a function of both outputs; None for layers alone.
+        layers: names of modules, or a glob over them, whose outputs are matched as well; of nested ones a glob takes
+            the outermost.
+        layer_weight: w.
+        steps: of the optimiser; one pass through the loader if not given, and 0 only measures.
+        lr: learning rate after the warm-up.
+        weight_decay: of AdamW.
+        warmup: share of the steps.
+        train_only: globs over names of parameters, or a function of name and parameter; "mixers" for those of token
+            mixers. What needs a gradient if not given.
+        held_out: batches on which fidelity is measured; they choose nothing.
+        report_every: steps between points of the curve; a tenth of all if not given.
+        temperature: T of "kl".
+        precision: of the forward passes: "bf16" by autocast.
+        seed: of the loader's order, where that is random.
+        progress: is given a line for each point of the curve.
+
+    Returns:
+        The report, with held-out fidelity before and after.
+
+    Raises:
+        UserError: models, batches or options that do not fit each other, or a loss that is not finite.
+    """
+    total = _number_of_steps(loader, steps)
+    check_whole(report_every=report_every or 1)
+    check_numbers(0.0, lr=lr, weight_decay=weight_decay, warmup=warmup, layer_weight=layer_weight)
+    check_choice("precision", precision, ("fp32", "bf16"))
+    objective = _objective(teacher, student, output, loss, layers, layer_weight, temperature, precision)
+    every, curve, since, clock = report_every or max(1, total // 10), [], [], _Clock()
+    step, interrupted = 0, False
+    with torch.random.fork_rng(), evaluating(teacher), _learning(student, train_only) as parameters:
+        torch.manual_seed(seed)
+        held = None if held_out is None else HeldOut.of(teacher, held_out, objective.reader)
+        before = objective.fidelity(held)
+        optimizer = torch.optim.AdamW(parameters, weight_decay=weight_decay)
+        try:
+            with clock:
+                for batch in itertools.islice(_endless(loader), total):
+                    for group in optimizer.param_groups:
+                        group["lr"] = lr * _schedule(step, total, warmup)
+                    value = objective(batch)
+                    if not value.isfinite():
+                        raise UserError(f"the loss is {value.item()} at step {step + 1}; give a smaller lr than {lr:g}")
+                    optimizer.zero_grad()
+                    value.backward()
+                    nn.utils.clip_grad_norm_(parameters, 1.0)
+                    optimizer.step()
+                    step += 1
+                    since.append(value.detach())
+                    if step % every == 0 or step == total:
+                        with clock.paused():
+                            curve.append(CurvePoint(step, torch.stack(since).mean().item(), objective.fidelity(held)))
+                        since.clear()
+                        if progress is not None:
+                            progress(_line(curve[-1], total, clock))
+        except KeyboardInterrupt:
+            interrupted = True
+        reached = bool(curve) and curve[-1].step == step
+        return DistillReport(
+            student=student,
+            curve=tuple(curve),
+            before=before,
+            after=curve[-1].held_out if reached else objective.fidelity(held),
+            steps=step,
+            trained=sum(p.numel() for p in parameters),
+            seconds=clock.seconds,
+            cpu_seconds=clock.cpu_seconds,
+            interrupted=interrupted,
+        )
+
+
+@dataclass(frozen=True)
+class _Objective:
+    """What a student is trained for: outputs, layers, or both."""
+
+    teacher: nn.Module
+    student: nn.Module
+    reader: OutputReader
+    loss: OutputLoss
+    by_rows: bool
+    of_outputs: bool
+    layers: Sequence[str]
+    layer_weight: float
+
+    def __call__(self, batch: Any) -> Tensor:
+        batch = self.reader.moved(batch)
+        mask = mask_of(batch)
+        with watched_layers(self.teacher, self.layers) as calls:
+            wanted = self.reader(self.teacher, batch)
+        total = wanted.new_zeros((), dtype=torch.float32)
+        if self.of_outputs:
+            given = self.reader(self.student, batch)
+            total = total + self.loss(*compared(given, wanted, mask, by_rows=self.by_rows))
+        if self.layers:
+            with self.reader.autocast():
+                total = total + self.layer_weight * layer_loss(self.student, calls, mask)
+        return total
+
+    def fidelity(self, held: HeldOut | None) -> Fidelity | None:
+        """That of the student as it is."""
+        if held is None:
+            return None
+        with evaluating(self.student):
+            return held.fidelity(self.student, self.reader, self.loss, by_rows=self.by_rows)
+
+
+def _objective(
+    teacher: nn.Module,
+    student: nn.Module,
+    output: Output,
+    loss: LossName | OutputLoss | None,
+    layers: str | Sequence[str] | None,
+    layer_weight: float,
+    temperature: float,
+    precision: str,
+) -> _Objective:
+    check_numbers(temperature=temperature)
+    if temperature <= 0:
+        raise UserError(f"temperature must be positive, got {temperature:g}; 1 leaves the logits as they are")
+    names = _layer_names(teacher, student, layers)
+    if loss is None and not names:
+        raise UserError("loss=None trains layers alone; name them by layers=, or give a loss")
+    device, other = (next((p.device for p in model.parameters()), None) for model in (student, teacher))
+    if teacher is student or device is None:
+        what = "the same model as the teacher" if teacher is student else "without weights"
+        raise UserError(f"the student is {what}; give a copy.deepcopy of the teacher in which attention was swapped")
+    if device != other:
+        raise UserError(f"the student is on {device} and the teacher on {other}; move both to one device")
+    return _Objective(
+        teacher=teacher,
+        student=student,
+        reader=OutputReader(output, device, precision == "bf16"),
+        loss=output_loss("cosine" if loss is None else loss, temperature),
+        by_rows=not callable(loss),
+        of_outputs=loss is not None,
+        layers=names,
+        layer_weight=layer_weight,
+    )
+
+
+def _layer_names(teacher: nn.Module, student: nn.Module, layers: str | Sequence[str] | None) -> list[str]:
+    """The modules of both models that `layers` means."""
+    if layers is None:
+        return []
+    theirs = {name for name, _ in student.named_modules()}
+    both = [name for name, _ in teacher.named_modules() if name in theirs and name]
+    if not isinstance(layers, str):
+        for name in layers:
+            if name not in both:
+                raise unknown_name("module of teacher and student", name, both)
+        return list(layers)
+    found: list[str] = []
+    for name in both:
+        if fnmatchcase(name, layers) and not any(name.startswith(f"{outer}.") for outer in found):
+            found.append(name)
+    if not found:
+        raise UserError(f"layers={layers!r} matches no module of both models; give names of their named_modules()")
+    return found
+
+
+def _number_of_steps(loader: Iterable[Any], steps: int | None) -> int:
+    if steps is None and not isinstance(loader, Sized):
+        raise UserError("the loader does not say how many batches it has; give steps=")
+    total = len(loader) if steps is None else steps  # type: ignore[arg-type]
+    check_whole(0, steps=total)
+    return total
+
+
+def _endless(loader: Iterable[Any]) -> Iterator[Any]:
+    """The batches, again and again."""
+    seen = 0
+    while True:
+        before = seen
+        for batch in loader:
+            seen += 1
+            yield batch
+        if seen == before:
+            raise UserError(
+                f"the loader ended after {seen} batches and cannot be read again; give a list or a DataLoader, or "
+                "fewer steps"
+                if seen
+                else "the loader has no batch; give one with samples"
+            )
+
+
+def _schedule(step: int, total: int, warmup: float) -> float:
+    """The share of the learning rate: up in a line, then down along a cosine."""
+    return min(1.0, (step + 1) / max(1.0, warmup * total)) * 0.5 * (1 + math.cos(math.pi * step / total))
+
+
+@contextmanager
+def _learning(student: nn.Module, train_only: Trained | None) -> Iterator[list[nn.Parameter]]:
+    """The parameters that learn, the others frozen; dropout off, and batch norms learning where their weights do."""
+    chosen = _chosen(student, train_only)
+    frozen = [p for p in student.parameters() if p.requires_grad and not any(p is one for one in chosen)]
+    thawed = [p for p in chosen if not p.requires_grad]
+    with evaluating(student):
+        for parameter in (*frozen, *thawed):
+            parameter.requires_grad_(not parameter.requires_grad)
+        for module in student.modules():
+            if isinstance(module, BATCH_NORMS) and any(p.requires_grad for p in module.parameters()):
+                module.training = True
+        try:
+            yield chosen
+        finally:
+            for parameter in (*frozen, *thawed):
+                parameter.requires_grad_(not parameter.requires_grad)
+            for parameter in chosen:
+                parameter.grad = None
+
+
+def _chosen(student: nn.Module, train_only: Trained | None) -> list[nn.Parameter]:
+    named = list(student.named_parameters())
+    if train_only is None:
+        chosen = [p for _, p in named if p.requires_grad]
+    elif callable(train_only):
+        chosen = [p for name, p in named if train_only(name, p)]
+    elif train_only == "mixers":
+        inside = {id(p) for module in student.modules() if isinstance(module, Mixer) for p in module.parameters()}
+        chosen = [p for _, p in named if id(p) in inside]
+    else:
+        globs = [train_only] if isinstance(train_only, str) else train_only
+        chosen = [p for name, p in named if any(fnmatchcase(name, glob) for glob in globs)]
+    if not chosen:
+        what = "no parameter needs a gradient" if train_only is None else f"train_only={train_only!r} matches nothing"
+        raise UserError(f"{what}, so there is nothing to train; parameters are {named[0][0]}, ..., {named[-1][0]}")
+    return chosen
+
+
+@dataclass
+class _Clock:
+    """Seconds in its block, of the wall and of this process, but for those in `paused`."""
+
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    _since: tuple[float, float] = field(default=(0.0, 0.0))
+
+    def __enter__(self) -> None:
+        self._since = time.perf_counter(), time.process_time()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += time.perf_counter() - self._since[0]
+        self.cpu_seconds += time.process_time() - self._since[1]
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Not counted."""
+        self.__exit__()
+        try:
+            yield
+        finally:
+            self.__enter__()
+
+
+def _line(point: CurvePoint, total: int, clock: _Clock) -> str:
+    held = point.held_out
+    beside = "" if held is None else f", held-out cosine {held.cosine:.4f}"
+    beside += "" if held is None or held.neighbours is None else f", neighbours {held.neighbours:.3f}"
+    return f"step {point.step} of {total}: loss {point.loss:.4f}{beside}, {clock.seconds:.0f} s"

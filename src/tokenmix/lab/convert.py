@@ -1,0 +1,245 @@
+"""A folder of Hugging Face, converted: some of its attention replaced, and distilled from the original on texts."""
+
+import copy
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tokenmix.distillation import DistillReport, distill
+from tokenmix.environment import environment
+from tokenmix.errors import UserError, one_line
+from tokenmix.files import check_regular, copy_folder, new_folder, open_regular, read_text, write_bytes, write_json
+from tokenmix.swap import SwapReport, swap_attention
+from tokenmix.swap.sites import find_sites
+
+WINDOW = 50
+MOST_HELD_OUT = 10
+KEPT = (".json", ".txt", ".model")
+NOT_KEPT = ("config.json", "model.safetensors.index.json", "distill.json")
+
+
+def read_texts(file: Path) -> list[str]:
+    """The lines of a file, without those that are empty or repeated."""
+    texts = list(dict.fromkeys(filter(None, map(str.strip, read_text(file).splitlines()))))
+    if len(texts) < 2 * MOST_HELD_OUT:
+        raise UserError(f"{file} has {len(texts)} different lines; give at least {2 * MOST_HELD_OUT}, one text in each")
+    return texts
+
+
+class TextBatches:
+    """Texts as batches of a tokenizer's arguments, in random order; a batch has texts of about the same length.
+
+    The order is PyTorch's own random state's, another in each pass.
+    """
+
+    def __init__(self, tokenizer: Any, texts: Sequence[str], batch_size: int, max_length: int) -> None:
+        self.tokenizer, self.texts, self.batch_size, self.max_length = tokenizer, texts, batch_size, max_length
+
+    def __len__(self) -> int:
+        return -(-len(self.texts) // self.batch_size)
+
+    def __iter__(self) -> Iterator[Mapping[str, Tensor]]:
+        order = torch.randperm(len(self.texts)).tolist()
+        window = WINDOW * self.batch_size
+        for start in range(0, len(order), window):
+            texts = sorted((self.texts[i] for i in order[start : start + window]), key=len)
+            batches = [texts[i : i + self.batch_size] for i in range(0, len(texts), self.batch_size)]
+            for i in torch.randperm(len(batches)).tolist():
+                yield self.encoded(batches[i])
+
+    def encoded(self, texts: Sequence[str]) -> Mapping[str, Tensor]:
+        """One batch, padded to its longest text."""
+        return self.tokenizer(
+            list(texts), padding=True, truncation=True, max_length=self.max_length, return_tensors="pt"
+        )
+
+    def in_order(self) -> list[Mapping[str, Tensor]]:
+        """All batches in the order of the texts."""
+        starts = range(0, len(self.texts), self.batch_size)
+        return [self.encoded(self.texts[start : start + self.batch_size]) for start in starts]
+
+
+def split_texts(texts: Sequence[str], held_out: int, seed: int) -> tuple[list[str], list[str]]:
+    """Texts to learn from and held-out ones, at random; at most a tenth is held out."""
+    order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(seed)).tolist()
+    count = min(held_out, len(texts) // MOST_HELD_OUT)
+    return [texts[i] for i in order[count:]], [texts[i] for i in order[:count]]
+
+
+def open_folder(folder: Path) -> tuple[nn.Module, Any]:
+    """The model and the tokenizer of a folder; no code in it is run, and nothing is fetched."""
+    import transformers
+
+    from tokenmix.swap.opening import register_swapped
+
+    register_swapped()
+    check_regular(folder / "config.json") if (folder / "config.json").exists() else _no_folder(folder)
+    with _one_line_errors(folder), _quiet(transformers):
+        model = transformers.AutoModel.from_pretrained(folder, local_files_only=True)
+        return model.eval(), transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def _no_folder(folder: Path) -> None:
+    raise UserError(
+        f"{folder} has no config.json; give the folder of a model of Hugging Face, which save_pretrained writes"
+    )
+
+
+@contextmanager
+def _one_line_errors(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # whatever transformers raises for a folder that it does not know
+        raise UserError(
+            f"{folder} cannot be opened by transformers ({one_line(error)}); give a complete folder"
+        ) from error
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Without its bars and tables of weights."""
+    logging = transformers.utils.logging
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def longest(model: Any, tokenizer: Any, wanted: int) -> int:
+    """The number of tokens that is wanted, or the most that the model takes."""
+    positions = getattr(model.config, "max_position_embeddings", None) or wanted
+    return min(wanted, positions, tokenizer.model_max_length)
+
+
+def chosen_layers(model: nn.Module, layers: Sequence[int] | None) -> list[str]:
+    """The names of attention layers by number, from 0; all if None."""
+    names = [site.name for site in find_sites(model)]
+    wrong = [number for number in layers or () if number >= len(names)]
+    if wrong:
+        raise UserError(f"there is no layer {wrong[0]}; the model has layers 0 to {len(names) - 1}")
+    return names if layers is None else [names[number] for number in layers]
+
+
+def is_no_embedding(model: nn.Module) -> Callable[[str, nn.Parameter], bool]:
+    """All that is trained but tables of embeddings, which a text changes in a few rows only."""
+    tables = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
+    return lambda name, parameter: id(parameter) not in tables
+
+
+def convert_folder(
+    folder: Path,
+    to: str,
+    texts: Sequence[str],
+    out: Path,
+    *,
+    layers: Sequence[int] | None = None,
+    mixer_kwargs: Mapping[str, Any] | None = None,
+    drop: Literal["positions"] | None = None,
+    output: Literal["mean", "cls", "tokens"] = "mean",
+    loss: Literal["cosine", "mse"] = "cosine",
+    steps: int = 1000,
+    batch_size: int = 32,
+    lr: float = 1e-3,
+    max_length: int = 128,
+    held_out: int = 500,
+    precision: Literal["fp32", "bf16"] = "fp32",
+    seed: int = 0,
+    progress: Callable[[str], None] | None = None,
+) -> tuple[SwapReport, DistillReport]:
+    """Replace attention of a text model and distill it from the original; leaves a folder of the same form.
+
+    Args:
+        folder: a local folder with model and tokenizer.
+        to: the mixer.
+        texts: to learn from and to hold out.
+        out: folder to write, which must not exist or be empty.
+        layers: numbers of attention layers from 0; all if None.
+        mixer_kwargs: arguments of the mixer.
+        drop: as of `swap_attention`.
+        output: what is matched: the mean of the tokens, the first token, or every token.
+        loss: as of `distill`.
+        steps: of the optimiser.
+        batch_size: texts a step.
+        lr: learning rate.
+        max_length: tokens at which texts are cut, at most the model's own; N of mixers with a matrix over tokens.
+        held_out: texts to measure fidelity on, at most a tenth.
+        precision: of the forward passes.
+        seed: of the split, the order, and the new weights.
+        progress: is given lines.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} exists already; give another --out")
+    teacher, tokenizer = open_folder(folder)
+    max_length = longest(teacher, tokenizer, max_length)
+    student = copy.deepcopy(teacher)
+    example = (torch.zeros(1, max_length, dtype=torch.long),)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        where = chosen_layers(student, layers)
+        swap = swap_attention(
+            student,
+            to,
+            where,
+            num_tokens=max_length,
+            example_inputs=example,
+            mixer_kwargs=mixer_kwargs,
+            drop=drop,
+        )
+    if progress is not None:
+        progress(str(swap))
+    learned, kept = split_texts(texts, held_out, seed)
+    report = distill(
+        teacher,
+        student,
+        TextBatches(tokenizer, learned, batch_size, max_length),
+        output="last_hidden_state" if output == "tokens" else output,
+        loss=loss,
+        steps=steps,
+        lr=lr,
+        train_only=is_no_embedding(student),
+        held_out=TextBatches(tokenizer, kept, batch_size, max_length).in_order(),
+        precision=precision,
+        seed=seed,
+        progress=progress,
+    )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with new_folder(out) as partial:
+        _write(partial, folder, student, {"swap": swap.to_json(), "distill": report.to_json(), **environment()})
+    return swap, report
+
+
+def _write(out: Path, folder: Path, student: Any, document: Mapping[str, Any]) -> None:
+    import transformers
+
+    for entry in sorted(folder.iterdir()):
+        if entry.is_symlink() or entry.name in NOT_KEPT:
+            continue
+        if entry.is_dir() and entry.name[:1].isdigit():  # of sentence-transformers, such as 1_Pooling
+            (out / entry.name).mkdir()
+            copy_folder(entry, out / entry.name)
+        elif entry.is_file() and entry.suffix in KEPT:
+            with open_regular(entry) as file:
+                write_bytes(out / entry.name, file.read())
+    with _quiet(transformers):
+        student.save_pretrained(out)
+    # transformers leaves it readable for its owner alone.
+    for file in out.glob("*.safetensors"):
+        file.chmod((out / "config.json").stat().st_mode)
+    write_json(out / "distill.json", document)
+
+
+def say(line: str) -> None:
+    """A line of progress."""
+    print(f"tokenmix: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,109 @@
+"""transformers' `from_pretrained` for swapped models: a model of its own class, swapped again, then its weights.
+
+`import tokenmix.register` calls `register_swapped`. What a file says is data: a mixer is a name of the table, and the
+class of the model is transformers' own for the type that is named.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import transformers
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.swap.saving import FIELD, MODEL_TYPE, layer_prefix, swapped_config_class
+from tokenmix.swap.swap import swap_attention
+from tokenmix.trust import from_file
+
+OPENED_BY = {
+    "AutoModel": "MODEL_MAPPING",
+    "AutoModelForMaskedLM": "MODEL_FOR_MASKED_LM_MAPPING",
+    "AutoModelForSequenceClassification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
+    "AutoModelForTokenClassification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
+    "AutoModelForQuestionAnswering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING",
+    "AutoModelForMultipleChoice": "MODEL_FOR_MULTIPLE_CHOICE_MAPPING",
+    "AutoModelForImageClassification": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING",
+    "AutoModelForMaskedImageModeling": "MODEL_FOR_MASKED_IMAGE_MODELING_MAPPING",
+    "AutoModelForVideoClassification": "MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING",
+    "AutoModelForAudioClassification": "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING",
+    "AutoModelForCTC": "MODEL_FOR_CTC_MAPPING",
+}
+"""transformers' automatic classes that open a swapped model, and their tables."""
+
+
+class SwappedConfig(PreTrainedConfig):
+    """Reads the config of a swapped model; what it returns is of that model's own kind."""
+
+    model_type = MODEL_TYPE
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """The config of a file; `UserError` if it is not one that `save_pretrained` writes."""
+        known = {"model_type", "swapped_type", "auto_map"}
+        kind, swaps = config_dict.get("swapped_type"), config_dict.get(FIELD)
+        if not isinstance(kind, str) or kind == MODEL_TYPE or kind not in CONFIG_MAPPING:
+            raise unknown_name("model type of transformers in config.json:", str(kind), list(CONFIG_MAPPING))
+        if not isinstance(swaps, list) or not all(isinstance(swap, dict) and _well_formed(swap) for swap in swaps):
+            raise UserError(f"{FIELD} of config.json is not a list of swaps; save the model again with save_pretrained")
+        fields = {key: value for key, value in config_dict.items() if key not in known}
+        own = CONFIG_MAPPING[kind]
+        made = swapped_config_class(own)
+        for name, table in OPENED_BY.items():
+            mapping = getattr(transformers, table, {})
+            if own in mapping:
+                getattr(transformers, name).register(made, _opener(mapping[own]), exist_ok=True)
+        return made.from_dict(fields, **kwargs)
+
+
+def _well_formed(swap: Mapping[str, Any]) -> bool:
+    where = swap.get("where")
+    return (
+        isinstance(swap.get("mixer"), str)
+        and isinstance(swap.get("mixer_kwargs"), dict)
+        and isinstance(swap.get("num_tokens"), int | None)
+        and swap.get("drop", "") in (None, "positions")
+        and isinstance(where, list)
+        and all(isinstance(name, str) for name in where)
+    )
+
+
+def _opener(found: Any) -> type:
+    """What an automatic class opens: the model's own class, with the mixers put in before its weights are read."""
+    own = found[0] if isinstance(found, tuple | list) else found
+
+    def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        own.__init__(self, config, *args, **kwargs)
+        repeat_swap(self)
+
+    # By name and module it is the model's own, for transformers looks up by them how a checkpoint's keys are called.
+    swapped: Any = type(own.__name__, (own,), {"__init__": __init__, "__module__": own.__module__})
+
+    class Opener:
+        @classmethod
+        def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+            opened = swapped.from_pretrained(*args, **kwargs)
+            (opened[0] if isinstance(opened, tuple) else opened).__class__ = own
+            return opened
+
+        @classmethod
+        def _from_config(cls, *args: Any, **kwargs: Any) -> Any:
+            made = swapped._from_config(*args, **kwargs)
+            made.__class__ = own
+            return made
+
+    return Opener
+
+
+def repeat_swap(model: Any) -> None:
+    """Swap in a new model of transformers as its config says."""
+    swaps, prefix = getattr(model.config, FIELD), layer_prefix(model)
+    setattr(model.config, FIELD, [])
+    for swap in from_file(swaps):
+        where = [f"{prefix}{name}" for name in swap["where"]]
+        given = {name: swap[name] for name in ("num_tokens", "mixer_kwargs", "drop")}
+        swap_attention(model, swap["mixer"], where, **given)
+
+
+def register_swapped() -> None:
+    """Make the type of swapped models known to transformers."""
+    AutoConfig.register(MODEL_TYPE, SwappedConfig, exist_ok=True)

@@ -1,0 +1,199 @@
+"""A swapped model of transformers is saved and opened by transformers' own functions."""
+
+import copy
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tokenmix
+from tokenmix.errors import UserError
+from tokenmix.layers import ExternalAttention
+
+transformers = pytest.importorskip("transformers", reason="transformers is optional and not installed")
+
+SRC = Path(__file__).parents[2] / "src"
+VIT = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64}
+BERT = {**VIT, "vocab_size": 40, "max_position_embeddings": 20}
+MIXERS = ["external", "less", "gating", "em", "multihead-external", "gating-toeplitz", "token-mlp", "offset", "self"]
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> None:
+    import tokenmix.register  # noqa: F401
+
+    torch.manual_seed(0)
+
+
+def vit() -> Any:
+    config = transformers.ViTConfig(**VIT, image_size=16, patch_size=4, num_labels=5)
+    return transformers.ViTForImageClassification(config).eval()
+
+
+def bert(kind: str = "BertForMaskedLM") -> Any:
+    return getattr(transformers, kind)(transformers.BertConfig(**BERT)).eval()
+
+
+def layers(model: Any) -> list[str]:
+    return [n for n, m in model.named_modules() if type(m).__name__ in ("ViTAttention", "BertAttention")]
+
+
+def moved(model: Any) -> Any:
+    """Weights that no start has."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_a_vit_comes_back(mixer: str, tmp_path: Path) -> None:
+    model, x = vit(), torch.randn(2, 3, 16, 16)
+    kwargs = {"num_slots": 5} if mixer == "external" else {}
+    tokenmix.swap_attention(model, mixer, layers(model)[1:], mixer_kwargs=kwargs)
+    moved(model).save_pretrained(tmp_path)
+    again = transformers.AutoModelForImageClassification.from_pretrained(tmp_path)
+    assert type(again) is transformers.ViTForImageClassification
+    assert isinstance(again.config, transformers.ViTConfig)
+    assert torch.equal(again(x).logits, model(x).logits)
+    base = transformers.AutoModel.from_pretrained(tmp_path)
+    assert type(base) is transformers.ViTModel
+    assert torch.equal(base(x).last_hidden_state, model.base_model(x).last_hidden_state)
+
+
+@pytest.mark.parametrize("mixer", ["external", "gating"])
+def test_a_bert_comes_back_again_and_again(mixer: str, tmp_path: Path) -> None:
+    model, ids = bert(), torch.randint(1, 40, (2, 9))
+    tokenmix.swap_attention(model, mixer, layers(model)[:1], num_tokens=20)
+    tokenmix.swap_attention(model, "em", layers(model), mixer_kwargs={"num_slots": 3})
+    moved(model).save_pretrained(tmp_path / "one")
+    once = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "one")
+    once.save_pretrained(tmp_path / "two")
+    twice = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "two")
+    assert torch.equal(twice(ids).logits, model(ids).logits)
+    classifier = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "two", num_labels=3)
+    assert classifier(ids).logits.shape == (2, 3)
+    assert torch.equal(classifier.base_model(ids).last_hidden_state, twice.base_model(ids).last_hidden_state)
+
+
+def test_positions_are_dropped_again(tmp_path: Path) -> None:
+    model, ids = transformers.MPNetModel(transformers.MPNetConfig(**BERT)).eval(), torch.randint(2, 40, (2, 9))
+    tokenmix.swap_attention(model, "external", drop="positions")
+    moved(model).save_pretrained(tmp_path)
+    again = transformers.AutoModel.from_pretrained(tmp_path)
+    assert torch.equal(again(ids).last_hidden_state, model(ids).last_hidden_state)
+
+
+def test_what_was_swapped_in_a_base_model_opens_with_a_head(tmp_path: Path) -> None:
+    model, ids = bert("BertModel"), torch.randint(1, 40, (2, 9))
+    tokenmix.swap_attention(model, "external", layers(model))
+    moved(model).save_pretrained(tmp_path)
+    headed = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert torch.equal(headed.bert(ids).last_hidden_state, model(ids).last_hidden_state)
+
+
+def test_the_config_says_what_was_swapped(tmp_path: Path) -> None:
+    model = bert()
+    shared, before = model.config, json.dumps(model.config.to_dict(), default=str)
+    names = layers(model)
+    tokenmix.swap_attention(model, "external", names[1:], mixer_kwargs={"num_slots": 5})
+    model.save_pretrained(tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text())
+    assert said["model_type"] == "tokenmix-swapped"
+    assert said["swapped_type"] == "bert"
+    assert said["hidden_size"] == 32
+    where = [name.removeprefix("bert.") for name in names[1:]]
+    row = {"mixer": "external", "where": where, "num_tokens": 20, "mixer_kwargs": {"num_slots": 5}, "drop": None}
+    assert said["tokenmix_swap"] == [row]
+    assert json.dumps(shared.to_dict(), default=str) == before, "another model may have the same config"
+    assert all(m.config is model.config for m in model.modules() if hasattr(m, "config"))
+
+
+def test_copies_and_pickles_keep_the_swap(tmp_path: Path) -> None:
+    model, ids = bert(), torch.randint(1, 40, (2, 9))
+    tokenmix.swap_attention(model, "external")
+    for i, other in enumerate((copy.deepcopy(model), pickle.loads(pickle.dumps(model)))):
+        other.save_pretrained(tmp_path / str(i))
+        again = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / str(i))
+        assert torch.equal(again(ids).logits, model(ids).logits)
+    empty = transformers.AutoModelForMaskedLM.from_config(transformers.AutoConfig.from_pretrained(tmp_path / "0"))
+    empty.load_state_dict(model.state_dict())
+    assert torch.equal(empty.eval()(ids).logits, model(ids).logits)
+
+
+def test_a_model_that_is_not_swapped_is_saved_as_before(tmp_path: Path) -> None:
+    bert().save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "bert"
+
+
+def test_a_swap_that_fails_leaves_the_config(tmp_path: Path) -> None:
+    model = bert()
+    before = model.config
+    with pytest.raises(UserError):
+        tokenmix.swap_attention(model, "gating", mixer_kwargs={"nothing": 1})
+    assert model.config is before
+
+
+def test_without_tokenmix_it_is_refused(tmp_path: Path) -> None:
+    """transformers by itself would leave the mixers' weights out."""
+    model = bert()
+    tokenmix.swap_attention(model, "external")
+    model.save_pretrained(tmp_path)
+    code = "import sys; from transformers import AutoModel; AutoModel.from_pretrained(sys.argv[1])"
+    for first, ends in (("", 1), ("import tokenmix.register; ", 0)):
+        done = subprocess.run(
+            [sys.executable, "-c", first + code, str(tmp_path)],
+            env={"PYTHONPATH": str(SRC), "PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == ends, done.stderr
+        assert ("tokenmix-swapped" in done.stderr) is (ends == 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"swapped_type": "os"}, "unknown model type of transformers"),
+        ({"swapped_type": "tokenmix-swapped"}, "unknown model type of transformers"),
+        ({"tokenmix_swap": "external"}, "tokenmix_swap of config.json is not a list of swaps"),
+        ({"tokenmix_swap": [{"mixer": "external"}]}, "tokenmix_swap of config.json is not a list of swaps"),
+        ({"mixer": "extrnal"}, "unknown mixer 'extrnal'; did you mean external"),
+        ({"mixer": "evil_layers:X"}, "a file names code, evil_layers:X, which is not imported"),
+        ({"where": ["encoder.layer.9.attention"]}, "unknown attention of the model"),
+        ({"mixer_kwargs": {"nothing": 1}}, "has no argument 'nothing'"),
+    ],
+)
+def test_a_file_is_data(changes: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "evil_layers.py").write_text(f"open({str(tmp_path / 'MARK')!r}, 'w')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    model = bert()
+    tokenmix.swap_attention(model, "external")
+    model.save_pretrained(tmp_path / "model")
+    file = tmp_path / "model/config.json"
+    said = json.loads(file.read_text())
+    for key, value in changes.items():
+        (said if key in said else said["tokenmix_swap"][0])[key] = value
+    file.write_text(json.dumps(said))
+    with pytest.raises(UserError, match=message):
+        transformers.AutoModel.from_pretrained(tmp_path / "model")
+    assert not (tmp_path / "MARK").exists()
+
+
+def test_a_class_of_ones_own_is_named_and_opens_where_it_is_imported(tmp_path: Path) -> None:
+    class Mine(ExternalAttention):
+        """One's own."""
+
+    model, ids = bert(), torch.randint(1, 40, (2, 9))
+    tokenmix.swap_attention(model, Mine)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(UserError):
+        transformers.AutoModel.from_pretrained(tmp_path)
+    tokenmix.swap_attention(model, ExternalAttention)
+    assert model(ids).logits.isfinite().all()
