@@ -66,7 +66,7 @@ def watched_layers(teacher: nn.Module, names: Sequence[str]) -> Iterator[list[La
     calls: list[LayerCall] = []
     with torch.no_grad(), ExitStack() as stack:
         for name in names:
-            note = partial(lambda name, *call: LayerCall(name, *call[:-1], _first(call[-1])), name)
+            note = partial(lambda name, how, args, kwargs, out: LayerCall(name, how, args, kwargs, _first(out)), name)
             stack.enter_context(watch_calls(teacher.get_submodule(name), calls, note))
         yield calls
 

@@ -111,9 +111,10 @@ class _Streams(torch.autograd.Function):
             return *written_gradients(grad, ctx.saved_tensors, ctx.num_steps), *[None] * 5
         wide, last = offsets.dtype, ctx.num_steps - 1
         grad_query = empty_like_heads(query, query.shape[-1])
-        sums = [None if t is None else t.new_zeros(t.shape, dtype=wide) for t in ctx.saved_tensors[1:5]]
+        sums: list[Any] = [None if t is None else t.new_zeros(t.shape, dtype=wide) for t in ctx.saved_tensors[1:5]]
         grad_keys, grad_values, grad_key_bias, grad_value_bias = sums
-        grad_before = grad_offset = None
+        grad_before: Any = None
+        grad_offset: Any = None
         # The pass that emitted, then those that collected, the last one first.
         for k in range(last + 1, -1 if ctx.num_steps else last, -1):
             if grad_before is not None:

@@ -98,7 +98,7 @@ class _Tiles(torch.autograd.Function):
         if torch.is_grad_enabled():
             return *written_gradients(grad, ctx.saved_tensors, ctx.num_steps), None, None
         grad_query, wide = empty_like_heads(query, query.shape[-1]), offsets.dtype
-        sums = [None if t is None else t.new_zeros(t.shape, dtype=wide) for t in ctx.saved_tensors[1:5]]
+        sums: list[Any] = [None if t is None else t.new_zeros(t.shape, dtype=wide) for t in ctx.saved_tensors[1:5]]
         grad_keys, grad_values, grad_key_bias, grad_value_bias = sums
         for group in _groups(query, key_memory.shape[0]):
             some, upstream = query[group].contiguous(), grad[group].contiguous()
