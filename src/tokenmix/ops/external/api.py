@@ -1,6 +1,6 @@
 """External attention: tokens attend to two learned memories of S slots, in time linear in N."""
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -81,7 +81,7 @@ def external_attention(
     check_chunks(chunk_size, dropout)
     check_backend(backend, chunk_size, dropout)
     query, full = without_padding(query, mask)
-    given: Any = (query, key_memory, value_memory, key_bias, value_bias)
+    given = query, key_memory, value_memory, key_bias, value_bias
     double = normalization == "double"
     in_graph = torch.compiler.is_exporting() or torch.jit.is_tracing()
     if chunk_size is not None and not in_graph and chunk_size < query.shape[-2]:
@@ -96,7 +96,7 @@ def external_attention(
         return external_by_sdpa(*given, full, double=double)
     given = autocast_inputs(*given)
     if chosen == "tiled":
-        return tiled_external_attention(*given, full, double=double)
+        return tiled_external_attention(*given, full, double=double)  # pyrefly: ignore[bad-argument-count]
     require_triton("external_attention", *given)
     # It imports triton, which a CPU does without.
     from tokenmix.kernels.external import fused_external_attention
