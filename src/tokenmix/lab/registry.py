@@ -23,6 +23,7 @@ class TaskEntry(Entry):
         optim: dataclass of optimiser and learning rate, where the task does without some of the usual ones.
         defaults: values of options that this task starts from, `model` and `data` above all; a task without them has to
             be given these two.
+        skeleton: the model of a comparison; that of `defaults` if empty.
         other_models: function of a name that returns, without PyTorch, whether it may be a model that the task takes
             though the registry does not have it.
     """
@@ -31,6 +32,7 @@ class TaskEntry(Entry):
     options: Target = "tokenmix.lab.train.config:TaskOptions"
     optim: Target = "tokenmix.lab.train.config:OptimConfig"
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    skeleton: str = ""
     other_models: Target | None = None
 
 

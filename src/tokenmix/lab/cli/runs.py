@@ -15,7 +15,7 @@ from tokenmix.lab.cli.parsing import parse_into, parse_known
 from tokenmix.lab.data.lookup import data_sets
 from tokenmix.lab.registry import TASKS
 from tokenmix.lab.tasks.fitting import check_model_name
-from tokenmix.lab.train.config import CompareConfig, TrainConfig
+from tokenmix.lab.train.config import CompareConfig, TrainConfig, comparison_config
 from tokenmix.lab.train.recipes import merge_kwargs
 from tokenmix.lab.train.schema import Part
 from tokenmix.lab.train.sources import base_config, read_config
@@ -38,10 +38,7 @@ class Train:
         source = parse_known(Source, prog, args)
         base = base_config(task, source.recipe, source.resume, None if source.model else source.init_from)
         given = parse_into(TrainConfig, prog, args, base, cls.__doc__ or "")
-        if given.task not in (base.task, task):
-            if given.task not in TASKS:
-                raise stray(given.task, args)
-            raise UserError(f"the task comes first: {prog} {given.task} ..., got it after other options")
+        _check_task_first(given.task, base.task, prog, args)
         given.options.check_given(word[2:].partition("=")[0].replace("-", "_") for word in args)
         return cls(merge_kwargs(base, given))
 
@@ -71,22 +68,36 @@ class Source:
 
 @dataclass(frozen=True)
 class Compare:
-    """Compare mixers: train variants that differ only in the mixer, at equal budget; leaves a report."""
+    """Compare mixers on any task: train variants that differ only in the mixer, at equal budget; leaves a report."""
 
     config: CompareConfig
 
     @classmethod
     def parse(cls, prog: str, args: Sequence[str]) -> "Compare":
-        """A comparison."""
-        return cls(parse_into(CompareConfig, prog, args, CompareConfig(), cls.__doc__ or ""))
+        """A comparison with the options of its task."""
+        task = args[0] if args and not args[0].startswith("-") else None
+        given = parse_into(CompareConfig, prog, args, comparison_config(task or CompareConfig.task), cls.__doc__ or "")
+        _check_task_first(given.task, task or CompareConfig.task, prog, args)
+        given.options.check_given(word[2:].partition("=")[0].replace("-", "_") for word in args)
+        return cls(given)
 
     def run(self) -> None:
-        check_mixers(self.config.mixers)
+        check_mixers(name for name in self.config.mixers if name != "none")
+        check_model_name(self.config.task, self.config.model.model)
         for data in data_sets(self.config.data.data):
             check_data(data)
         from tokenmix.lab.compare.compare import compare
 
         compare(self.config)
+
+
+def _check_task_first(given: str, expected: str, prog: str, args: Sequence[str]) -> None:
+    """Raise `UserError` if the task, on which the options depend, was not the first word."""
+    if given == expected:
+        return
+    if given not in TASKS:
+        raise stray(given, args)
+    raise UserError(f"the task comes first: {prog} {given} ..., got it after other options")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@ from torch import nn
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.files import user_path
-from tokenmix.lab.registry import get_task
 from tokenmix.models.registry import create_model, create_on_meta
 from tokenmix.registry import MODELS, list_models
 
@@ -43,7 +42,7 @@ def load_model(target: str, img_size: int | None) -> nn.Module:
 
 def _check_swappable(target: str) -> None:
     tasks = MODELS[target].tasks
-    if get_task(tasks[0]).comparison is not None:
+    if "image-classification" not in tasks:
         raise UserError(
             f"{target} is a model of {', '.join(tasks)}, whose mixer is one of its arguments; by name, swap takes "
             "image classifiers only"

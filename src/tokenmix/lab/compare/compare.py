@@ -1,11 +1,14 @@
 """Variants that differ only in their mixer, trained at equal budget, measured side by side, reported."""
 
+import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.console import Console
@@ -14,37 +17,37 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from tokenmix.environment import environment
 from tokenmix.errors import UserError, printable
-from tokenmix.files import make_folder, one_writer, replace_file
+from tokenmix.files import make_folder, one_writer, replace_file, to_json
+from tokenmix.lab.compare.baselines import fit_baselines
 from tokenmix.lab.compare.columns import markdown_table, rich_table
 from tokenmix.lab.compare.examples import make_examples
 from tokenmix.lab.compare.grid import choose_cells, copy_runs, merge_settings, split_grid, write_grid
 from tokenmix.lab.compare.notes import budget_sentence, failed_runs, finding_sentence, notes, uncertainty
 from tokenmix.lab.compare.report import write_report
-from tokenmix.lab.compare.results import Results, Run
-from tokenmix.lab.compare.variant_costs import measure_steps, measure_variants
-from tokenmix.lab.compare.variant_runs import (
-    check_folder,
-    claim_folder,
-    mixer_of,
-    plan_runs,
-    read_run,
-    read_sampling,
-)
+from tokenmix.lab.compare.result import ComparisonResult
+from tokenmix.lab.compare.results import Results, Run, Variant
+from tokenmix.lab.compare.variant_costs import measure_variants, skeleton_of
+from tokenmix.lab.compare.variant_runs import check_folder, claim_folder, plan_runs, read_run, read_sampling, variant_of
+from tokenmix.lab.compare.variants import reference_of
 from tokenmix.lab.grid.cells import Cell, Engine
-from tokenmix.lab.grid.engines import in_turn, make_engine
+from tokenmix.lab.grid.engines import in_turn, make_engine, parallel_runs
 from tokenmix.lab.registry import get_task
-from tokenmix.lab.train.config import CompareConfig
+from tokenmix.lab.train.config import CompareConfig, comparison_config
 from tokenmix.lab.train.identity import read_result
+from tokenmix.lab.train.load import load_task
 from tokenmix.lab.train.plan import check_config, make_plan
-from tokenmix.lab.train.swapping import check_own_mixers
-from tokenmix.lab.train.task import TaskData, TaskModule, input_sizes
+from tokenmix.lab.train.swapping import check_own_mixers, start_and_swap
+from tokenmix.lab.train.task import TaskData, TaskModule
 from tokenmix.layers.table import get_spec
 from tokenmix.trust import from_caller
+
+STEP_SHARE = 0.85
+"""What a step is of the time around it, loading included."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Variants of one size on one data set: what is known before they are trained. `name` is "" outside of a grid."""
+    """Variants of one model on one data set: what is known before they are trained. `name` is "" outside of a grid."""
 
     name: str
     config: CompareConfig
@@ -54,33 +57,109 @@ class Comparison:
     cells: list[Cell]
 
     @property
-    def metric(self) -> str:
-        """The metric that all variants monitor, and that is reported."""
-        return next(iter(self.variants.values())).monitor
+    def task(self) -> TaskModule:
+        """The first variant, which is asked about the task."""
+        return next(iter(self.variants.values()))
 
 
 @from_caller
-def compare(config: CompareConfig, *, quiet: bool = False, baseline: Mapping[str, float] | None = None) -> Path:
-    """Train, measure and report; returns the folder of report.html, results.json and results.md.
+def compare(
+    config: CompareConfig | None = None,
+    *,
+    mixers: Sequence[str] | None = None,
+    data: str | None = None,
+    task: str = "image-classification",
+    model: str | None = None,
+    model_kwargs: Mapping[str, Any] | None = None,
+    seeds: Sequence[int] | None = None,
+    epochs: int | None = None,
+    max_steps: int | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    limit: int | None = None,
+    limit_eval: int | None = None,
+    swap_where: str | None = None,
+    insert_after: str | None = None,
+    init_from: str | Path | None = None,
+    controls: bool | None = None,
+    out: str | Path | None = None,
+    device: str | None = None,
+    threads: int | None = None,
+    jobs: int | Literal["auto"] | None = None,
+    quiet: bool = False,
+    **options: Any,
+) -> ComparisonResult:
+    """Train variants of a model that differ only in their mixer at equal budget, measure them, and report.
 
-    With several data sets or sizes it has such a folder for each of them, and a table of all in report.html and
-    results.md. `baseline` is the score of something simpler on the same data, by its name, which reports show as well.
-    The same call again continues where it stopped: finished runs are not repeated, and mixers or seeds may be added.
+    A model with an argument `mixer` gets the mixers there; in any other they replace the attention layers, or are
+    inserted after the module that `insert_after` names. The same call again continues where it stopped: finished runs
+    are not repeated, and mixers or seeds may be added. With several data sets or sizes there is a report for each of
+    them, and a table of all.
+
+    Args:
+        config: all options in one object; options that are given as well replace its own.
+        mixers: names of `tokenmix.list_mixers()`, or "module:Class".
+        data: a data set of `tokenmix list data`, or files of the user's, such as "folder:photos".
+        task: a name of `tokenmix.list_tasks()`.
+        model: the network; the task's own small one if not given.
+        model_kwargs: arguments of the model.
+        seeds: one run of each variant for each seed.
+        epochs, max_steps, batch_size, lr: of every run.
+        limit, limit_eval: use this many training and test samples.
+        swap_where: glob over the attention layers that are replaced.
+        insert_after: glob over the modules after which a block is inserted.
+        init_from: a safetensors file or run folder to start from.
+        controls: also train the network without mixing, and fit the task's simplest baselines; True if not given.
+        out: folder of the report.
+        device, threads: where, and with how many threads of the CPU.
+        jobs: runs at a time, see `tokenmix compare --help`.
+        quiet: print nothing.
+        **options: any other option of the command, by its name with underlines.
+
+    Returns:
+        What was found: `.results`, `.path`, `.best`, `.to_pandas()`, `.plot()`; a notebook shows the table.
 
     Raises:
         UserError: a mistake that is known before the first training; or no run finished.
     """
-    if not isinstance(config, CompareConfig):
+    if config is not None and not isinstance(config, CompareConfig):
         raise UserError(
-            f"compare takes a CompareConfig, got {config!r}; for example CompareConfig().replace(data='digits')"
+            f"compare takes options by name, or a CompareConfig; got {config!r}; for example compare(data='digits')"
         )
-    console = Console(quiet=quiet)
+    given: dict[str, Any] = {
+        "mixers": None if mixers is None else tuple([mixers] if isinstance(mixers, str) else mixers),
+        "data": data,
+        "model": model,
+        "model_kwargs": None if model_kwargs is None else dict(model_kwargs),
+        "seeds": None if seeds is None else tuple([seeds] if isinstance(seeds, int) else seeds),
+        "epochs": epochs,
+        "max_steps": max_steps,
+        "batch_size": batch_size,
+        "lr": lr,
+        "limit": limit,
+        "limit_eval": limit_eval,
+        "swap_where": swap_where,
+        "insert_after": insert_after,
+        "init_from": init_from,
+        "controls": controls,
+        "out": out,
+        "device": device,
+        "threads": threads,
+        "jobs": jobs,
+    }
+    given = {name: value for name, value in given.items() if value is not None} | options
+    config = comparison_config(task, **given) if config is None else config.replace(**given)
+    return _compare(config, Console(quiet=quiet))
+
+
+def _compare(config: CompareConfig, console: Console) -> ComparisonResult:
     merged = config if config.merge is None else merge_settings(config, config.merge)
     out, parts = split_grid(merged)
     comparisons = [_prepare(name, one, folder) for name, (one, folder) in parts.items()]
     cells = choose_cells([cell for one in comparisons for cell in one.cells], config.only)
-    train = config.merge is None and not all(cell.is_finished for cell in cells)
-    engine = make_engine(config.engine, out.with_name(f"{out.name}-jobs")) if train else in_turn
+    waiting = [] if config.merge else [cell for cell in cells if not cell.is_finished]
+    jobs = parallel_runs(config, len(waiting))
+    engine = make_engine(config.engine, out.with_name(f"{out.name}-jobs"), jobs) if waiting else in_turn
     claims: list[tuple[Any, ...]] = [(one.out, one.config) for one in comparisons]
     if len(comparisons) > 1:
         # The folders of the comparisons in it hold what may not differ.
@@ -92,10 +171,13 @@ def compare(config: CompareConfig, *, quiet: bool = False, baseline: Mapping[str
     with one_writer(out):
         for claim in claims:
             claim_folder(*claim)
+        with _spinner("measuring", console):
+            measured = {one.name: _measure(one, cells, 1 if jobs else config.loop.threads) for one in comparisons}
+        failures: dict[str, str] = {}
         if config.merge is None:
-            failures = _train_all(cells, engine, console)
+            seconds = sum(predicted_seconds(one, measured[one.name], waiting) for one in comparisons) / max(1, jobs)
+            failures = _train_all(cells, engine, console, seconds)
         else:
-            failures = {}
             copy_runs(config.merge, cells)
         found = {one.name: _read_runs(one, failures) for one in comparisons}
         if not any(run.status == "finished" for runs in found.values() for _, run in runs):
@@ -104,31 +186,30 @@ def compare(config: CompareConfig, *, quiet: bool = False, baseline: Mapping[str
         results = {}
         for one in comparisons:
             if any(run.status == "finished" for _, run in found[one.name]):
-                results[one.name] = _report(one, found[one.name], baseline or {}, console)
+                results[one.name] = _report(one, found[one.name], measured[one.name], console)
         if len(comparisons) > 1:
             report = write_grid(results, out)
             console.print(printable(f"all of them: {report}"), soft_wrap=True, markup=False)
-    return out
+    return ComparisonResult(out, results)
 
 
 def _prepare(name: str, config: CompareConfig, out: Path) -> Comparison:
     """A comparison with its data read and its variants built, so that mistakes are reported before any training."""
     for mixer in config.mixers:
-        get_spec(mixer)
+        if mixer != "none":
+            get_spec(mixer)
     task = get_task(config.task)
-    if task.comparison is not None:
-        raise UserError(
-            f"compare works on image classifiers, got --task {config.task}; train the variants one by "
-            f"one, for example tokenmix train {config.task} {task.comparison}"
-        )
-    if not config.mixers or not config.seeds:
-        raise UserError(
-            "a comparison needs at least one mixer and one seed, for example --mixers self,external --seeds 0"
-        )
+    if task.no_comparison:
+        raise UserError(f"compare does not take {config.task}: {task.no_comparison}")
+    if not config.data.data:
+        raise UserError(f"{config.task} needs data; give --data, see: tokenmix list data")
+    if not config.seeds:
+        raise UserError("a comparison needs at least one seed, for example --seeds 0")
     cells = plan_runs(config, out, name)
     check_config(cells[0].config)
+    task.check(cells[0].config, cells[0].config.loop.batch_size // cells[0].config.optim.accumulate)
     data = task.load_data(cells[0].config)
-    make_plan(cells[0].config, data.num_train)
+    make_plan(cells[0].config, data.num_train, unit=data.unit)
     return Comparison(name, config, out, data, _new_variants(cells, data), cells)
 
 
@@ -137,81 +218,75 @@ Runs = Sequence[tuple[Cell, Run]]
 
 def _read_runs(one: Comparison, failures: Mapping[str, str]) -> Runs:
     """What there is of the runs; of those that `--only` leaves out there may be nothing."""
-    metric = one.metric
     there = [cell for cell in one.cells if cell.name in failures or cell.folder.exists()]
-    return [(cell, read_run(cell, failures.get(cell.name, ""), metric, one.out)) for cell in there]
+    return [(cell, read_run(cell, failures.get(cell.name, ""), one.task.monitor, one.out)) for cell in there]
 
 
-def _report(one: Comparison, runs: Runs, baseline: Mapping[str, float], console: Console) -> Results:
-    """Measure the variants that were trained, and write and print what was found."""
-    with _spinner("measuring", console):
-        results, examples = _measure(one, runs, baseline)
-    results.save(one.out / "results.json")
-    replace_file(one.out / "results.md", _markdown(results).encode())
-    report = write_report(results, one.out / "report.html", examples)
-    console.print(rich_table(results))
-    for note in [*failed_runs(results), *uncertainty(results)]:
-        console.print(printable(note), highlight=False, markup=False)
-    console.print(printable(f"report: {report}"), soft_wrap=True, markup=False)
-    return results
+def _first_of_each(cells: Iterable[Cell]) -> dict[str, Cell]:
+    first: dict[str, Cell] = {}
+    for cell in cells:
+        first.setdefault(variant_of(cell), cell)
+    return first
 
 
-@from_caller
-def predict_steps(config: CompareConfig, threads: Sequence[int]) -> tuple[int, dict[str, float]]:
-    """The number of threads with which the first variant trains fastest here, and the seconds of a step of each."""
-    cells = plan_runs(config, Path())
-    first, before = cells[0].config, torch.get_num_threads()
-    data = get_task(config.task).load_data(first)
-    batch = next(iter(data.train_batches(batch_size=config.loop.batch_size, epoch=0, start=0)))
-    variants = _new_variants(cells, data)
-    mixer = next(iter(variants))
-
-    def measured(number: int, some: Mapping[str, TaskModule]) -> dict[str, float]:
-        torch.set_num_threads(number)
-        return measure_steps(some, batch, first, _device(config))
-
-    try:
-        # One variant is enough to choose by: where another program runs, threads that wait for each other take long.
-        best = min(threads, key=lambda number: measured(number, {mixer: variants[mixer]})[mixer])
-        return best, measured(best, variants)
-    finally:
-        torch.set_num_threads(before)
+def _new_variants(cells: Sequence[Cell], data: TaskData) -> dict[str, TaskModule]:
+    """A fresh task for each variant, built and run once before any training so that a mistake is reported at once."""
+    variants = {}
+    description = json.loads(to_json(data.describe()))
+    for name, cell in _first_of_each(cells).items():
+        config, kind = cell.config, get_task(cell.config.task)
+        task = kind(kind.model_from_config(config, description), config, description)
+        start_and_swap(task, config.loop.init_from)
+        check_own_mixers(task)
+        task.macs()
+        variants[name] = task
+    return variants
 
 
 def _device(config: CompareConfig) -> torch.device:
     return torch.device("cuda" if config.loop.device in ("auto", "cuda") and torch.cuda.is_available() else "cpu")
 
 
-def _first_of_each(cells: Iterable[Cell]) -> dict[str, Cell]:
-    first: dict[str, Cell] = {}
-    for cell in cells:
-        first.setdefault(mixer_of(cell), cell)
-    return first
+def _measure(one: Comparison, cells: Sequence[Cell], threads: int | None) -> list[Variant]:
+    """What each variant costs that is trained or was trained before, with the threads that it is trained with."""
+    chosen = _first_of_each(cell for cell in one.cells if cell in cells or cell.folder.exists())
+    config, before = one.cells[0].config, torch.get_num_threads()
+    batch_size = max(1, config.loop.batch_size // config.optim.accumulate)
+    batch = next(iter(one.data.train_batches(batch_size=batch_size, epoch=0, start=0)))
+    torch.set_num_threads(threads or before)
+    try:
+        variants = {name: one.variants[name] for name in chosen}
+        return measure_variants(variants, batch, config, _device(one.config)) if variants else []
+    finally:
+        torch.set_num_threads(before)
 
 
-def _new_variants(cells: Sequence[Cell], data: TaskData) -> dict[str, TaskModule]:
-    """A fresh variant for each mixer, built and counted before any training so that a mistake is reported at once."""
-    variants = {}
-    for mixer, cell in _first_of_each(cells).items():
-        config, task, description = cell.config, get_task(cell.config.task), data.describe()
-        model = task.model_from_config(config, description)
-        if getattr(model, "mixer_name", None) != mixer:
-            raise UserError(
-                f"{config.model.model!r} does not take a mixer; compare in mixer_nano or another isotropic skeleton"
-            )
-        variants[mixer] = task(model, config, description)
-        check_own_mixers(variants[mixer])
-        variants[mixer].macs()
-    return variants
+def predicted_seconds(one: Comparison, measured: Sequence[Variant], waiting: Sequence[Cell]) -> float:
+    """About how long the training of the waiting runs takes, one after another, with their evaluations."""
+    config, total = one.cells[0].config, 0.0
+    plan, steps = make_plan(config, one.data.num_train), {v.name: v.step.median for v in measured if v.step}
+    # A forward pass is a third of a step; the test samples are evaluated once or twice at the end.
+    evaluated = (one.data.num_validation * plan.epochs + 1.5 * one.data.num_test) / plan.batch_size / 3
+    for cell in waiting:
+        if cell in one.cells:
+            total += steps.get(variant_of(cell), 0.0) * (plan.total_steps * plan.accumulate + evaluated)
+    return total / STEP_SHARE
 
 
-def _train_all(cells: Sequence[Cell], engine: Engine, console: Console) -> dict[str, str]:
+def _train_all(cells: Sequence[Cell], engine: Engine, console: Console, seconds: float) -> dict[str, str]:
     """Each run to its end, with a line for each; returns by name what went wrong."""
     waiting, failures = [cell for cell in cells if not cell.is_finished], dict[str, str]()
     for i, cell in enumerate(cell for cell in cells if cell.is_finished):
         console.print(f"[{i + 1}/{len(cells)}] {_label(cell)}: done before", highlight=False, markup=False)
     ended = len(cells) - len(waiting)
-    with _spinner(f"{len(waiting)} of {len(cells)} runs to train", console), closing(engine(waiting)) as trained:
+    if waiting:
+        line = f"{len(waiting)} runs to train, about {_duration(seconds)} on this machine"
+        console.print(line, highlight=False, markup=False)
+    with (
+        _spinner(f"{len(waiting)} of {len(cells)} runs to train", console),
+        _a_line_a_minute(lambda: f"{ended} of {len(cells)} runs ended", console),
+        closing(engine(waiting)) as trained,
+    ):
         try:
             for cell, outcome in trained:
                 ended += 1
@@ -229,9 +304,35 @@ def _train_all(cells: Sequence[Cell], engine: Engine, console: Console) -> dict[
     return failures
 
 
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} minutes"
+
+
+@contextmanager
+def _a_line_a_minute(line: Callable[[], str], console: Console) -> Iterator[None]:
+    """In a log that is no terminal, say each minute what has been done and for how long it runs."""
+    start, over = time.monotonic(), threading.Event()
+
+    def tell() -> None:
+        while not over.wait(60):
+            text = f"{line()} after {_duration(time.monotonic() - start)}"
+            console.print(text, highlight=False, markup=False)
+
+    if console.is_terminal or console.quiet:
+        yield
+        return
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 def _label(cell: Cell) -> str:
     grid = cell.name.rpartition("/")[0]
-    return f"{grid}{', ' * bool(grid)}{mixer_of(cell)}, seed {cell.config.loop.seed}"
+    return f"{grid}{', ' * bool(grid)}{variant_of(cell)}, seed {cell.config.loop.seed}"
 
 
 def _spinner(label: str, console: Console) -> AbstractContextManager[Any]:
@@ -251,53 +352,53 @@ def _score(cell: Cell) -> str:
     return f"{metric} {score} in {run.seconds:.0f} s of training"
 
 
-def _measure(one: Comparison, runs: Runs, baseline: Mapping[str, float]) -> tuple[Results, list[Any]]:
-    from tokenmix.lab.train.load import load_run
-
+def _report(one: Comparison, runs: Runs, measured: Sequence[Variant], console: Console) -> Results:
+    """Write and print what was found of the variants that were trained."""
     # What was not trained is not in the report.
     seeds = tuple(dict.fromkeys(cell.config.loop.seed for cell, _ in runs))
     first = _first_of_each(cell for cell, _ in runs)
-    config = one.config.replace(mixers=tuple(first), seeds=seeds)
-    device, train_config = _device(config), runs[0][0].config
-    if config.loop.threads is not None:
-        torch.set_num_threads(config.loop.threads)
-    variants = {mixer: one.variants[mixer] for mixer in first}
-    batch_size = max(1, config.loop.batch_size // config.optim.accumulate)
-    batch = next(iter(one.data.train_batches(batch_size=batch_size, epoch=0, start=0)))
-    measured = measure_variants(variants, batch, train_config, device)
+    names = [name for name in one.variants if name in first]
+    config, task, description = one.cells[0].config, one.task, one.data.describe()
     finished = _first_of_each(cell for cell, run in runs if run.status == "finished")
-    trained = {mixer: load_run(cell.folder)[0] for mixer, cell in finished.items()}
-    images = getattr(one.data, "images", None)
-    description = one.data.describe()
-    examples, shown = make_examples(trained, images, description) if images is not None else ([], [])
-    task = next(iter(variants.values()))
-    model: Any = task.model
+    with _spinner("baselines and pictures", console):
+        baselines = fit_baselines(task, one.data) if one.config.controls else {}
+        trained = {name: load_task(cell.folder)[0].cpu().float() for name, cell in finished.items()}
+        examples, shown = make_examples(trained, one.data)
+    plan = make_plan(config, one.data.num_train)
     results = Results(
-        command=repeat_command(config),
-        metric=one.metric,
+        command=repeat_command(one.config),
+        metric=task.monitor,
         higher=task.mode == "max",
-        config=config.flat(),
+        reference=reference_of(names),
+        unit=one.data.unit,
+        config=one.config.replace(seeds=seeds).flat() | {"mixers": names},
         data=description,
-        classes=list(description.get("classes", [])),
-        skeleton={
-            "tokens": model.num_tokens,
-            "dim": model.embed_dim,
-            "depth": len(model.blocks),
-            **input_sizes(model),
-        },
-        images=make_plan(train_config, one.data.num_train).total_steps * config.loop.batch_size,
-        step_batch=batch_size,
-        device=str(device),
+        classes=list(description.get("classes") or []),
+        skeleton=skeleton_of(task),
+        train=one.data.num_train,
+        test=one.data.num_test,
+        seen=plan.total_steps * config.loop.batch_size,
+        step_batch=plan.batch_size,
+        device=str(_device(one.config)),
         environment=environment(),
         variants=[
-            replace(variant, runs=[run for cell, run in runs if mixer_of(cell) == variant.mixer])
+            replace(variant, runs=[run for cell, run in runs if variant_of(cell) == variant.name])
             for variant in measured
+            if variant.name in first
         ],
         examples=examples,
-        baseline=dict(baseline),
-        sampling=read_sampling(runs, one.metric, one.data.unit),
+        baselines=baselines,
+        sampling=read_sampling(runs, task.monitor, one.data.unit),
     )
-    return results, shown
+    results.save(one.out / "results.json")
+    replace_file(one.out / "results.md", _markdown(results).encode())
+    report = write_report(results, one.out / "report.html", shown)
+    console.print(rich_table(results))
+    console.print(printable(finding_sentence(results)), highlight=False, markup=False)
+    for note in [*failed_runs(results), *uncertainty(results)]:
+        console.print(printable(note), highlight=False, markup=False)
+    console.print(printable(f"report: {report}"), soft_wrap=True, markup=False)
+    return results
 
 
 def _markdown(results: Results) -> str:
@@ -308,9 +409,12 @@ def _markdown(results: Results) -> str:
 
 def repeat_command(config: CompareConfig) -> str:
     """The command line that runs this comparison again."""
-    words, defaults = ["tokenmix", "compare"], CompareConfig().flat()
+    own = config.task != CompareConfig.task
+    words, defaults = ["tokenmix", "compare", *([config.task] if own else [])], comparison_config(config.task).flat()
     for name, value in config.flat().items():
-        if value != defaults[name]:
+        if isinstance(value, bool) and value != defaults[name]:
+            words.append(f"--{'' if value else 'no-'}{name.replace('_', '-')}")
+        elif value != defaults[name]:
             words += [f"--{name.replace('_', '-')}", *_words(value)]
     return shlex.join(words)
 

@@ -1,45 +1,67 @@
-"""Selected test images, each variant's prediction for them, and the maps that it used."""
+"""Selected test samples, each variant's prediction for them, and of images the maps that it used."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tokenmix.lab.compare.map_figures import ExampleMaps
+from tokenmix.lab.compare.map_figures import ExampleMaps, ShownExample
 from tokenmix.lab.compare.results import Example
 from tokenmix.lab.data.images import ImageData
 from tokenmix.lab.inspect.maps import attention_maps
 from tokenmix.lab.inspect.tiles import tiles_of
+from tokenmix.lab.train.task import TaskData, TaskModule
+from tokenmix.layers.base import Mixer
 from tokenmix.models import BlockMap
 
 CANDIDATES = 256
 TILES = 4
 
 
-@torch.no_grad()
 def make_examples(
-    models: Mapping[str, nn.Module], images: ImageData, description: Mapping[str, Any], number: int = 4
-) -> tuple[list[Example], list[ExampleMaps]]:
-    """Predictions and maps of trained variants on a few test images.
+    trained: Mapping[str, TaskModule], data: TaskData, number: int = 4
+) -> tuple[list[Example], list[ExampleMaps | ShownExample]]:
+    """Predictions of trained variants on a few test samples: as the task shows them, of other images with maps.
 
     Args:
-        models: a trained variant for each mixer.
-        images: the data set.
-        description: its data.json, whose normalisation the variants were trained with.
-        number: images to show.
+        trained: a trained task for each variant, by its name.
+        data: what they were trained on.
+        number: samples to show.
     """
-    if not models:
+    if not trained:
         return [], []
+    if type(next(iter(trained.values()))).show is not TaskModule.show:
+        return [], list(_shown(trained, data, number))
+    images = getattr(data, "images", None)
+    return ([], []) if images is None else _with_maps(trained, images, number)
+
+
+@torch.no_grad()
+def _shown(trained: Mapping[str, TaskModule], data: TaskData, number: int) -> list[ShownExample]:
+    """The first test samples as the task draws them."""
+    batch = next(iter(data.test_batches(batch_size=number)))
+    answers = {name: task.eval().show(batch)[:number] for name, task in trained.items()}
+    first = next(iter(answers.values()))
+    return [
+        ShownExample(i, one.input, one.truth, {name: shown[i].prediction for name, shown in answers.items()})
+        for i, one in enumerate(first)
+    ]
+
+
+@torch.no_grad()
+def _with_maps(
+    trained: Mapping[str, TaskModule], images: ImageData, number: int
+) -> tuple[list[Example], list[ExampleMaps]]:
+    task = next(iter(trained.values()))
     places = torch.linspace(0, len(images.test) - 1, min(CANDIDATES, len(images.test))).long()
     pixels, places = images.test.pixels(places)
     labels = images.test.labels[places]
-    mean, std = (torch.tensor(description[key]).view(-1, 1, 1) for key in ("mean", "std"))
+    mean, std = (torch.tensor(task.data[key]).view(-1, 1, 1) for key in ("mean", "std"))
     inputs = pixels.float().div(255).sub(mean).div(std)
-    answers = {name: model.cpu().float().eval()(inputs).softmax(-1) for name, model in models.items()}
+    answers = {name: one.model.eval()(inputs).softmax(-1) for name, one in trained.items()}
     right = torch.stack([a.argmax(-1) == labels for a in answers.values()])
     chosen = choose_images(right, labels, number)
-    maps = {name: _maps_of(model, inputs[chosen]) for name, model in models.items()}
+    maps = {name: _maps_of(one.model, inputs[chosen]) for name, one in trained.items()}
     examples = [
         Example(
             index=int(places[i]),
@@ -59,10 +81,12 @@ def make_examples(
     return examples, shown
 
 
-def _maps_of(model: Any, inputs: Tensor) -> list[BlockMap]:
-    """The maps of a variant; none if its mixer has none to show."""
-    shown = any(block.mixer.capabilities.map is not None for block in model.blocks)
-    return attention_maps(model, inputs) if shown else []
+def _maps_of(model: nn.Module, inputs: Tensor) -> list[BlockMap]:
+    """The maps of a variant; none if its mixers have none to show, or are another library's attention."""
+    mixers = [module for module in model.modules() if isinstance(module, Mixer)]
+    if not any(mixer.capabilities.map is not None for mixer in mixers):
+        return []
+    return attention_maps(model, inputs)
 
 
 def choose_images(right: Tensor, labels: Tensor, number: int) -> list[int]:

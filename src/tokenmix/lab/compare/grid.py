@@ -12,7 +12,7 @@ from tokenmix.lab.compare.results import Results
 from tokenmix.lab.compare.variant_runs import FREE
 from tokenmix.lab.data.lookup import data_sets, short_name
 from tokenmix.lab.grid.cells import Cell
-from tokenmix.lab.train.config import CompareConfig, EngineConfig
+from tokenmix.lab.train.config import CompareConfig, EngineConfig, comparison_config
 from tokenmix.lab.train.finish import finish_run
 from tokenmix.lab.train.sources import read_part
 from tokenmix.profiling.units import spread, to_markdown
@@ -78,7 +78,7 @@ def merge_settings(config: CompareConfig, folders: Sequence[Path]) -> CompareCon
     Raises:
         UserError: a folder without a comparison, folders with other settings, or settings given next to `--merge`.
     """
-    defaults = CompareConfig().flat()
+    defaults = comparison_config(config.task).flat()
     given = [name for name, value in config.flat().items() if value != defaults[name] and name not in MERGING]
     if given:
         raise UserError(f"--merge takes the settings of the folders; leave --{given[0].replace('_', '-')} out")
@@ -109,7 +109,8 @@ def _settings(folder: Path) -> CompareConfig:
     file = next((name for name in FILES if (folder / name).is_file()), None)
     if file is None:
         raise UserError(f"{folder} holds no comparison; give folders that tokenmix compare has written")
-    return CompareConfig().replace(**{**from_file(read_part(folder, file)), "out": folder})
+    values = {**from_file(read_part(folder, file)), "out": folder}
+    return comparison_config(str(values.get("task", CompareConfig.task))).replace(**values)
 
 
 def copy_runs(folders: Sequence[Path], cells: Sequence[Cell]) -> None:
@@ -140,7 +141,7 @@ def write_grid(results: Mapping[str, Results], out: Path) -> Path:
         results: by the names of the comparisons, which are those of their folders.
         out: the folder of the grid.
     """
-    mixers = dict.fromkeys(variant.mixer for one in results.values() for variant in one.variants)
+    mixers = dict.fromkeys(variant.name for one in results.values() for variant in one.variants)
     rows = [(mixer, [_entry(one, mixer) for one in results.values()]) for mixer in mixers]
     headings = ["mixer", *(f"[{name}]({name}/results.md)" for name in results)]
     cells = [[mixer, *(f"**{text}**" if best else text for text, best in row)] for mixer, row in rows]

@@ -2,6 +2,7 @@
 
 import base64
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -29,23 +30,48 @@ class ExampleMaps:
     tiles: dict[str, list[list[Tile]]]
 
 
+@dataclass(frozen=True)
+class ShownExample:
+    """A test sample as its task shows it: images, or words; `input` is None where the others show it as well."""
+
+    index: int
+    input: Image.Image | str | None
+    truth: Image.Image | str
+    predictions: Mapping[str, Image.Image | str]
+
+    def pictures(self) -> list[tuple[str, bool, str]]:
+        """What stands in a row: what it is, whether it is an image, and the words or the image as a data URL."""
+        given = {"sample": self.input, "truth": self.truth, **self.predictions}
+        return [
+            (name, not isinstance(one, str), one if isinstance(one, str) else _data_url(one))
+            for name, one in given.items()
+            if one is not None
+        ]
+
+
+def _data_url(image: Image.Image) -> str:
+    small = image.copy()
+    small.thumbnail((240, 240))
+    return _png(np.array(small.convert("RGB")))
+
+
 def example_figure(results: Results, maps: ExampleMaps) -> dict[str, Any]:
     """The page's view of one test image: the image once; for each variant its prediction and the maps of its blocks."""
     name = f"image-{maps.index}"
     known = next(example for example in results.examples if example.index == maps.index)
     rows = []
     for i, variant in enumerate(results.variants):
-        if variant.mixer in maps.tiles:
-            label, share = known.answers[variant.mixer]
+        if variant.name in maps.tiles:
+            label, share = known.answers[variant.name]
             blocks = [
-                [(_map_figure(name, tile, f"{variant.mixer}, block {b}: {tile.label}"), tile.label) for tile in tiles]
-                for b, tiles in enumerate(maps.tiles[variant.mixer], 1)
+                [(_map_figure(name, tile, f"{variant.name}, block {b}: {tile.label}"), tile.label) for tile in tiles]
+                for b, tiles in enumerate(maps.tiles[variant.name], 1)
             ]
             rows.append(
                 {
-                    "mixer": variant.mixer,
+                    "mixer": variant.name,
                     "colour": i % 8,
-                    "answer": f"{label}, {share:.0%}",
+                    "answer": label if share is None else f"{label}, {share:.0%}",
                     "wrong": label != known.label,
                     "blocks": blocks,
                 }

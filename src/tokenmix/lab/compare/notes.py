@@ -1,49 +1,71 @@
 """The sentences of a report: what was held equal, and how far the numbers carry."""
 
 from tokenmix.lab.compare.results import Results, Variant
+from tokenmix.lab.compare.variants import ORIGINAL
 from tokenmix.lab.train.task import size_note
 from tokenmix.profiling.units import ratio
 
 
 def budget_sentence(results: Results) -> str:
     """What every variant had in common."""
-    config, skeleton = results.config, results.skeleton
-    augment = "no augmentation" if config["augment"] == "none" else f"augmentation {config['augment']}"
+    config, skeleton, unit = results.config, results.skeleton, results.unit
+    augment = config.get("augment")
+    augmented = {None: "", "none": " and no augmentation"}.get(augment, f" and augmentation {augment}")
     seeds = config["seeds"]
     order = f"for the same seed ({', '.join(map(str, seeds))})" if len(seeds) > 1 else f"(seed {seeds[0]})"
-    sizes = f"{size_note(skeleton)}, " if "img_size" in skeleton else ""
-    tokens = "" if "num_tokens" in skeleton else f", {skeleton['tokens']} tokens"
+    known = [size_note(skeleton)] if "img_size" in skeleton else []
+    if "num_tokens" in skeleton and "img_size" not in skeleton:
+        known.append(f"{skeleton['num_tokens']} tokens")
+    known += [f"{skeleton[name]} {what}" for name, what in (("depth", "blocks"),) if name in skeleton]
+    known += [f"width {skeleton['dim']}"] if "dim" in skeleton else []
+    place = "what replaces its attention layers" if results.variant(ORIGINAL) else "its mixer"
+    place = f"the block after {config['insert_after']}" if config.get("insert_after") else place
+    start = f", starting from the weights of {config['init_from']}," if config.get("init_from") else ""
+    listed = f" ({', '.join(known)})" if known else ""
     return (
-        f"Every variant is {config['model']} ({sizes}width {skeleton['dim']}, {skeleton['depth']} blocks{tokens}) and "
-        "differs from the others only in its mixer. Each was trained on the same "
-        f"{results.training_images():,} images, {results.images:,} counting repeats, in the same order {order}, in "
-        f"batches of {config['batch_size']}, with {config['opt']}, peak learning rate {config['lr']:g}, "
-        f"{config['schedule']} schedule, weight decay {config['weight_decay']:g} and {augment}. "
+        f"Every variant is {config['model']}{listed} and differs from the others "
+        f"only in {place}. Each was trained{start} on the same {results.different_samples():,} {unit}, "
+        f"{results.seen:,} counting repeats, in the same order {order}, in batches of {config['batch_size']}, with "
+        f"{config['opt']}, peak learning rate {config['lr']:g}, {config['schedule']} schedule, weight decay "
+        f"{config['weight_decay']:g}{augmented}. "
         "Parameters, multiply-adds, time and memory are not made equal: they are what is compared."
     )
 
 
 def finding_sentence(results: Results) -> str:
     """The headline result: the best variant, or that there is none; and whether this data tests mixing at all."""
-    leaders, reference = results.leaders(), results.variant("self")
+    leaders, reference = results.leaders(), results.variant(results.reference)
     if not leaders:
         return "No variant finished."
     best, *tied = leaders
     others = results.ranked()[1:]
     found = results.difference(best, others[0]) if others else None
     if tied:
-        scores = ", ".join(f"{variant.mixer} {variant.score:.4f}" for variant in leaders)
+        scores = ", ".join(f"{variant.name} {variant.score:.4f}" for variant in leaders)
         text = f"No clear best {results.metric}: chance can explain the differences between {scores}"
     else:
         one = len(results.config["seeds"]) == 1
-        text = f"{'Highest' if one else 'Best'} {results.metric}: {best.mixer}, {best.score:.4f}"
+        word = "Best" if not one else "Highest" if results.higher else "Lowest"
+        text = f"{word} {results.metric}: {best.name}, {best.score:.4f}"
         if reference is not None and reference.score is not None and best is not reference:
-            macs = ratio(best.macs, reference.macs)
-            text += f", at {macs} the multiply-adds of self-attention, which reached {reference.score:.4f}"
+            name = {"self": "self-attention", ORIGINAL: "the original model"}.get(reference.name, reference.name)
+            share = f"{ratio(best.macs, reference.macs)} the multiply-adds of " if best.macs and reference.macs else ""
+            text += f", at {share}{name}, which" if share else f", where {name}"
+            text += f" reached {reference.score:.4f}"
         text = f"{text}; one seed does not show that it is the best" if one else text
         if found is not None and found.known:
             text += f". {difference_sentence(results, best, others[0]).removesuffix('.')}"
-    return " ".join([f"{text}.", *mixing_sentence(results)])
+    return " ".join([f"{text}.", *mixing_sentence(results), *_beaten(results)])
+
+
+def _beaten(results: Results) -> list[str]:
+    """That no network is better than a baseline, where it is so."""
+    scores, pick = [variant.score or 0.0 for variant in results.ranked()], max if results.higher else min
+    if not results.baselines:
+        return []
+    name = pick(results.baselines, key=lambda name: results.baselines[name])
+    value = results.baselines[name]
+    return [f"No network here is better than {name}, {value:.4f}."] if pick([*scores, value]) == value else []
 
 
 def difference_sentence(results: Results, a: Variant, b: Variant) -> str:
@@ -51,7 +73,7 @@ def difference_sentence(results: Results, a: Variant, b: Variant) -> str:
     found, metric = results.difference(a, b), results.metric.replace("_", " ")
     more = f"{found.value:.4f} {'higher' if results.higher else 'lower'}"
     if not found.known:
-        return f"The {metric} of {a.mixer} is {more} than that of {b.mixer}; nothing says how much of it is chance."
+        return f"The {metric} of {a.name} is {more} than that of {b.name}; nothing says how much of it is chance."
     low, high = found.interval()
     sampling = results.sampling
     tested = "these test samples" if sampling is None else f"{sampling.samples:,} test {sampling.unit}"
@@ -59,10 +81,10 @@ def difference_sentence(results: Results, a: Variant, b: Variant) -> str:
     basis = f"95 % interval {low:.4f} to {high:.4f}; {seeds} seed{'s' * found.between_mixers}, {tested}"
     if found.between_mixers:
         verdict = "the mixers differ" if found.real else "chance can explain it"
-        return f"The {metric} of {a.mixer} is {more} than that of {b.mixer} ({basis}): {verdict}."
+        return f"The {metric} of {a.name} is {more} than that of {b.name} ({basis}): {verdict}."
     verdict = "these two networks differ" if found.real else "chance can explain it"
     return (
-        f"The {metric} of the network with {a.mixer} is {more} than that of the network with {b.mixer} ({basis}): "
+        f"The {metric} of the network with {a.name} is {more} than that of the network with {b.name} ({basis}): "
         f"{verdict}. Of the mixers one seed says nothing."
     )
 
@@ -73,10 +95,10 @@ def mixing_sentence(results: Results) -> list[str]:
     if found is None or not found.known or found.value > found.critical:
         return []
     if found.value < 0 and found.real:
-        return [f"This data rewards no mixing: identity, which mixes no tokens, is better by {-found.value:.4f}."]
+        return [f"This data rewards no mixing: the network that mixes no tokens is better by {-found.value:.4f}."]
     return [
-        "This comparison is no evidence on mixing: identity, which mixes no tokens, is within the critical difference "
-        f"of {found.critical:.4f} from self-attention."
+        "This comparison is no evidence on mixing: the network that mixes no tokens is within the critical difference of "
+        f"{found.critical:.4f} from self-attention."
     ]
 
 
@@ -87,18 +109,24 @@ def notes(results: Results) -> list[str]:
 
 def failed_runs(results: Results) -> list[str]:
     """What happened to the runs that did not finish."""
-    return [f"{variant.mixer} failed, {variant.message}" for variant in results.variants if variant.message]
+    return [f"{variant.name} failed, {variant.message}" for variant in results.variants if variant.message]
 
 
 def uncertainty(results: Results) -> list[str]:
-    """What a score is to be held against: a simpler method's, and by how much scores differ by chance."""
-    found = [f"{name} on the same images: {results.metric} {value:.4f}" for name, value in results.baseline.items()]
+    """By how much scores differ by chance, and which curves had not ended."""
+    found = list[str]()
     if len(ranked := results.ranked()) > 1:
         found += _resolution(results, ranked[0], ranked[1])
     if len(results.config["seeds"]) == 1:
         found.append(
             f"One seed was run; another seed moves the {results.metric} too. --seeds 0,1,2 measures by how much; a "
             "claim needs 10."
+        )
+    learning = [variant.name for variant in results.variants if still_learning(results, variant)]
+    if learning:
+        found.append(
+            f"Still learning at the end: {', '.join(learning)}. In the last quarter of training the validation "
+            f"{results.metric} improved by over a tenth of what it had gained in all; give more --epochs."
         )
     return found
 
@@ -111,11 +139,11 @@ def _resolution(results: Results, best: Variant, second: Variant) -> list[str]:
     what = "mixers" if one.between_mixers else "networks of one seed"
     found = [
         f"Two {what} whose {metric} differs by less than {one.critical:.4f} may differ by chance (critical difference "
-        f"at 95 %, of {best.mixer} and {second.mixer}). A true difference of {one.detectable:.4f} is found in four of "
+        f"at 95 %, of {best.name} and {second.name}). A true difference of {one.detectable:.4f} is found in four of "
         "five such comparisons."
     ]
     if one.between_mixers and not one.real and one.value:
-        more, question = one.more_seeds(), f"whether {best.mixer} is {one.value:.4f} better than {second.mixer}"
+        more, question = one.more_seeds(), f"whether {best.name} is {one.value:.4f} better than {second.name}"
         if more is None:
             found.append(f"More seeds cannot settle {question}: that needs more test samples.")
         else:
@@ -123,16 +151,28 @@ def _resolution(results: Results, best: Variant, second: Variant) -> list[str]:
     return found
 
 
+def still_learning(results: Results, variant: Variant) -> bool:
+    """Whether the validation score still improved in the last quarter of training, by a tenth of all it gained."""
+    sign = 1 if results.higher else -1
+    late = whole = 0.0
+    for run in variant.runs:
+        curve = [sign * value for value in run.score_curve.values]
+        if len(curve) >= 4:
+            late += curve[-1] - max(curve[: -(len(curve) // 4)])
+            whole += curve[-1] - curve[0]
+    return late > 0.1 * whole > 0
+
+
 def _cost(results: Results) -> list[str]:
     """How the mixers' layers compare with self-attention's here, and at which N they take fewer multiply-adds."""
     reference = results.variant("self")
     others = [variant for variant in results.variants if variant is not reference and variant.crossover]
-    if reference is None or not others:
+    if reference is None or not reference.layer_macs or not others:
         return []
-    tokens, dim = results.skeleton["tokens"], results.skeleton["dim"]
-    listed = "; ".join(f"{t.mixer} {ratio(t.mixer_macs, reference.mixer_macs)}, fewer {_where(t)}" for t in others)
+    tokens, dim = results.skeleton["num_tokens"], results.skeleton["dim"]
+    listed = "; ".join(f"{t.name} {ratio(t.layer_macs or 0, reference.layer_macs)}, fewer {_where(t)}" for t in others)
     return [
-        "Multiply-adds of the mixers without the rest of the network, relative to self-attention, at "
+        "Multiply-adds of one layer of a mixer without the rest of the network, relative to self-attention, at "
         f"N = {tokens}, and for which N a layer of width {dim} needs fewer: {listed}."
     ]
 
@@ -143,11 +183,11 @@ def _where(variant: Variant) -> str:
 
 def _method(results: Results) -> list[str]:
     return [
-        f"The {results.metric}, the confusion matrix and the maps are of the weights in the run folder: those of the "
-        "best epoch on validation samples. tokenmix eval gives the same figure.",
+        f"The {results.metric}, the confusion matrix, the maps and the pictures are of the weights in the run folder: "
+        "those of the best epoch on validation samples. tokenmix eval gives the same figure.",
         "Times are medians of interleaved rounds in one process, so a machine that slows down slows "
-        "all; they hold for this machine and these sizes. Multiply-adds (MACs) are counted from the equations; 1 MAC "
-        "is 2 FLOP.",
+        "all; they hold for this machine and these sizes. Multiply-adds (MACs) are counted from the equations, or of a "
+        "model that has none in a forward pass; 1 MAC is 2 FLOP.",
         "Memory is the peak held by the allocator above weights, optimiser state and input "
         f"(batch {results.step_batch}, precision {results.config['precision']}).",
     ]

@@ -15,14 +15,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from tokenmix.files import replace_file
 from tokenmix.lab.compare.charts import marker
-from tokenmix.lab.compare.columns import cells, columns
-from tokenmix.lab.compare.map_figures import ExampleMaps, example_figure
+from tokenmix.lab.compare.columns import baseline_rows, cells, columns
+from tokenmix.lab.compare.map_figures import ExampleMaps, ShownExample, example_figure
 from tokenmix.lab.compare.notes import budget_sentence, finding_sentence, notes
 from tokenmix.lab.compare.report_figures import bars, confusions, cost_charts, growth_charts, learning_curves
 from tokenmix.lab.compare.results import Results
+from tokenmix.lab.data.lookup import short_name
 
 
-def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps] = ()) -> Path:
+def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps | ShownExample] = ()) -> Path:
     """Write report.html.
 
     The page's policy allows its own style, script and embedded images only, so that a name in it can start nothing.
@@ -30,7 +31,7 @@ def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps] =
     Args:
         results: what was found.
         file: the file to write.
-        examples: maps of test images; their predictions are in `results.examples`.
+        examples: maps of test images, whose predictions are in `results.examples`; or samples as the task shows them.
     """
     machine = results.environment
     return write_page(
@@ -43,6 +44,7 @@ def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps] =
         finding=finding_sentence(results),
         budget=budget_sentence(results),
         notes=notes(results),
+        results=results,
         variants=results.variants,
         columns=columns(results),
         cells=partial(cells, results),
@@ -53,7 +55,9 @@ def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps] =
         growth=growth_charts(results),
         bars=partial(bars, results),
         confusions=confusions(results),
-        examples=[example_figure(results, maps) for maps in examples],
+        examples=[example_figure(results, maps) for maps in examples if isinstance(maps, ExampleMaps)],
+        shown=[example for example in examples if isinstance(example, ShownExample)],
+        baselines=baseline_rows(results),
         command=results.command,
         repeat=_repeat(results),
     )
@@ -80,7 +84,8 @@ def _digest(text: str) -> str:
 
 def _title(results: Results) -> str:
     number = len(results.variants)
-    return f"{number} token mixer{'s' if number > 1 else ''} on {results.data.get('name', results.config['data'])}"
+    what = f"{number} variant{'s' if number > 1 else ''} of {results.config['model']}"
+    return f"{what} on {results.data.get('name', short_name(results.config['data']))}"
 
 
 def _repeat(results: Results) -> dict[str, str]:

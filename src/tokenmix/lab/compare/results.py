@@ -13,22 +13,23 @@ from tokenmix.files import read_json, write_json
 from tokenmix.lab.compare.statistics import CONFIDENCE, Difference, difference, holm
 from tokenmix.profiling.speed import Timing
 
-SCHEMA = 4
+SCHEMA = 5
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Values against training images seen and against seconds of training."""
+    """Values against training samples seen and against seconds of training."""
 
-    images: list[float] = field(default_factory=list)
+    samples: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training of one variant. `score` and `confusion` are of the run's own weights, those of the best epoch, as
-    `eval` gives them; None if the run failed.
+    """One training of one variant. `score` and `confusion` are of the last epoch; None if the run failed.
+
+    `rate` is training samples a second.
     """
 
     seed: int
@@ -37,7 +38,7 @@ class Run:
     message: str = ""
     score: float | None = None
     seconds: float | None = None
-    images_per_second: float | None = None
+    rate: float | None = None
     score_curve: Curve = field(default_factory=Curve)
     loss_curve: Curve = field(default_factory=Curve)
     confusion: list[list[int]] | None = None
@@ -54,14 +55,17 @@ class Growth:
 
 @dataclass(frozen=True)
 class Variant:
-    """One mixer: what it has, what it costs, and its runs. Memory is bytes above weights, optimiser and input."""
+    """One variant: what it has, what it costs, and its runs. Memory is bytes above weights, optimiser and input.
 
-    mixer: str
+    `macs` are those of a forward pass of one sample, `layer_macs` those of one layer of its mixer, as wide and with as
+    many tokens as in the model; None where they are not known.
+    """
+
+    name: str
     about: str
     parameters: int
-    macs: int
-    mixer_parameters: int
-    mixer_macs: int
+    macs: int | None = None
+    layer_macs: int | None = None
     crossover: str | None = None
     latency: Timing | None = None
     step: Timing | None = None
@@ -87,11 +91,11 @@ class Variant:
 
     @property
     def forward_seconds(self) -> float | None:
-        """Median of a forward pass of one image."""
+        """Median of a forward pass of one sample."""
         return self.latency.median if self.latency else None
 
     def rate(self, batch_size: int) -> float | None:
-        """Training images a second, from the median step."""
+        """Training samples a second, from the median step."""
         return batch_size / self.step.median if self.step else None
 
     @property
@@ -102,11 +106,11 @@ class Variant:
 
 @dataclass(frozen=True)
 class Example:
-    """One test image and each variant's prediction: (label, probability)."""
+    """One test sample and each variant's prediction in words, with its probability where there is one."""
 
     index: int
     label: str
-    answers: dict[str, tuple[str, float]]
+    answers: dict[str, tuple[str, float | None]]
 
 
 @dataclass(frozen=True)
@@ -133,45 +137,53 @@ class Results:
     Attributes:
         command: what to type to repeat it.
         metric: name of the headline metric; `higher` says whether more is better.
+        reference: name of the variant that the others are compared with.
+        unit: what a sample is, in the plural.
         config: the resolved configuration.
         data: the data's own description (data.json).
-        skeleton: tokens, width and depth of the variants' common skeleton; for images their size and the patch size.
-        images: training images that each variant sees, one seen twice counted twice.
-        step_batch: images of the training step and of the inference pass that were timed and watched.
+        skeleton: what is known of the variants' common network: tokens, width, depth, size of images and patches.
+        train: training samples that each variant was given.
+        test: test samples.
+        seen: training samples that each variant saw, one seen twice counted twice.
+        step_batch: samples of the training step that was timed and watched.
         device: where it was trained and measured.
-        baseline: score of something simpler on the same data, by its name; empty if none was asked for.
+        baselines: scores of simpler methods on the same data, by their names.
         sampling: what the draw of the test samples does to the scores; None if the runs kept no predictions.
     """
 
     command: str
     metric: str
     higher: bool
+    reference: str
+    unit: str
     config: dict[str, Any]
     data: dict[str, Any]
     classes: list[str]
     skeleton: dict[str, Any]
-    images: int
+    train: int
+    test: int
+    seen: int
     step_batch: int
     device: str
     environment: dict[str, Any]
     variants: list[Variant]
     examples: list[Example] = field(default_factory=list)
-    baseline: dict[str, float] = field(default_factory=dict)
+    baselines: dict[str, float] = field(default_factory=dict)
     sampling: Sampling | None = None
     schema: int = SCHEMA
 
-    def variant(self, mixer: str) -> Variant | None:
-        """The variant of that mixer, if it took part."""
-        return next((variant for variant in self.variants if variant.mixer == mixer), None)
+    def variant(self, name: str) -> Variant | None:
+        """The variant of that name, if it took part."""
+        return next((variant for variant in self.variants if variant.name == name), None)
 
-    def best(self, value: Callable[[Variant], float | None], higher: bool) -> float | None:
+    def best_value(self, value: Callable[[Variant], float | None], higher: bool) -> float | None:
         """The best value of a column; None if no variant has one."""
         values = [v for v in map(value, self.variants) if v is not None]
         return (max if higher else min)(values) if values else None
 
-    def training_images(self) -> int:
-        """Different images that each variant was trained on; `images` counts an image each time that it is seen."""
-        return min(self.images, self.data["train"])
+    def different_samples(self) -> int:
+        """Different samples that each variant was trained on; `seen` counts one each time that it is seen."""
+        return min(self.seen, self.train)
 
     def difference(self, a: Variant, b: Variant) -> Difference:
         """How much better `a` is than `b`, over seeds and test samples; below 0 if it is worse."""
@@ -200,9 +212,9 @@ class Results:
         adjusted = holm([one.probability if one.known else float(one.value == 0) for one in found])
         return [best, *(other for other, p in zip(others, adjusted) if p >= 1 - CONFIDENCE)]
 
-    def mixing(self, identity: str = "identity", mixer: str = "self") -> Difference | None:
-        """How much better a mixer is than none; None if one of the two has no score."""
-        none, some = self.variant(identity), self.variant(mixer)
+    def mixing(self) -> Difference | None:
+        """How much better self-attention is than no mixing; None if one of the two has no score."""
+        none, some = self.variant("identity") or self.variant("none"), self.variant("self")
         if none is None or some is None or none.score is None or some.score is None:
             return None
         return self.difference(some, none)

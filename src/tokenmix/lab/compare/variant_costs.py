@@ -1,22 +1,26 @@
 """What each variant of a comparison costs: counted, timed in turns with the others, watched by the allocator."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
+from torch.fx.node import map_aggregate
 
+from tokenmix.errors import UserError
 from tokenmix.lab.compare.results import Growth, Variant
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.optimizer import make_optimizer
-from tokenmix.lab.train.task import TaskModule
-from tokenmix.layers.base import count_parameters
-from tokenmix.layers.table import get_spec
+from tokenmix.lab.train.task import TaskModule, input_sizes
+from tokenmix.layers.base import Mixer, count_parameters
+from tokenmix.layers.table import get_spec, is_mixer
 from tokenmix.profiling.crossover import find_crossover
 from tokenmix.profiling.memory import peak_memory
 from tokenmix.profiling.speed import Timing, time_interleaved
-from tokenmix.profiling.target import mixer_with_input
+from tokenmix.profiling.target import layer_for, mixer_with_input
+from tokenmix.swap.probe import model_macs
 
 SECONDS = 4.0
 """About as long is spent on each of the two timings."""
@@ -25,16 +29,12 @@ TOKENS = (64, 256, 1024, 4096)
 
 
 class _Bench:
-    """One variant with a batch and an optimiser of its own."""
+    """One variant with a batch, one sample and an optimiser of its own."""
 
-    def __init__(
-        self, module: TaskModule, batch: Mapping[str, Tensor], config: TrainConfig, device: torch.device
-    ) -> None:
+    def __init__(self, module: TaskModule, batch: Any, config: TrainConfig, device: torch.device) -> None:
         dtype = torch.bfloat16 if config.loop.precision == "bf16" else None
         self.module, self.config, self.device = module.to(device, dtype), config, device
-        self.batch = {
-            name: value.to(device, dtype if value.is_floating_point() else None) for name, value in batch.items()
-        }
+        self.batch, self.sample = (_placed(given, device, dtype) for given in (batch, one_sample(module)))
         self.optimizer = make_optimizer(self.module.parameter_groups(), config.optim)
 
     def _autocast(self) -> AbstractContextManager[Any]:
@@ -42,9 +42,9 @@ class _Bench:
         return nullcontext() if mixed is None else torch.autocast(self.device.type, mixed)
 
     @torch.no_grad()
-    def forward(self, images: Tensor) -> None:
+    def forward(self) -> None:
         with self._autocast():
-            self.module.model(images)
+            self.module.model(*self.sample)
 
     def step(self) -> None:
         with self._autocast():
@@ -56,91 +56,115 @@ class _Bench:
         self.optimizer.zero_grad(set_to_none=True)
 
 
+def _placed(given: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
+    def cast(x: Any) -> Any:
+        return x.to(dtype) if isinstance(x, Tensor) and dtype is not None and x.is_floating_point() else x
+
+    return map_aggregate(move_data_to_device(given, device), cast)
+
+
+def one_sample(task: TaskModule) -> tuple[Any, ...]:
+    """Arguments of a forward pass of the task's model on one sample; `UserError` for a task without an example."""
+    return task.swap_example() or tuple(given[:1] for given in task.example().values())
+
+
 def measure_variants(
-    variants: Mapping[str, TaskModule], batch: Mapping[str, Tensor], config: TrainConfig, device: torch.device
+    variants: Mapping[str, TaskModule], batch: Any, config: TrainConfig, device: torch.device
 ) -> list[Variant]:
     """Count and measure new variants, which have no runs yet, on one training batch; their weights change.
 
     Args:
-        variants: a task module for each mixer.
-        batch: `image` (B, C, H, W) and what else the task's loss takes.
+        variants: a task module for each variant, by its name.
+        batch: what the task's loss takes.
         config: optimiser, precision and clipping.
         device: where to measure.
     """
+    counted = {name: {"parameters": count_parameters(m.model), "macs": _macs(m)} for name, m in variants.items()}
     benches = {name: _Bench(module, batch, config, device) for name, module in variants.items()}
     for bench in benches.values():
         bench.module.eval()
-    one = {name: lambda b=b: b.forward(b.batch["image"][:1]) for name, b in benches.items()}
-    latency = _time(one, device)
-    inference = {name: _peak(lambda b=b: b.forward(b.batch["image"]), device) for name, b in benches.items()}
+    latency = _time({name: bench.forward for name, bench in benches.items()}, device)
+    inference = {name: _peak(bench.forward, device) for name, bench in benches.items()}
     for bench in benches.values():
         bench.module.train()
     step = _time({name: bench.step for name, bench in benches.items()}, device)
     memory = {name: _peak(bench.step, device) for name, bench in benches.items()}
-    growth = _measure_growth({name: module.model for name, module in variants.items()}, device)
+    layers = _measure_layers(variants, device)
     return [
         Variant(
-            mixer=name,
-            about=get_spec(name).about,
-            **_counts(name, module.model),
+            name=name,
+            about=get_spec(name).about if is_mixer(name) else "",
             latency=latency[name],
             step=step[name],
             step_memory=memory[name],
             inference_memory=inference[name],
-            growth=growth[name],
+            **counted[name],
+            **layers.get(name, {}),
         )
-        for name, module in variants.items()
+        for name in variants
     ]
 
 
-def measure_steps(
-    variants: Mapping[str, TaskModule], batch: Mapping[str, Tensor], config: TrainConfig, device: torch.device
-) -> dict[str, float]:
-    """Median seconds of a training step of each variant, from five rounds; their weights change."""
-    benches = {name: _Bench(module.train(), batch, config, device) for name, module in variants.items()}
-    steps = {name: bench.step for name, bench in benches.items()}
-    return {name: t.median for name, t in time_interleaved(steps, repeats=5, warmup=1, device=device).items()}
+def _macs(task: TaskModule) -> int | None:
+    """From the model's own equations, else counted in a forward pass of one sample, as with an inserted block."""
+    own = task.macs() if task.config.swap.insert is None else None
+    return own or model_macs(task.model, one_sample(task))
 
 
-def _measure_growth(variants: Mapping[str, nn.Module], device: torch.device) -> dict[str, Growth]:
-    """One layer of each variant, of its width and heads, over numbers of tokens."""
-    layers = {name: model.blocks[-1].mixer for name, model in variants.items()}  # type: ignore[index, union-attr]
-    first: Any = next(iter(layers.values()))
-    heads = {n for layer in layers.values() if (n := getattr(layer, "num_heads", None))}
+def skeleton_of(task: TaskModule) -> dict[str, Any]:
+    """What is known of a variant's network: tokens, width, depth, and for images their size and the patch size."""
+    model: Any = task.model
+    found = input_sizes(model, task.data.get("img_size"))
+    widths = [module.dim for module in model.modules() if isinstance(module, Mixer)]
+    found |= {"dim": widths[-1]} if widths else {}
+    found |= {"depth": len(model.blocks)} if hasattr(model, "blocks") else {}
+    tokens = found.get("num_tokens") or task.data.get("seq_len")
+    return found | ({"num_tokens": tokens} if tokens else {})
+
+
+def _measure_layers(variants: Mapping[str, TaskModule], device: torch.device) -> dict[str, dict[str, Any]]:
+    """One layer of each variant's mixer, as wide as in the model: multiply-adds, crossover, and over numbers of tokens.
+
+    Of variants whose mixer the table does not have, and in models whose width is not known, there is nothing.
+    """
+    names = [name for name in variants if is_mixer(name)]
+    sizes = skeleton_of(next(iter(variants.values()))) if names else {}
+    modules = [module for task in variants.values() for module in task.model.modules() if isinstance(module, Mixer)]
+    width, tokens = sizes.get("dim"), sizes.get("num_tokens")
+    if width is None:
+        width = next((module.dim for module in modules), None)
+    if width is None:
+        return {}
+    heads = {n for module in modules if module.dim == width and (n := getattr(module, "num_heads", None))}
     kwargs: dict[str, Any] = {"num_heads": heads.pop()} if len(heads) == 1 else {}
-    found = {name: Growth() for name in layers}
-    for n in TOKENS:
+    found: dict[str, dict[str, Any]] = {}
+    for name in names:
+        try:
+            macs = layer_for(name, width, tokens, **kwargs).macs(tokens) if isinstance(tokens, int) else None
+            crossover = None if name == "self" else str(find_crossover(name, width, **kwargs))
+        except UserError:
+            continue  # A layer of the user's that is not built from a width and a number of tokens alone.
+        found[name] = {"layer_macs": macs, "crossover": crossover, "growth": Growth()}
+    for n in TOKENS if found else ():
         calls = {
-            name: mixer_with_input(name, first.dim, n, device=device, dtype=torch.float32, **kwargs).forward
-            for name in layers
+            name: mixer_with_input(name, width, n, device=device, dtype=torch.float32, **kwargs).forward
+            for name in found
         }
         timings = time_interleaved(calls, repeats=5, warmup=1, device=device)
         for name, call in calls.items():
-            found[name].tokens.append(n)
-            found[name].seconds.append(timings[name].median)
-            found[name].memory.append(_peak(call, device) or 0)
+            growth = found[name]["growth"]
+            growth.tokens.append(n)
+            growth.seconds.append(timings[name].median)
+            growth.memory.append(_peak(call, device) or 0)
     return found
 
 
-def _time(functions: Mapping[str, Any], device: torch.device) -> dict[str, Timing]:
+def _time(functions: Mapping[str, Callable[[], None]], device: torch.device) -> dict[str, Timing]:
     """As many rounds as the time allows, five at least."""
     first = time_interleaved(functions, repeats=1, warmup=1, device=device)
     rounds = int(SECONDS / max(1e-6, sum(timing.median for timing in first.values())))
     return time_interleaved(functions, repeats=min(101, max(5, rounds)), warmup=1, device=device)
 
 
-def _peak(fn: Any, device: torch.device) -> int | None:
+def _peak(fn: Callable[[], None], device: torch.device) -> int | None:
     return peak_memory(fn, device) if device.type in ("cpu", "cuda") else None
-
-
-def _counts(name: str, model: Any) -> dict[str, Any]:
-    """Of the network and of its mixers alone, for one image; and where the mixer is cheaper than self-attention."""
-    mixers = [block.mixer for block in model.blocks]
-    heads = getattr(mixers[-1], "num_heads", None)
-    return {
-        "parameters": count_parameters(model),
-        "macs": model.macs(),
-        "mixer_parameters": sum(map(count_parameters, mixers)),
-        "mixer_macs": sum(mixer.macs(model.num_tokens) for mixer in mixers),
-        "crossover": None if name == "self" else str(find_crossover(name, mixers[-1].dim, num_heads=heads)),
-    }

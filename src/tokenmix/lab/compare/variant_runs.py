@@ -14,6 +14,7 @@ from tokenmix.errors import UserError, one_line
 from tokenmix.files import inside, is_unused, make_folder, read_text, to_json, write_json
 from tokenmix.lab.compare.results import Curve, Run, Sampling
 from tokenmix.lab.compare.statistics import covariance_of_means, covariance_of_resamples, resample
+from tokenmix.lab.compare.variants import plan_variants
 from tokenmix.lab.grid.cells import Cell
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.config import BudgetConfig, CompareConfig, EngineConfig, LoopConfig, TrainConfig
@@ -26,6 +27,7 @@ FREE = (
     "mixers",
     "seeds",
     "sizes",
+    "controls",
     "only",
     "merge",
     "out",
@@ -46,24 +48,25 @@ SHARES = ("accuracy", "balanced_accuracy", "macro_f1", "f1", "auc", "miou", "ins
 
 
 def plan_runs(config: CompareConfig, out: Path, name: str = "") -> list[Cell]:
-    """One run for each seed and mixer, equal in all but the mixer; `name` is that of the comparison in a grid."""
+    """One run for each seed and variant, equal in all but its options; `name` is that of the comparison in a grid."""
     shared = {name: getattr(config, name) for name in ("task", "data", "model", "optim", "options")}
     budget = {field.name: getattr(config.loop, field.name) for field in fields(BudgetConfig)}
+    variants = plan_variants(config)
     return [
         Cell(
-            f"{name}{'/' * bool(name)}{mixer}-seed{seed}",
+            f"{name}{'/' * bool(name)}{variant}-seed{seed}",
             TrainConfig(
-                **shared, loop=LoopConfig(**budget, seed=seed, out=inside(out / "runs", f"{mixer}-seed{seed}"))
-            ).replace(model_kwargs={**config.model.model_kwargs, "mixer": mixer}),
+                **shared, loop=LoopConfig(**budget, seed=seed, out=inside(out / "runs", f"{variant}-seed{seed}"))
+            ).replace(**options),
         )
         for seed in dict.fromkeys(config.seeds)
-        for mixer in dict.fromkeys(config.mixers)
+        for variant, options in variants.items()
     ]
 
 
-def mixer_of(cell: Cell) -> str:
-    """The mixer that a run trains."""
-    return cell.config.model.model_kwargs["mixer"]
+def variant_of(cell: Cell) -> str:
+    """The name of the variant that a run trains."""
+    return cell.folder.name.rpartition("-seed")[0]
 
 
 def claim_folder(out: Path, config: CompareConfig, name: str = "compare.json", free: Sequence[str] = FREE) -> None:
@@ -121,7 +124,7 @@ def _read_run(cell: Cell, failure: str, metric: str, out: Path) -> Run:
         message="",
         score=fitted(Share if metric in SHARES else float | None, metrics[metric], metric),
         seconds=fitted(Amount, result["seconds"], "seconds"),
-        images_per_second=fitted(Amount, result[rate], rate),
+        rate=fitted(Amount, result[rate], rate),
         confusion=None if confusion is None else [list(row) for row in confusion],
     )
 

@@ -1,5 +1,6 @@
 """Engines by name, and those of this machine: cells one after another, or several processes at a time."""
 
+import contextlib
 import functools
 import multiprocessing
 import os
@@ -7,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -17,24 +18,47 @@ import torch
 
 from tokenmix.errors import needs
 from tokenmix.lab.grid.cells import Cell, Engine, Outcome, Outcomes, finish_cell
-from tokenmix.lab.train.config import EngineConfig
+from tokenmix.lab.train.config import CompareConfig, EngineConfig
+from tokenmix.layers.table import MIXERS
+from tokenmix.registry import imported_plugins
 from tokenmix.trust import safe_children
 
 SPAWN = multiprocessing.get_context("spawn")
 
 
-def make_engine(config: EngineConfig, logs: Path) -> Engine:
+def parallel_runs(config: CompareConfig, runs: int) -> int:
+    """How many of these runs are trained side by side on this machine, each in a process of its own; 0 for in turn.
+
+    By default one for each core, since small networks gain little by a second thread. In turn where a GPU trains, and
+    where a mixer has been registered in this process alone.
+    """
+    if config.engine.engine != "local" or config.engine.jobs is not None:
+        return config.engine.jobs or 0
+    plugins = {module.removesuffix(".py").rpartition("/")[2] for module in imported_plugins()}
+    here = [name for name in config.mixers if name in MIXERS and not _is_importable(MIXERS[name].layer, plugins)]
+    device = config.loop.device
+    on_cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
+    cores = min(os.cpu_count() or 1, runs)
+    return cores if cores > 1 and on_cpu and not here and config.loop.threads is None else 0
+
+
+def _is_importable(layer: type, plugins: set[str]) -> bool:
+    return layer.__module__.partition(".")[0] == "tokenmix" or layer.__module__ in plugins
+
+
+def make_engine(config: EngineConfig, logs: Path, jobs: int) -> Engine:
     """The engine that a config asks for.
 
     Args:
         config: engine and resources.
         logs: folder for what the jobs of a queue print.
+        jobs: of `parallel_runs`.
 
     Raises:
         UserError: its package is not installed, or what it connects to does not answer.
     """
     if config.engine == "local":
-        return functools.partial(in_processes, jobs=config.jobs) if config.jobs else in_turn
+        return functools.partial(in_processes, jobs=jobs) if jobs else in_turn
     with needs(f"--engine {config.engine}"):
         if config.engine == "ray":
             from tokenmix.lab.grid.on_ray import connect
@@ -82,7 +106,7 @@ def in_processes(cells: Sequence[Cell], jobs: int, seconds: float | None = None)
 def _in_own_process(cell: Cell, threads: int, started: list[BaseProcess]) -> Outcome:
     ours, theirs = SPAWN.Pipe(duplex=False)
     process = SPAWN.Process(target=_work, args=(theirs, cell, threads))
-    with safe_children():
+    with safe_children(), _without_main():
         process.start()
     started.append(process)
     theirs.close()
@@ -95,6 +119,18 @@ def _in_own_process(cell: Cell, threads: int, started: list[BaseProcess]) -> Out
         return f"its process {how}; the same command continues it"
     finally:
         process.join()
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Processes that start in the block do not run the caller's script again, which need not guard its main part."""
+    main = sys.modules["__main__"]
+    kept = {name: vars(main).pop(name) for name in ("__file__", "__spec__") if name in vars(main)}
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        vars(main).update(kept)
 
 
 def _work(pipe: Connection, cell: Cell, threads: int) -> None:

@@ -243,3 +243,8 @@ def likeliest(probabilities: Tensor, classes: Sequence[str], **also: Any) -> dic
     top = {classes[i]: round(p, 6) for p, i in zip(best.tolist(), which.tolist())}
     label, probability = next(iter(top.items()))
     return {"label": label, "probability": probability, **also, "top": top}
+
+
+def told(answer: Mapping[str, Any]) -> str:
+    """The likeliest class and its probability in words."""
+    return f"{answer['label']}, {answer['probability']:.0%}"

@@ -12,7 +12,7 @@ import tyro
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.lab.registry import TASKS
 from tokenmix.lab.train.schema import Document, Part, Range
-from tokenmix.lab.train.words import Folders, Names, Needed, Numbers, Pairs
+from tokenmix.lab.train.words import Folders, Jobs, Names, Needed, Numbers, Pairs
 from tokenmix.registry import load_object
 
 
@@ -161,7 +161,7 @@ class ManualOptim(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetConfig(Part):
-    """Budget, precision and device."""
+    """Budget, precision, device and first weights."""
 
     epochs: Annotated[int, Range(least=1)] = 10
     """Passes over the training samples: images, texts or point clouds."""
@@ -186,11 +186,14 @@ class BudgetConfig(Part):
     logger: Literal["wandb", "mlflow"] | None = None
     """Log to Weights & Biases or MLflow, in addition to metrics.csv and TensorBoard.
     Their environment variables, such as WANDB_MODE and MLFLOW_TRACKING_URI, configure them."""
+    init_from: Path | None = None
+    """Start from the weights of a safetensors file or run folder; image size and classes may differ.
+    A run folder also sets the model, its arguments and its swap, unless --model or --recipe is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoopConfig(BudgetConfig):
-    """Budget, precision, device, seed, folders and processes of a run."""
+    """Also seed, folders and processes of a run."""
 
     seed: Annotated[int, Range(least=0)] = 0
     """Seed of weights, order and augmentation."""
@@ -198,9 +201,6 @@ class LoopConfig(BudgetConfig):
     """Run folder; runs/MODEL-DATA-SEED if not given."""
     resume: Path | None = None
     """Continue this run folder where it stopped; its own config is used."""
-    init_from: Path | None = None
-    """Start from the weights of a safetensors file or run folder; image size and classes may differ.
-    A run folder also sets the model, its arguments and its swap, unless --model or --recipe is given."""
     recipe: str | None = None
     """A recipe by name or file; options on the command line override it. See recipes/."""
     devices: Annotated[int | None, Range(least=1)] = None
@@ -271,17 +271,11 @@ class ClassOptions(TaskOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(Document):
-    """One run. `optim` and `options` are Any since a task may have other optimisers, and has its own options."""
+class TaskDocument(Document):
+    """Base of configs whose `optim` and `options` are the task's own, and therefore Any."""
 
     task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TASK")] = "image-classification"
     """Task to train, see `tokenmix list tasks`."""
-    data: DataConfig = DataConfig()
-    model: ModelConfig = field(default_factory=ModelConfig)
-    swap: SwapConfig = field(default_factory=SwapConfig)
-    optim: Any = OptimConfig()
-    loop: LoopConfig = LoopConfig()
-    options: Annotated[Any, tyro.conf.arg(name="task")] = TaskOptions()
 
     def replace(self, **values: Any) -> Self:
         """`Document.replace`; the task cannot change, since the options belong to it."""
@@ -298,6 +292,18 @@ class TrainConfig(Document):
         return unknown_name(f"option of {self.task}", name, known)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(TaskDocument):
+    """One run."""
+
+    data: DataConfig = DataConfig()
+    model: ModelConfig = field(default_factory=ModelConfig)
+    swap: SwapConfig = field(default_factory=SwapConfig)
+    optim: Any = OptimConfig()
+    loop: LoopConfig = LoopConfig()
+    options: Annotated[Any, tyro.conf.arg(name="task")] = TaskOptions()
+
+
 def default_config(task: str) -> TrainConfig:
     """A run of this task with every option at its default; `UserError` with the nearest names if there is none."""
     entry = TASKS[task]
@@ -312,9 +318,9 @@ class EngineConfig(Part):
     engine: Literal["local", "ray", "slurm"] = "local"
     """local: this machine; ray: tasks on a Ray cluster; slurm: an array job.
     Every node needs the same packages, and the same files at the same paths."""
-    jobs: Annotated[int, Range(least=0)] = 0
-    """Number of runs at a time. With local each in a process of its own; 0: one after another in this process.
-    With slurm those of the array that may run at once; 0: no limit."""
+    jobs: Annotated[Jobs, Range(least=0)] = None
+    """Runs at a time, each in a process of its own; 0: one after another in this process, with all threads.
+    auto: one for each core, of one thread, where nothing but the CPU is used. With slurm: of the array; auto: all."""
     address: str | None = None
     """Address of the Ray cluster, such as HOST:6379 or auto; without it Ray is started on this machine."""
     run_cpus: Annotated[int | None, Range(least=1)] = None
@@ -325,6 +331,8 @@ class EngineConfig(Part):
     """Parameters of submitit's executor, for example --slurm timeout_min=600 slurm_partition=gpu."""
 
     def __post_init__(self) -> None:
+        if self.jobs == "auto":
+            object.__setattr__(self, "jobs", None)
         super().__post_init__()
         takes = {
             "jobs": ("local", "slurm"),
@@ -342,11 +350,21 @@ class EngineConfig(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareConfig(Document):
-    """Variants that differ only in their mixer: what they share, and what differs."""
+class CompareConfig(TaskDocument):
+    """Variants of one model that differ only in their mixer: what they share, and what differs."""
 
     mixers: Names = ("self", "external", "multihead-external", "gating", "less")
-    """Mixers to compare, separated by commas: names of tokenmix list mixers, or module:Class."""
+    """Mixers to compare, separated by commas: names of tokenmix list mixers, or module:Class.
+    A model with an argument `mixer` gets them there; in any other they replace the attention layers, or are inserted
+    after the modules that --insert-after names."""
+    swap_where: str = "*"
+    """Glob over the names of the attention layers that are replaced, in a model without an argument `mixer`."""
+    insert_after: str = ""
+    """Insert each mixer as a residual block after this module of the model, or a glob such as "layer[34]"."""
+    train_only: Literal["all", "mixers"] = "all"
+    """mixers: train the replaced layers and freeze the rest of the model."""
+    controls: bool = True
+    """Also train the same network without mixing, and fit the task's simplest baselines."""
     seeds: Numbers = (0,)
     """Seeds, separated by commas; one run of every variant for each."""
     sizes: Names = ()
@@ -358,13 +376,22 @@ class CompareConfig(Document):
     """Train nothing: copy the runs of these folders of comparisons with equal settings to --out, and report on them."""
     out: Path | None = None
     """Folder of the report; runs/compare-DATA if not given."""
-    task: str = "image-classification"
-    """Task to train."""
     data: DataConfig = DataConfig()
     model: ModelConfig = field(default_factory=lambda: ModelConfig(model="mixer_nano"))
-    optim: OptimConfig = OptimConfig()
+    optim: Any = OptimConfig()
     loop: BudgetConfig = BudgetConfig()
     engine: EngineConfig = field(default_factory=EngineConfig)
     options: Annotated[Any, tyro.conf.arg(name="task")] = field(
-        default_factory=lambda: default_config("image-classification").options
+        default_factory=lambda: default_config(CompareConfig.task).options
     )
+
+
+def comparison_config(task: str = CompareConfig.task, **values: Any) -> CompareConfig:
+    """A comparison on this task with every other option at its default; `UserError` for an unknown task or option."""
+    if task != CompareConfig.task:
+        run, skeleton = default_config(task), TASKS[task].skeleton
+        budget = {field.name: getattr(run.loop, field.name) for field in fields(BudgetConfig)}
+        values = {"mixers": ("self", "external"), **budget, **({"model": skeleton} if skeleton else {}), **values}
+        config = CompareConfig(task=task, data=run.data, model=run.model, optim=run.optim, options=run.options)
+        return config.replace(**values)
+    return CompareConfig().replace(**values)

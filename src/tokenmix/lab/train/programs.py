@@ -1,10 +1,11 @@
 """Hooks by which `info`, `compare`, `inspect`, `cost` and `export` ask a task about its models."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
+from PIL.Image import Image
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
@@ -36,20 +37,49 @@ class View(NamedTuple):
     inputs: Tensor
 
 
+class PlainSamples(NamedTuple):
+    """Features (n, d) or texts of n samples, None for a method that reads none, and targets (n, ...)."""
+
+    features: Tensor | list[str] | None
+    targets: Tensor
+
+
+class Shown(NamedTuple):
+    """A test sample for a report: each an image, or words; an input that both others show is None."""
+
+    input: Image | str | None
+    truth: Image | str
+    prediction: Image | str
+
+
 class ProgramHooks:
     """Defaults for a task that overrides none of these hooks.
 
     Attributes:
         looks_at: what `inspect` can show: the maps of an image, of which `view` makes the model's input; the gates and
             attention of a text; or nothing.
-        comparison: None if `compare` can put mixers into models of this task: the models have `blocks` and
-            `mixer_name`. Else how variants are trained one by one, as options of `tokenmix train TASK`.
+        no_comparison: why `compare` refuses the task, and what to do instead; empty if it does not.
+        baselines: names of the simplest methods for the task, in `tokenmix.lab.compare.baselines`, which `compare`
+            fits to `plain_samples`; `metrics` takes logarithms of their probabilities and the targets.
         hub: how `save_for_hub` leaves its models; None if no library of the hub loads them.
     """
 
     looks_at: ClassVar[Literal["images", "text", "nothing"]] = "nothing"
-    comparison: ClassVar[str | None] = "--model NAME, then another"
+    no_comparison: ClassVar[str] = ""
+    baselines: ClassVar[tuple[str, ...]] = ()
     hub: ClassVar[HubForm | None] = None
+
+    def plain_samples(self, data: Any, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
+        """What simple baselines learn from and are scored on, in batches."""
+        raise NotImplementedError(f"{type(self).__name__} names baselines and has no plain_samples")
+
+    def num_targets(self) -> int:
+        """How many values a target of `plain_samples` may have."""
+        return len(self.data["classes"])  # type: ignore[attr-defined]
+
+    def show(self, batch: Any) -> list[Shown]:
+        """Test samples as they are drawn, with what is true and what the model predicts; empty: nothing to draw."""
+        return []
 
     @classmethod
     def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -75,5 +75,15 @@ Names = Annotated[
     _list("A,B,C", str, "a name"),
     tyro.conf.arg(help_behavior_hint=lambda default: "(default: none)" if default == "''" else f"(default: {default})"),
 ]
+Jobs = Annotated[
+    int | None,
+    PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="N|auto",
+        instance_from_str=lambda args: None if args[0] == "auto" else int(args[0]),
+        is_instance=lambda x: x is None or isinstance(x, int),
+        str_from_instance=lambda x: ["auto" if x is None else str(x)],
+    ),
+]
 Numbers = Annotated[tuple[int, ...], _list("1,2,3", int, "a whole number")]
 Factors = Annotated[tuple[float, ...], _list("0.5,1,2", float, "a number")]

@@ -15,7 +15,7 @@ from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.base import Mixer
 from tokenmix.layers.counting import count_macs, on_meta
 from tokenmix.layers.memory import Tie
-from tokenmix.models.context import ContextName, make_context
+from tokenmix.models.context import make_context
 from tokenmix.models.isotropic import BlockMap
 from tokenmix.models.lavit import LaViT
 from tokenmix.models.pretrained import timm_resnet
@@ -77,7 +77,7 @@ class ResNetBackbone(Backbone):
         backbone_kwargs: arguments of its constructor.
         pretrained_backbone: start from timm's weights.
         levels: which of its five maps are returned: 0 the stem, 1 to 4 the stages; the last stage among them.
-        mixer: `"external"`, `"self"` or `"none"`.
+        mixer: `"external"`, `"self"`, `"none"`, or another of the table.
         num_slots, tie: as in `ExternalAttention2d`, whose own are taken if None.
         norm: `"batch"`, `"frozen"` (of the backbone alone, after its weights are read), or `"group"`, also in the
             block, for training from scratch with few images in a batch.
@@ -94,7 +94,7 @@ class ResNetBackbone(Backbone):
         backbone_kwargs: Mapping[str, Any] | None = None,
         pretrained_backbone: bool = False,
         levels: Sequence[int] = (1, 2, 3, 4),
-        mixer: ContextName = "external",
+        mixer: str = "external",
         num_slots: int | None = None,
         tie: Tie | None = None,
         norm: Norm = "batch",
@@ -118,7 +118,7 @@ class ResNetBackbone(Backbone):
             stage = int(name[5]) if name.startswith("layer") else 0
             parameter.requires_grad_(stage >= frozen_stages)
         self.widths, self.reductions = self.net.feature_info.channels(), self.net.feature_info.reduction()
-        self.mixer_name = {"external": "external-2d", "self": "self-2d"}.get(mixer, "none")
+        self.mixer_name = {"external": "external-2d", "self": "self-2d"}.get(mixer, mixer)
         self.block = make_context(mixer, self.widths[-1], {"num_slots": num_slots, "tie": tie}, {"device": device})
         if isinstance(self.block, Mixer):
             if norm == "group":

@@ -5,7 +5,6 @@ from typing import Any
 
 from tokenmix.errors import UserError
 from tokenmix.layers.memory import Tie
-from tokenmix.models.context import ContextName
 from tokenmix.models.detection.backbones import LaViTBackbone, Norm, ResNetBackbone
 from tokenmix.models.detection.detector import IMAGENET, Detector
 from tokenmix.models.detection.networks import Answers, HeadSizes, ImageScale, Kind
@@ -19,7 +18,7 @@ def resnet_detector(
     backbone: str = "resnet50",
     backbone_kwargs: Mapping[str, Any] | None = None,
     levels: Sequence[int] = (1, 2, 3, 4),
-    mixer: ContextName = "external",
+    mixer: str = "external",
     num_slots: int | None = None,
     tie: Tie | None = None,
     norm: Norm = "batch",

@@ -21,6 +21,7 @@ def create_point_model(
     num_classes: int | None = None,
     num_parts: int | None = None,
     num_categories: int | None = None,
+    mixer: str | None = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     **changes: Any,
@@ -31,7 +32,8 @@ def create_point_model(
         name: one of `POINT_MODELS`.
         num_classes: classes of a classifier; 40, as ModelNet40 has, if not given.
         num_parts, num_categories: of a segmenter; 50 and 16, as ShapeNet-part has, if not given.
-        **changes: fields of `PointPreset`, for example `mixer="external"` or `in_chans=6`.
+        mixer: of the attention layers, a name of the table; the preset's own if not given.
+        **changes: other fields of `PointPreset`, for example `in_chans=6`.
 
     Raises:
         UserError: an unknown name, field or mixer, a field that the embedding has no use for, or a number that does not
@@ -43,6 +45,7 @@ def create_point_model(
     for field in changes:
         if field not in fields:
             raise unknown_name(f"argument of {name}", field, [*fields, *_OF_DATA])
+    changes |= {} if mixer is None else {"mixer": mixer}
     preset = dataclasses.replace(POINT_MODELS[name], **changes)
     unused = next((field for field in changes if field in _OF_NEIGHBOURS), None)
     if preset.embedding == "naive" and unused is not None:

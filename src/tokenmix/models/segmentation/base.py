@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.base import Mixer, count_parameters
 from tokenmix.layers.counting import count_macs, on_meta
-from tokenmix.models.context import ContextName
 from tokenmix.models.isotropic import BlockMap
 from tokenmix.models.maps import OnMaps, PartCost
 from tokenmix.models.stems import pair
@@ -48,7 +47,7 @@ class Segmenter(OnMaps, nn.Module, ABC):
         backbone: Any,
         context: nn.Module,
         *,
-        mixer: ContextName,
+        mixer: str,
         head_width: int,
         num_classes: int,
         drop_rate: float,

@@ -13,7 +13,7 @@ from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
 from tokenmix.layers.memory import Tie
 from tokenmix.layers.splitting import check_mixer, split_batch_norm, split_convolution, split_mixer, split_pooling
-from tokenmix.models.context import ContextName, make_context
+from tokenmix.models.context import make_context
 from tokenmix.models.segmentation.backbones import make_dilated
 from tokenmix.models.segmentation.base import Segmenter, Upsampling
 from tokenmix.ops.external.api import Normalization
@@ -53,7 +53,7 @@ class EANetSegmenter(Segmenter):
         backbone_kwargs: arguments of its constructor.
         stem: `"large"`, the backbone's own; `"small"`, see `make_dilated`.
         output_stride: pixels on a side that become one position of the map: 8 or 16 as published; 4 with a small stem.
-        mixer: `"external"`; `"self"`, the same block of self-attention; `"none"`.
+        mixer: `"external"`; `"self"`, the same block of self-attention; `"none"`; or any other in that block.
         width, head_width: channels around the block, and before the classifier.
         num_slots, tie, normalization, chunk_size: of external attention, see `ExternalAttention2d`; 64 slots, no tie,
             double normalisation and all pixels at once if not given.
@@ -75,7 +75,7 @@ class EANetSegmenter(Segmenter):
         backbone_kwargs: Mapping[str, Any] | None = None,
         stem: Literal["large", "small"] = "large",
         output_stride: int = 8,
-        mixer: ContextName = "external",
+        mixer: str = "external",
         width: int = 512,
         head_width: int = 256,
         num_slots: int | None = None,

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from tokenmix.errors import UserError
 from tokenmix.layers.memory import Tie
-from tokenmix.models.context import ContextName, make_context
+from tokenmix.models.context import make_context
 from tokenmix.models.registry import create_model
 from tokenmix.models.segmentation.backbones import make_backbone
 from tokenmix.models.segmentation.base import Segmenter, Upsampling
@@ -34,7 +34,7 @@ class FPNSegmenter(Segmenter):
     Args:
         backbone: name of a model of timm's, or of an image classifier of ours.
         backbone_kwargs: arguments of its constructor.
-        mixer: `"external"`; `"self"`, the same block of self-attention; `"none"`.
+        mixer: `"external"`; `"self"`, the same block of self-attention; `"none"`; or any other in that block.
         width, head_width: channels around the block, and before the classifier.
         num_slots, tie, normalization, chunk_size: of external attention, see `ExternalAttention2d`; 64 slots, no tie,
             double normalisation and all pixels at once if not given.
@@ -54,7 +54,7 @@ class FPNSegmenter(Segmenter):
         *,
         backbone: str = "resnet50",
         backbone_kwargs: Mapping[str, Any] | None = None,
-        mixer: ContextName = "none",
+        mixer: str = "none",
         width: int = 256,
         head_width: int = 128,
         num_slots: int | None = None,

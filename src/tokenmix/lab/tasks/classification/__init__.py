@@ -9,6 +9,7 @@ TASKS.register(
         task="tokenmix.lab.tasks.classification.task:ImageClassification",
         options="tokenmix.lab.tasks.classification.options:ClassificationOptions",
         defaults={"model": "vit_nano", "data": "fashion-mnist"},
+        skeleton="mixer_nano",
         other_models="tokenmix.presets.classification:may_be_timms",
     ),
 )

@@ -1,13 +1,14 @@
 """Image classification: cross-entropy, and the metrics of classes."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import timm
 import torch
+import torch.nn.functional as F
 from timm.data.mixup import Mixup
 from timm.models import resolve_pretrained_cfg, save_for_hf
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ from tokenmix.lab.tasks.fitting import check_own, incompatible_model_error
 from tokenmix.lab.tasks.images import ImageTask, image_data, image_view, with_size_of_start
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
-from tokenmix.lab.train.programs import HubForm, View
+from tokenmix.lab.train.programs import HubForm, PlainSamples, View
 from tokenmix.lab.train.task import TaskData, input_sizes
 from tokenmix.lab.train.task_data import IndexedData, check_names
 from tokenmix.layers.less_attention import LessAttention
@@ -36,6 +37,7 @@ from tokenmix.models.pretrained import by_timm, check_source, fetching
 from tokenmix.ops.less import Scores
 from tokenmix.registry import MODELS, list_models
 
+THUMBNAIL = 32
 STATS = ("mean", "std")
 HUB = HubForm(
     "timm",
@@ -61,8 +63,8 @@ class ImageClassification(ImageTask, ClassTask):
     """
 
     hub: ClassVar[HubForm | None] = HUB
+    baselines: ClassVar[tuple[str, ...]] = ("majority", "logistic regression", "random forest")
     options: ClassificationOptions
-    comparison: ClassVar[str | None] = None
 
     def __init__(self, model: nn.Module, config: TrainConfig, data: Mapping[str, Any]) -> None:
         super().__init__(model, config, data)
@@ -237,6 +239,14 @@ class ImageClassification(ImageTask, ClassTask):
         if classes <= 5:
             return self.class_metrics()
         return self.class_metrics(top5=MulticlassAccuracy(classes, top_k=5, average="micro", validate_args=False))
+
+    def plain_samples(self, data: IndexedData, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
+        """Pixels, of images above 32 px those of a thumbnail, without augmentation."""
+        images = getattr(data.images, part)
+        for indices in torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).split(512):
+            pixels, kept = images.pixels(indices)
+            small = F.adaptive_avg_pool2d(pixels.float().div(255), [min(side, THUMBNAIL) for side in pixels.shape[2:]])
+            yield PlainSamples(small.flatten(1), images.labels[kept])
 
     def example(self) -> dict[str, Tensor]:
         """Two images of noise."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
@@ -23,7 +24,7 @@ from tokenmix.lab.tasks.fitting import check_model, check_own
 from tokenmix.lab.tasks.images import ImageTask, Picture, channel_columns, check_stems, shown_image, stored_picture
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.predictions import SampledMetric
-from tokenmix.lab.train.programs import View
+from tokenmix.lab.train.programs import Shown, View
 from tokenmix.lab.train.task_data import IndexedData, check_names
 from tokenmix.models.detection.detector import IMAGENET, Detector
 from tokenmix.models.detection.pictures import with_dense_masks
@@ -162,6 +163,19 @@ class ObjectTask(ImageTask):
         """Keep the metrics as plain values, those of the classes by name."""
         super().on_validation_epoch_end()
         self.name_classes(*self.tables)
+
+    def show(self, batch: Mapping[str, Any]) -> list[Shown]:
+        """Each image with the objects in it drawn on it, and with those found."""
+        images = [Image.fromarray(image.mul(255).byte().permute(1, 2, 0).cpu().numpy()) for image in batch["images"]]
+        targets = [
+            with_dense_masks({"scores": torch.ones(len(target["labels"])), **_without_crowds(target)})
+            for target in batch["targets"]
+        ]
+        found = [{name: value.cpu() for name, value in one.items()} for one in self._find(batch["images"])]
+        return [
+            Shown(None, *(draw_objects(image.copy(), one, self.data["classes"]) for one in (target, self._shown(here))))
+            for image, target, here in zip(images, targets, found)
+        ]
 
     def find(self, images: Sequence[Tensor]) -> list[Found]:
         """Detections in each image (3, H, W) in 0..1, larger ones in windows if the options say so."""

@@ -49,7 +49,11 @@ class ImageGeneration(TaskModule):
     mode: Literal["max", "min"] = "min"
     automatic_optimization = False
     options: GenerationOptions
-    comparison: ClassVar[str | None] = "--model resnet_gan_nano, then sagan_nano, then eagan_nano"
+    no_comparison: ClassVar[str] = (
+        "a GAN has two networks that learn against each other, whose attention is none, SAGAN's or external and no "
+        "other mixer; train --model resnet_gan_nano, then sagan_nano, then eagan_nano by tokenmix train "
+        "image-generation, and read thumbnail_fd, the Fréchet distance, in result.json"
+    )
     model: GAN  # pyrefly: ignore[bad-override-mutable-attribute]
 
     def __init__(self, model: nn.Module, config: TrainConfig, data: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """Point classification: one class for each cloud; cross-entropy, and the metrics of classes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -9,10 +9,13 @@ from torch import Tensor
 from torchmetrics import MetricCollection
 
 from tokenmix.errors import UserError
-from tokenmix.lab.tasks.classes import ClassTask, likeliest
+from tokenmix.lab.tasks.classes import ClassTask, likeliest, told
+from tokenmix.lab.tasks.points.output import cloud_image
 from tokenmix.lab.tasks.points.task import PointTask
 from tokenmix.lab.train.distillation import DistillingTask
+from tokenmix.lab.train.programs import PlainSamples, Shown
 from tokenmix.lab.train.task import TaskData
+from tokenmix.lab.train.task_data import IndexedData
 
 
 class PointClassification(PointTask, ClassTask):
@@ -20,7 +23,7 @@ class PointClassification(PointTask, ClassTask):
 
     want: ClassVar[Literal["class", "parts"]] = "class"
     usual_points: ClassVar[int] = 1024
-    comparison: ClassVar[str | None] = "--model pct_cls_nano --model-kwargs mixer=offset, then self, then external"
+    baselines: ClassVar[tuple[str, ...]] = ("majority", "nearest mean")
 
     @classmethod
     def answers(cls, data: Mapping[str, Any]) -> dict[str, int]:
@@ -54,6 +57,30 @@ class PointClassification(PointTask, ClassTask):
     def make_metrics(self) -> MetricCollection:
         """Those of classes."""
         return self.class_metrics()
+
+    def plain_samples(self, data: IndexedData, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
+        """Of each cloud how far its points are from the centre and from the axes: ten quantiles of each."""
+        shares = torch.linspace(0.05, 0.95, 10)
+        batches = data.test_batches(batch_size=64)
+        for batch in data.train_batches(batch_size=64, epoch=0, start=0) if part == "train" else batches:
+            places = batch["points"][..., :3].float().masked_fill(~batch["mask"].bool()[..., None], torch.nan)
+            sizes = torch.cat([places.abs(), places.norm(dim=-1, keepdim=True)], -1)
+            yield PlainSamples(sizes.nanquantile(shares, dim=1).permute(1, 0, 2).flatten(1), batch["label"])
+
+    @torch.no_grad()
+    def show(self, batch: Mapping[str, Tensor]) -> list[Shown]:
+        """Each cloud, and the names of its class and of the likeliest one."""
+        points, mask = self.inputs(batch)
+        probabilities = self.vote(lambda cloud: self.model(cloud, mask), points).exp().cpu()
+        classes = self.data["classes"]
+        return [
+            Shown(
+                cloud_image(cloud[there.bool()].cpu(), torch.zeros(int(there.sum()), dtype=torch.long)),
+                classes[int(label)],
+                told(likeliest(row, classes)),
+            )
+            for cloud, there, label, row in zip(batch["points"], batch["mask"], batch["label"], probabilities)
+        ]
 
     @torch.no_grad()
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:

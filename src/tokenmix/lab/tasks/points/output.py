@@ -1,5 +1,6 @@
 """Predictions about points as files: a coloured cloud, and an image of it."""
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import matplotlib as mpl
 import torch
 from matplotlib.figure import Figure
+from PIL import Image
 from torch import Tensor
 
 from tokenmix.errors import UserError
@@ -30,6 +32,16 @@ def scatter(axis: Any, points: Tensor, parts: Tensor) -> None:
     axis.scatter(x, z, -y, c=colors_of(parts[::step]).float().div(255).numpy(), s=4, linewidths=0, depthshade=False)
     axis.set_box_aspect([max(float(side.max() - side.min()), 1e-3) for side in (x, z, y)])
     axis.set_axis_off()
+
+
+def cloud_image(points: Tensor, parts: Tensor) -> Image.Image:
+    """A small image of the cloud, its parts in colours."""
+    figure, buffer = Figure(figsize=(1.6, 1.6)), io.BytesIO()
+    axis: Any = figure.add_axes((0, 0, 1, 1), projection="3d")
+    scatter(axis, points[:, :3], parts)
+    axis.view_init(elev=25, azim=-60)
+    figure.savefig(buffer, dpi=100, format="png")
+    return Image.open(buffer).convert("RGB")
 
 
 def draw_cloud(path: Path, points: Tensor, parts: Tensor, names: Mapping[str, int]) -> Path:

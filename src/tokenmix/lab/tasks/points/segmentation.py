@@ -13,11 +13,12 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardInd
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.lab.tasks.points.data import NO_PART, Cloud, write_ply
 from tokenmix.lab.tasks.points.metrics import CategoryIoU, cloud_iou, part_counts
-from tokenmix.lab.tasks.points.output import colors_of, draw_cloud
+from tokenmix.lab.tasks.points.output import cloud_image, colors_of, draw_cloud
 from tokenmix.lab.tasks.points.task import PointTask
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.metrics import CrossEntropy
 from tokenmix.lab.train.predictions import SampledMetric, quotient
+from tokenmix.lab.train.programs import Shown
 from tokenmix.ops.points import nearest_neighbours
 
 
@@ -33,7 +34,6 @@ class PointSegmentation(PointTask):
     tables: ClassVar[frozenset[str]] = frozenset({"iou_by_category", "iou_by_part"})
     want: ClassVar[Literal["class", "parts"]] = "parts"
     usual_points: ClassVar[int] = 2048
-    comparison: ClassVar[str | None] = "--model pct_part_nano --model-kwargs mixer=offset, then self, then external"
     writes: ClassVar[bool] = True
 
     def __init__(self, model: Any, config: TrainConfig, data: Mapping[str, Any]) -> None:
@@ -128,6 +128,19 @@ class PointSegmentation(PointTask):
             "iou_by_part": MulticlassJaccardIndex(average="none", zero_division=-1, **pooled),
         }
         return MetricCollection({**chosen}, compute_groups=False)
+
+    @torch.no_grad()
+    def show(self, batch: Mapping[str, Tensor]) -> list[Shown]:
+        """Each cloud in the colours of its parts, and of those predicted."""
+        points, mask = self.inputs(batch)
+        scores = self.vote(lambda cloud: self.model(cloud, batch["label"], mask), points)
+        answered = self._among(scores, batch["label"]).argmax(-1)
+        found = []
+        for cloud, parts, answer in zip(batch["points"].cpu(), batch["part"].cpu(), answered.cpu()):
+            real = parts != NO_PART
+            truth, prediction = (cloud_image(cloud[real], given[real]) for given in (parts, answer))
+            found.append(Shown(None, truth, prediction))
+        return found
 
     def example(self) -> dict[str, Tensor]:
         """Two clouds of noise, of the first category and the last."""

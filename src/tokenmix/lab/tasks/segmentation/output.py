@@ -24,6 +24,15 @@ def shares(classes: Tensor, names: Sequence[str]) -> dict[str, float]:
     return {name: round(count / classes.numel(), 6) for count, name in found}
 
 
+def veiled(image: Image.Image, classes: Tensor, palette: Sequence[Sequence[int]]) -> Image.Image:
+    """The image under the colours of its classes; pixels of a class without a colour are left as they are."""
+    table = torch.tensor(palette, dtype=torch.uint8)
+    known = (classes >= 0) & (classes < len(table))
+    colours = Image.fromarray(table[torch.where(known, classes.long(), 0)].numpy())
+    blended = Image.blend(image.convert("RGB"), colours, VEIL)
+    return Image.composite(blended, image.convert("RGB"), Image.fromarray(known.byte().mul(255).numpy()))
+
+
 def pixel_counts(classes: Tensor, count: int) -> list[int]:
     """The pixels of each class."""
     return torch.stack([part.flatten().bincount(minlength=count) for part in classes.split(PART_ROWS)]).sum(0).tolist()

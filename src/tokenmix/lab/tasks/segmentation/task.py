@@ -1,6 +1,6 @@
 """Semantic segmentation: a class for each pixel; cross-entropy, mean intersection over union."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from math import isnan
 from pathlib import Path
@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
@@ -30,10 +31,10 @@ from tokenmix.lab.tasks.segmentation.inference import pixel_logits, tiles
 from tokenmix.lab.tasks.segmentation.loss import pixel_entropy, soft_iou_loss
 from tokenmix.lab.tasks.segmentation.metrics import NUMBERS, PixelEntropy, PixelScores, iou_of, pixel_counts
 from tokenmix.lab.tasks.segmentation.options import SegmentationOptions
-from tokenmix.lab.tasks.segmentation.output import shares, write_answer
+from tokenmix.lab.tasks.segmentation.output import shares, veiled, write_answer
 from tokenmix.lab.train.config import OptimConfig, TrainConfig
 from tokenmix.lab.train.predictions import SampledMetric, quotient
-from tokenmix.lab.train.programs import View
+from tokenmix.lab.train.programs import PlainSamples, Shown, View
 from tokenmix.lab.train.task_data import IndexedData, check_names
 from tokenmix.layers.base import Mixer
 from tokenmix.models.registry import create_model
@@ -110,7 +111,7 @@ class SemanticSegmentation(ImageTask):
     tables: ClassVar[frozenset[str]] = frozenset({"class_iou"})
     options: SegmentationOptions
     writes: ClassVar[bool] = True
-    comparison: ClassVar[str | None] = "--model eanet_seg_nano --model-kwargs mixer=none, then self, then external"
+    baselines: ClassVar[tuple[str, ...]] = ("majority",)
 
     @classmethod
     def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> PixelData:
@@ -241,6 +242,22 @@ class SemanticSegmentation(ImageTask):
         if self.options.bias_lr == 1.0:
             return super().parameter_groups()
         return _groups(self.model, self.config.optim, self.options.bias_lr)
+
+    def plain_samples(self, data: PixelData, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
+        """The classes of the pixels."""
+        batches = data.test_batches(batch_size=8)
+        for batch in data.train_batches(batch_size=8, epoch=0, start=0) if part == "train" else batches:
+            yield PlainSamples(None, batch["classes"])
+
+    def show(self, batch: Mapping[str, Any]) -> list[Shown]:
+        """Each image under the colours of its classes, and of those predicted."""
+        levels = batch["image"].cpu() * channel_columns(self.data["std"]) + channel_columns(self.data["mean"])
+        found = []
+        for pixels, classes in zip(levels.mul(255).round().clamp(0, 255).byte(), batch["classes"].cpu()):
+            image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+            masks = (classes, self.answer(pixels))
+            found.append(Shown(image, *(veiled(image, mask, self.data["palette"]) for mask in masks)))
+        return found
 
     def example(self) -> dict[str, Tensor]:
         """Two crops of noise."""

@@ -9,6 +9,7 @@ TASKS.register(
         task="tokenmix.lab.tasks.text.masked_lm:MaskedLM",
         options="tokenmix.lab.tasks.text.options:MaskingOptions",
         defaults={"model": "gmlp_text_nano"},
+        skeleton="bert_text_nano",
     ),
     TaskEntry(
         name="text-classification",
@@ -16,6 +17,7 @@ TASKS.register(
         task="tokenmix.lab.tasks.text.classification:TextClassification",
         options="tokenmix.lab.tasks.text.options:LabelOptions",
         defaults={"model": "gmlp_text_nano"},
+        skeleton="bert_text_nano",
     ),
     TaskEntry(
         name="question-answering",
@@ -23,6 +25,7 @@ TASKS.register(
         task="tokenmix.lab.tasks.text.question_answering:QuestionAnswering",
         options="tokenmix.lab.tasks.text.options:QuestionOptions",
         defaults={"model": "gmlp_text_nano"},
+        skeleton="bert_text_nano",
     ),
 )
 

@@ -1,9 +1,9 @@
 """Text classification: one label, or one number, for each text or pair of texts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torchmetrics.regression import PearsonCorrCoef, SpearmanCorrCoef
 
 from tokenmix.errors import UserError
 from tokenmix.lab.data.indexed import balanced_order
-from tokenmix.lab.tasks.classes import ClassTask, class_counts, likeliest
+from tokenmix.lab.tasks.classes import ClassTask, class_counts, likeliest, told
 from tokenmix.lab.tasks.text.data.labelled import load_labelled
 from tokenmix.lab.tasks.text.data.sequences import EncodedText
 from tokenmix.lab.tasks.text.encoding import tokenizing
@@ -29,7 +29,7 @@ from tokenmix.lab.tasks.text.task import (
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.predictions import SampledMetric
-from tokenmix.lab.train.programs import HubForm
+from tokenmix.lab.train.programs import HubForm, PlainSamples, Shown
 from tokenmix.lab.train.task import TaskData
 from tokenmix.lab.train.task_data import check_names
 from tokenmix.text.heads import GMLPForSequenceClassification
@@ -43,10 +43,12 @@ class TextClassification(DistillingTextTask, ClassTask):
 
     hub: ClassVar[HubForm | None] = hub_form("text-classification", "AutoModelForSequenceClassification")
     network: ClassVar[type[Any]] = GMLPForSequenceClassification
+    baselines: tuple[str, ...] = ("majority", "TF-IDF")  # type: ignore[misc]
 
     def __init__(self, model: Any, config: TrainConfig, data: Mapping[str, Any]) -> None:
         super().__init__(model, config, data)
         self.classes: list[str] = list(data["classes"])
+        self.baselines = type(self).baselines if self.classes else ()
 
     @classmethod
     def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> TextData:
@@ -155,6 +157,22 @@ class TextClassification(DistillingTextTask, ClassTask):
         if "matthews" not in self.data.get("metrics", ()):
             return self.class_metrics()
         return self.class_metrics(matthews=MulticlassMatthewsCorrCoef(len(self.data["classes"]), validate_args=False))
+
+    def plain_samples(self, data: TextData, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
+        """The texts, as the tokenizer writes their tokens."""
+        batches = data.test_batches(batch_size=128)
+        for batch in data.train_batches(batch_size=1, epoch=0, start=0) if part == "train" else batches:
+            yield PlainSamples(data.tokenizer.batch_decode(batch["input_ids"]), batch["labels"])
+
+    @torch.no_grad()
+    def show(self, batch: Mapping[str, Tensor]) -> list[Shown]:
+        """Each text, its label and the likeliest one, or its number and the one predicted."""
+        texts = self.tokenizer().batch_decode(batch["input_ids"], skip_special_tokens=True)
+        logits = self.model(**inputs_of(batch)).logits.float().cpu()
+        if not self.classes:
+            return [Shown(t, f"{y:.3g}", f"{z:.3g}") for t, y, z in zip(texts, batch["labels"].tolist(), logits[:, 0])]
+        answers = [told(likeliest(row, self.classes)) for row in logits.softmax(-1)]
+        return [Shown(t, self.classes[y], a) for t, y, a in zip(texts, batch["labels"].tolist(), answers)]
 
     @torch.no_grad()
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Masked-language modelling: the words after [MASK], perplexity at masked positions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -26,7 +26,7 @@ from tokenmix.lab.tasks.text.task import (
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.metrics import CrossEntropy, Perplexity
 from tokenmix.lab.train.predictions import SampledMetric, quotient
-from tokenmix.lab.train.programs import HubForm
+from tokenmix.lab.train.programs import HubForm, PlainSamples, Shown
 from tokenmix.text.heads import NO_LABEL, GMLPForMaskedLM
 
 BEST = 5
@@ -40,6 +40,7 @@ class MaskedLM(DistillingTextTask):
 
     monitor: str = "perplexity"
     mode: Literal["max", "min"] = "min"
+    baselines: ClassVar[tuple[str, ...]] = ("unigram",)
     hub: ClassVar[HubForm | None] = hub_form("fill-mask", "AutoModelForMaskedLM")
     network: ClassVar[type[Any]] = GMLPForMaskedLM
     fields: ClassVar[Mapping[str, Any]] = {"predict": "labelled"}
@@ -121,6 +122,28 @@ class MaskedLM(DistillingTextTask):
         length = int(self.data["seq_len"])
         places = round(self.config.options.mask_prob * (length - 2))
         return self.model.macs(length, num_predicted=places)  # type: ignore[operator]
+
+    def plain_samples(self, data: TextData, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
+        """The tokens that are hidden."""
+        batches = data.test_batches(batch_size=16)
+        for batch in data.train_batches(batch_size=16, epoch=0, start=0) if part == "train" else batches:
+            yield PlainSamples(None, batch["labels"][batch["labels"] != NO_LABEL])
+
+    def num_targets(self) -> int:
+        """Tokens of the vocabulary."""
+        return int(self.data["vocab_size"])
+
+    @torch.no_grad()
+    def show(self, batch: Mapping[str, Tensor]) -> list[Shown]:
+        """Each text with tokens hidden, those tokens, and the likeliest ones."""
+        tokenizer: Any = self.tokenizer()
+        hidden = batch["labels"] != NO_LABEL
+        answers = self.model(**inputs_of(batch)).logits.argmax(-1).split(hidden.sum(1).tolist())
+        found = []
+        for ids, there, labels, answer in zip(batch["input_ids"], hidden, batch["labels"], answers):
+            truth, prediction = (" ".join(tokenizer.convert_ids_to_tokens(x)) for x in (labels[there], answer))
+            found.append(Shown(tokenizer.decode(ids[ids != tokenizer.pad_token_id]), truth, prediction))
+        return found
 
     @torch.no_grad()
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:

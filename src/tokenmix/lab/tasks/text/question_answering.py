@@ -33,7 +33,7 @@ from tokenmix.lab.tasks.text.task import (
 )
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.predictions import SampledMetric
-from tokenmix.lab.train.programs import HubForm
+from tokenmix.lab.train.programs import HubForm, Shown
 from tokenmix.text.heads import GMLPForQuestionAnswering
 
 AT_ONCE = 16
@@ -113,6 +113,15 @@ class QuestionAnswering(TextTask):
     ) -> SampledMetric | None:
         """Exact match and F1, means over the questions."""
         return SampledMetric.mean(predictions["index"], predictions[metric]) if metric in AGREEMENT else None
+
+    @torch.no_grad()
+    def show(self, batch: Mapping[str, Any]) -> list[Shown]:
+        """Each question, the first of its answers, and the one predicted; "-" for none."""
+        found = []
+        for span, asked in zip(self._spans(batch), batch["asked"]):
+            answer = self._text(span, asked["context"])
+            found.append(Shown(asked["question"], next(iter(asked["answers"]), "") or "-", answer or "-"))
+        return found
 
     def make_metrics(self) -> MetricCollection:
         """Exact match and F1 of words, as SQuAD measures them."""

@@ -108,7 +108,6 @@ class TextTask(TaskModule):
     network: ClassVar[type[Any]]
     fields: ClassVar[Mapping[str, Any]] = {}
     looks_at: ClassVar[Literal["images", "text", "nothing"]] = "text"
-    comparison: ClassVar[str | None] = "--model gmlp_text_nano, then amlp_text_nano, then bert_text_nano"
 
     @classmethod
     def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:

@@ -226,7 +226,7 @@ class WholeQuestions(Sequences):
     """Questions with all parts of their context together, as an answer is chosen among them.
 
     A batch: the inputs of its parts, for each part `offsets` int64 (N, 2) and `sample` int64, the position of its
-    question in `asked`: a list with context and answers of each.
+    question in `asked`: a list with question, context and answers of each.
     """
 
     def __init__(self, parts: EncodedQuestions) -> None:
@@ -244,7 +244,10 @@ class WholeQuestions(Sequences):
         ends = [padded([self.parts.offsets[i][:, side] for i in numbers], -1) for side in (0, 1)]
         sample = torch.from_numpy(np.repeat(np.arange(len(rows)), [len(row) for row in rows]))
         questions = [self.parts.questions[i] for i in indices.tolist()]
-        asked = [{"context": q.context, "answers": [text for text, _ in q.answers] or [""]} for q in questions]
+        asked = [
+            {"question": q.question, "context": q.context, "answers": [text for text, _ in q.answers] or [""]}
+            for q in questions
+        ]
         inputs = {name: value for name, value in batch.items() if not name.endswith("positions")}
         return {**inputs, "offsets": torch.stack(ends, -1), "sample": sample, "asked": asked, "index": indices}
 
