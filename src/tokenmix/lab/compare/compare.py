@@ -41,6 +41,8 @@ from tokenmix.lab.train.task import TaskData, TaskModule
 from tokenmix.layers.table import get_spec
 from tokenmix.trust import from_caller
 
+START = 10.0
+"""Seconds that a process takes to start: shorter runs are trained in turn."""
 STEP_SHARE = 0.85
 """What a step is of the time around it, loading included."""
 
@@ -175,7 +177,10 @@ def _compare(config: CompareConfig, console: Console) -> ComparisonResult:
             measured = {one.name: _measure(one, cells, 1 if jobs else config.loop.threads) for one in comparisons}
         failures: dict[str, str] = {}
         if config.merge is None:
-            seconds = sum(predicted_seconds(one, measured[one.name], waiting) for one in comparisons) / max(1, jobs)
+            seconds = sum(predicted_seconds(one, measured[one.name], waiting) for one in comparisons)
+            if jobs and config.engine.jobs is None and seconds < START * len(waiting):
+                engine, jobs = in_turn, 0
+            seconds = (seconds + START * len(waiting) * bool(jobs)) / max(1, jobs)
             failures = _train_all(cells, engine, console, seconds)
         else:
             copy_runs(config.merge, cells)
@@ -374,7 +379,7 @@ def _report(one: Comparison, runs: Runs, measured: Sequence[Variant], console: C
         config=one.config.replace(seeds=seeds).flat() | {"mixers": names},
         data=description,
         classes=list(description.get("classes") or []),
-        skeleton=skeleton_of(task),
+        skeleton=skeleton_of(one.variants),
         train=one.data.num_train,
         test=one.data.num_test,
         seen=plan.total_steps * config.loop.batch_size,

@@ -167,7 +167,7 @@ def _cost(results: Results) -> list[str]:
     """How the mixers' layers compare with self-attention's here, and at which N they take fewer multiply-adds."""
     reference = results.variant("self")
     others = [variant for variant in results.variants if variant is not reference and variant.crossover]
-    if reference is None or not reference.layer_macs or not others:
+    if reference is None or not reference.layer_macs or not all(variant.layer_macs for variant in others) or not others:
         return []
     tokens, dim = results.skeleton["num_tokens"], results.skeleton["dim"]
     listed = "; ".join(f"{t.name} {ratio(t.layer_macs or 0, reference.layer_macs)}, fewer {_where(t)}" for t in others)

@@ -111,11 +111,12 @@ def _macs(task: TaskModule) -> int | None:
     return own or model_macs(task.model, one_sample(task))
 
 
-def skeleton_of(task: TaskModule) -> dict[str, Any]:
-    """What is known of a variant's network: tokens, width, depth, and for images their size and the patch size."""
+def skeleton_of(variants: Mapping[str, TaskModule]) -> dict[str, Any]:
+    """What is known of the common network: tokens, width, depth, and for images their size and the patch size."""
+    task = next(iter(variants.values()))
     model: Any = task.model
     found = input_sizes(model, task.data.get("img_size"))
-    widths = [module.dim for module in model.modules() if isinstance(module, Mixer)]
+    widths = [m.dim for one in variants.values() for m in one.model.modules() if isinstance(m, Mixer)]
     found |= {"dim": widths[-1]} if widths else {}
     found |= {"depth": len(model.blocks)} if hasattr(model, "blocks") else {}
     tokens = found.get("num_tokens") or task.data.get("seq_len")
@@ -128,11 +129,9 @@ def _measure_layers(variants: Mapping[str, TaskModule], device: torch.device) ->
     Of variants whose mixer the table does not have, and in models whose width is not known, there is nothing.
     """
     names = [name for name in variants if is_mixer(name)]
-    sizes = skeleton_of(next(iter(variants.values()))) if names else {}
+    sizes = skeleton_of(variants)
     modules = [module for task in variants.values() for module in task.model.modules() if isinstance(module, Mixer)]
     width, tokens = sizes.get("dim"), sizes.get("num_tokens")
-    if width is None:
-        width = next((module.dim for module in modules), None)
     if width is None:
         return {}
     heads = {n for module in modules if module.dim == width and (n := getattr(module, "num_heads", None))}

@@ -15,8 +15,8 @@ def plan_variants(config: CompareConfig) -> dict[str, dict[str, Any]]:
     """By the name of each variant the options of `TrainConfig` that it has and the others do not.
 
     With `insert_after` they are inserted there, and the model without a block comes first. Else a model with an
-    argument `mixer` gets the mixers there. In any other model they replace the attention layers, and the model as it is comes
-    first. Where layers are built or inserted the control without mixing comes last.
+    argument `mixer` gets the mixers there. In any other model they replace the attention layers, and the model as it
+    is comes first. Where layers are built or inserted the control without mixing comes last.
 
     Raises:
         UserError: no mixer, or an option that the model's way of varying does not have.

@@ -61,6 +61,15 @@ class TaskData(ABC):
         """The validation samples likewise; asked for if there are any."""
         raise NotImplementedError
 
+    def batches_of(self, part: Literal["train", "test"], batch_size: int) -> Iterable[Any]:
+        """Training batches of the first epoch, or all test samples."""
+        size = min(batch_size, self.num_train)
+        return (
+            self.test_batches(batch_size=batch_size)
+            if part == "test"
+            else self.train_batches(batch_size=size, epoch=0, start=0)
+        )
+
     def save(self, run: Path) -> None:
         """Write into the run folder what a later command needs and a description cannot hold, such as a tokenizer."""
         return

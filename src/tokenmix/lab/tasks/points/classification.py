@@ -61,8 +61,7 @@ class PointClassification(PointTask, ClassTask):
     def plain_samples(self, data: IndexedData, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
         """Of each cloud how far its points are from the centre and from the axes: ten quantiles of each."""
         shares = torch.linspace(0.05, 0.95, 10)
-        batches = data.test_batches(batch_size=64)
-        for batch in data.train_batches(batch_size=64, epoch=0, start=0) if part == "train" else batches:
+        for batch in data.batches_of(part, 64):
             places = batch["points"][..., :3].float().masked_fill(~batch["mask"].bool()[..., None], torch.nan)
             sizes = torch.cat([places.abs(), places.norm(dim=-1, keepdim=True)], -1)
             yield PlainSamples(sizes.nanquantile(shares, dim=1).permute(1, 0, 2).flatten(1), batch["label"])

@@ -245,8 +245,7 @@ class SemanticSegmentation(ImageTask):
 
     def plain_samples(self, data: PixelData, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
         """The classes of the pixels."""
-        batches = data.test_batches(batch_size=8)
-        for batch in data.train_batches(batch_size=8, epoch=0, start=0) if part == "train" else batches:
+        for batch in data.batches_of(part, 8):
             yield PlainSamples(None, batch["classes"])
 
     def show(self, batch: Mapping[str, Any]) -> list[Shown]:

@@ -160,8 +160,7 @@ class TextClassification(DistillingTextTask, ClassTask):
 
     def plain_samples(self, data: TextData, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
         """The texts, as the tokenizer writes their tokens."""
-        batches = data.test_batches(batch_size=128)
-        for batch in data.train_batches(batch_size=1, epoch=0, start=0) if part == "train" else batches:
+        for batch in data.batches_of(part, 128):
             yield PlainSamples(data.tokenizer.batch_decode(batch["input_ids"]), batch["labels"])
 
     @torch.no_grad()

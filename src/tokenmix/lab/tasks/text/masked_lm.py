@@ -125,8 +125,7 @@ class MaskedLM(DistillingTextTask):
 
     def plain_samples(self, data: TextData, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
         """The tokens that are hidden."""
-        batches = data.test_batches(batch_size=16)
-        for batch in data.train_batches(batch_size=16, epoch=0, start=0) if part == "train" else batches:
+        for batch in data.batches_of(part, 16):
             yield PlainSamples(None, batch["labels"][batch["labels"] != NO_LABEL])
 
     def num_targets(self) -> int:
