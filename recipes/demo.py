@@ -2,7 +2,6 @@
 
 import os
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from tokenmix.errors import UserError, needs
 
 OUT = Path("demo")
 SECONDS = 240.0
-"""Of training, for all variants together; measuring and the baseline take about another minute."""
+"""Of training, for all variants together; measuring and the baselines take about another minute."""
 # Patches of 7 pixels, so that two minutes are enough to see each of the 60,000 images; no augmentation, since in so few
 # epochs it only slows learning (dev/LOG.md, 2026-11-21).
 SHARED: dict[str, Any] = {
@@ -35,7 +34,7 @@ def main() -> int:
             from tokenmix.lab.compare.compare import compare
             from tokenmix.lab.data import fetch_data
             from tokenmix.lab.train.config import CompareConfig
-        budget, baseline = DIGITS, {}
+        budget = DIGITS
         config = CompareConfig().replace(**SHARED)
         try:
             print(fetch_data("fashion-mnist"), file=sys.stderr)
@@ -45,8 +44,7 @@ def main() -> int:
         else:
             config = config.replace(data="fashion-mnist")
             budget = _budget(config)
-            baseline = {"logistic regression": _logistic_regression(budget["limit"])}
-        compare(config.replace(**budget), baseline=baseline)
+        compare(config.replace(**budget))
     except UserError as error:
         print(f"tokenmix: {error}", file=sys.stderr)
         return 2
@@ -75,27 +73,6 @@ def _budget(config: Any) -> dict[str, int]:
         file=sys.stderr,
     )
     return {"threads": threads, "epochs": epochs, "limit": limit}
-
-
-def _logistic_regression(limit: int) -> float:
-    """Accuracy on the test images of logistic regression on the pixels of the same training images."""
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
-    from threadpoolctl import threadpool_limits
-
-    from tokenmix.lab.data.images import load_images
-
-    images = load_images("fashion-mnist", limit=limit, validation=None)
-    parts = [part.pixels(part.labels.new_tensor(range(len(part))))[0] for part in (images.train, images.test)]
-    train, test = (part.flatten(1).numpy() / 255 for part in parts)
-    model = LogisticRegression(max_iter=100)
-    # One thread: several wait long for each other where another program runs.
-    with warnings.catch_warnings(), threadpool_limits(1):
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        model.fit(train, images.train.labels.numpy())
-    accuracy = float(model.score(test, images.test.labels.numpy()))
-    print(f"tokenmix: logistic regression on the pixels of {limit:,} of them: {accuracy:.4f}", file=sys.stderr)
-    return accuracy
 
 
 if __name__ == "__main__":

@@ -205,7 +205,11 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
         ("create_mixer", None, "a mixer is built by its name, .* got None"),
         ("create_model", None, "a model is built by its name, .* got None"),
         ("train", "image-classification", "train takes a TrainConfig, got 'image-classification'; make one with"),
-        ("compare", {"data": "digits"}, "compare takes a CompareConfig, got {'data': 'digits'}; for example"),
+        (
+            "compare",
+            {"data": "digits"},
+            "compare takes options by name, or a CompareConfig; got {'data': 'digits'}; for example",
+        ),
     ],
 )
 def test_a_value_of_another_kind_is_one_line(name: str, value: object, message: str) -> None:

@@ -202,7 +202,7 @@ def test_paths_of_configs_are_expanded(monkeypatch: pytest.MonkeyPatch, tmp_path
     ("given", "said"),
     [
         ({"data": "digits"}, r"data='digits' is not a DataConfig.* give CompareConfig\(\)\.replace\(data='digits'\)"),
-        ({"optim": {"lr": 1.0}}, "optim=.* is not a OptimConfig"),
+        ({"optim": {"lr": 1.0}}, "optim=.* is not a Part"),
         ({"loop": DataConfig()}, "loop=.* is not a BudgetConfig"),
         ({"options": None}, "options=None is not a Part"),
         ({"seeds": ("a",)}, "seeds='a' must be a whole number"),

@@ -41,6 +41,7 @@ def small(out: Path, **changes: Any) -> CompareConfig:
         "epochs": 1,
         "batch_size": 32,
         "log_every": 2,
+        "controls": False,
         "device": "cpu",
     }
     return CompareConfig().replace(
@@ -50,13 +51,13 @@ def small(out: Path, **changes: Any) -> CompareConfig:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compare(small(tmp_path_factory.mktemp("comparison") / "out", seeds=(0, 1)), quiet=True)
+    return compare(small(tmp_path_factory.mktemp("comparison") / "out", seeds=(0, 1)), quiet=True).path
 
 
 def test_everything_is_there(finished: Path):
     results = load_results(finished / "results.json")
-    assert [variant.mixer for variant in results.variants] == ["self", "external"]
-    assert results.images == 256
+    assert [variant.name for variant in results.variants] == ["self", "external"]
+    assert results.seen == 256
     for variant in results.variants:
         assert [run.seed for run in variant.runs] == [0, 1]
         assert {run.status for run in variant.runs} == {"finished"}
@@ -137,7 +138,7 @@ def test_the_same_command_repeats_nothing_and_a_mixer_can_be_added(finished: Pat
     before = [file.stat().st_mtime_ns for file in files]
     compare(small(finished, seeds=(0, 1), mixers=("self", "external", "gating")), quiet=True)
     assert [file.stat().st_mtime_ns for file in files] == before
-    assert [variant.mixer for variant in load_results(finished / "results.json").variants] == [
+    assert [variant.name for variant in load_results(finished / "results.json").variants] == [
         "self",
         "external",
         "gating",
@@ -262,7 +263,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, BaseException], l
 @pytest.mark.parametrize("error", [UserError("the loss is nan at step 3"), ZeroDivisionError("a bug")])
 def test_one_variants_failure_does_not_cost_the_others(tmp_path: Path, failing: Callable, error: Exception):
     failing("self", error)
-    out = compare(small(tmp_path / "out"), quiet=True)
+    out = compare(small(tmp_path / "out"), quiet=True).path
     broken, sound = load_results(out / "results.json").variants
     assert str(error) in broken.message
     assert broken.score is None

@@ -23,6 +23,7 @@ SETTINGS: dict[str, Any] = {
     "batch_size": 16,
     "epochs": 1,
     "device": "cpu",
+    "controls": False,
     "mixers": ("self", "external"),
 }
 GRID = {"data": "digits,digits-again", "sizes": ("nano", "small"), "mixers": ("self",), "seeds": (0, 1)}

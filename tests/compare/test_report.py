@@ -34,7 +34,7 @@ def run(seed: int, score: float) -> Run:
 def variant(mixer: str, macs: int, runs: list[Run], crossover: str | None = None) -> Variant:
     runs = [replace(run, folder=f"runs/{mixer}-seed{run.seed}") for run in runs]
     timing = Timing.of([0.01 * macs, 0.02 * macs, 0.03 * macs])
-    return Variant(mixer, f"about {mixer}", 1000, macs, 100, macs // 2, crossover, timing, timing, 4096, 1024, runs)
+    return Variant(mixer, f"about {mixer}", 1000, macs, macs // 2, crossover, timing, timing, 4096, 1024, runs)
 
 
 @pytest.fixture
@@ -44,11 +44,15 @@ def results() -> Results:
         command="tokenmix compare --mixers self,external,less --seeds 0,1",
         metric="accuracy",
         higher=True,
+        reference="self",
+        unit="images",
         config={**CompareConfig().replace(seeds=(0, 1)).flat(), "seeds": [0, 1]},
         data={"name": "shirts & <shoes>", "source": "made here", "train": 80},
         classes=["<shirt>", "shoe"],
-        skeleton={"tokens": 49, "dim": 64, "depth": 4},
-        images=200,
+        skeleton={"num_tokens": 49, "dim": 64, "depth": 4},
+        train=80,
+        test=20,
+        seen=200,
         step_batch=10,
         device="cpu",
         environment={
@@ -123,11 +127,11 @@ def test_cells_have_mean_spread_ratio_and_the_best(results: Results):
     assert [cells(many, t)[0].best for t in many.variants] == [False, True, False]
     one = replace(many, config={**many.config, "seeds": [0]})
     assert not any(cells(one, t)[0].best for t in one.variants)
-    assert (external["MACs / image"].text, external["MACs / image"].ratio) == ("10", "0.5×")
+    assert (external["MACs"].text, external["MACs"].ratio) == ("10", "0.5×")
     assert external["train images/s"].value == pytest.approx(10 / 0.2)
     less = dict(zip(headings, cells(results, results.variants[2])))
     assert less["accuracy"].text == "–"
-    assert not less["MACs / image"].best
+    assert not less["MACs"].best
 
 
 def test_points_of_several_seeds_have_error_bars(results: Results):
@@ -157,7 +161,7 @@ def test_markdown_table_is_a_table(results: Results):
 
 def test_sentences_say_what_was_equal_what_failed_and_where_costs_cross(results: Results):
     assert "the same 80 images, 200 counting repeats," in budget_sentence(results)
-    assert "the same 40 images, 40 counting" in budget_sentence(replace(results, images=40)), "half a pass"
+    assert "the same 40 images, 40 counting" in budget_sentence(replace(results, seen=40)), "half a pass"
     assert "(0, 1)" in budget_sentence(results)
     assert "(width 64, 4 blocks, 49 tokens)" in budget_sentence(results)
     sizes = {**results.skeleton, "img_size": [28, 28], "patch_size": 4, "num_tokens": 49}
@@ -179,8 +183,10 @@ def test_sentences_say_what_was_equal_what_failed_and_where_costs_cross(results:
     assert f"Two mixers whose accuracy differs by less than {critical:.4f} may differ by chance" in listed
     assert "more seeds of each would settle whether external is 0.0600 better than self." in listed
     assert "One seed" not in listed
-    beaten = replace(results, baseline={"logistic regression": 0.85})
-    assert "logistic regression on the same images: accuracy 0.8500" in notes(beaten)
+    beaten = replace(results, baselines={"logistic regression": 0.85})
+    assert "No network here" not in finding_sentence(beaten)
+    better = replace(results, baselines={"logistic regression": 0.89})
+    assert "No network here is better than logistic regression, 0.8900." in finding_sentence(better)
 
 
 def one_seed(results: Results) -> Results:
@@ -215,7 +221,7 @@ def test_where_identity_is_as_good_nothing_is_said_of_mixing(results: Results):
 
 def test_less_is_better_of_a_perplexity(results: Results):
     many = replace(sharper(results, 200_000), metric="perplexity", higher=False)
-    assert [variant.mixer for variant in many.leaders()] == ["self"]
+    assert [variant.name for variant in many.leaders()] == ["self"]
     found = many.difference(many.variants[0], many.variants[1])
     assert found.value == pytest.approx(0.06)
     assert "The perplexity of self is 0.0600 lower than that of external" in finding_sentence(many)
@@ -293,7 +299,7 @@ def test_the_page_tells_all_and_escapes_names(results: Results, maps: list[Examp
     for expected in (
         "0.8800 ± 0.0424",
         "the loss is nan at step 3",
-        "3 token mixers on shirts & <shoes>",
+        "3 variants of mixer_nano on shirts & <shoes>",
         results.command,
     ):
         assert expected in page.text

@@ -131,7 +131,7 @@ def test_runs_save_when_the_program_ends(tmp_path: Path, engine: str, number: si
 
 
 def comparison(out: Path, **changes: Any) -> CompareConfig:
-    values = {**DIGITS, "model_kwargs": NET, "mixers": ("self", "external"), "out": out}
+    values = {**DIGITS, "model_kwargs": NET, "mixers": ("self", "external"), "controls": False, "out": out}
     return CompareConfig().replace(**{**values, **changes})
 
 
@@ -139,13 +139,13 @@ def untimed(out: Path) -> Any:
     """What a report says, without times, memory and the folder."""
     results = load_results(out / "results.json")
     runs = {
-        (variant.mixer, run.seed): (run.status, run.score, run.confusion, run.score_curve.values, run.loss_curve.values)
+        (variant.name, run.seed): (run.status, run.score, run.confusion, run.score_curve.values, run.loss_curve.values)
         for variant in results.variants
         for run in variant.runs
     }
-    counts = [(variant.mixer, variant.parameters, variant.macs) for variant in results.variants]
+    counts = [(variant.name, variant.parameters, variant.macs) for variant in results.variants]
     config = {name: value for name, value in results.config.items() if name != "out"}
-    return runs, counts, config, results.images, results.data, results.examples, results.skeleton
+    return runs, counts, config, results.seen, results.data, results.examples, results.skeleton
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_on_ray_a_killed_worker_continues_and_the_report_is_the_local_one(
     tmp_path: Path, two_nodes: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    local = compare(comparison(tmp_path / "local", **LONG), quiet=True)
+    local = compare(comparison(tmp_path / "local", **LONG), quiet=True).path
     config = comparison(tmp_path / "ray", **LONG, engine="ray", address=two_nodes)
     killer = kill_in_mid_run(tmp_path / "ray" / "runs" / "self-seed0", signal.SIGKILL)
     compare(config)
@@ -189,7 +189,7 @@ def test_on_ray_what_no_node_has_is_refused(two_nodes: str) -> None:
     import ray
 
     with pytest.raises(UserError, match=r"no node of the Ray cluster has \d CPUs? and 3 GPUs"):
-        make_engine(EngineConfig(engine="ray", address=two_nodes, run_gpus=3), Path())
+        make_engine(EngineConfig(engine="ray", address=two_nodes, run_gpus=3), Path(), 0)
     ray.shutdown()
 
 
@@ -200,7 +200,7 @@ def test_on_ray_what_no_node_has_is_refused(two_nodes: str) -> None:
 def test_where_no_ray_answers_is_one_line(address: str, message: str) -> None:
     pytest.importorskip("ray")
     with pytest.raises(UserError, match=message):
-        make_engine(EngineConfig(engine="ray", address=address), Path())
+        make_engine(EngineConfig(engine="ray", address=address), Path(), 0)
 
 
 @pytest.mark.slow
@@ -209,7 +209,7 @@ def test_on_slurm_a_preempted_job_is_queued_again_and_continues(tmp_path: Path) 
     alone, queued = cells(tmp_path / "alone", 1, **LONG), cells(tmp_path / "queued", 1, **LONG)
     bad = Cell("bad", queued[0].config.replace(batch_size=1000, out=tmp_path / "queued" / "bad"))
     assert [outcome for _, outcome in in_turn(alone)] == [""]
-    engine = make_engine(EngineConfig(engine="slurm", slurm={"cluster": "local"}), tmp_path / "jobs")
+    engine = make_engine(EngineConfig(engine="slurm", slurm={"cluster": "local"}), tmp_path / "jobs", 0)
     # What Slurm sends a job that it takes the node from.
     preemption = kill_in_mid_run(queued[0].folder, signal.SIGUSR2)
     outcomes = {cell.name: outcome for cell, outcome in engine([*queued, bad])}
@@ -227,9 +227,9 @@ def test_on_slurm_a_preempted_job_is_queued_again_and_continues(tmp_path: Path) 
 def test_slurm_without_slurm_is_one_line(tmp_path: Path) -> None:
     pytest.importorskip("submitit")
     with pytest.raises(UserError, match=r"submitit does not take --slurm .*srun"):
-        make_engine(EngineConfig(engine="slurm"), tmp_path)
+        make_engine(EngineConfig(engine="slurm"), tmp_path, 0)
     with pytest.raises(UserError, match=r"submitit does not take --slurm .*partitoin"):
-        make_engine(EngineConfig(engine="slurm", slurm={"cluster": "local", "partitoin": "gpu"}), tmp_path)
+        make_engine(EngineConfig(engine="slurm", slurm={"cluster": "local", "partitoin": "gpu"}), tmp_path, 0)
 
 
 @pytest.mark.parametrize(("engine", "module"), [("ray", "ray"), ("slurm", "submitit")])
@@ -240,7 +240,7 @@ def test_an_engine_without_its_package_names_the_extra(
     for name in ("tokenmix.lab.grid.on_ray", "tokenmix.lab.grid.on_slurm"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(UserError, match=rf"--engine {engine} needs {module}: pip install 'tokenmix\[{engine}\]'"):
-        make_engine(EngineConfig(engine=engine), tmp_path)
+        make_engine(EngineConfig(engine=engine), tmp_path, 0)
 
 
 @pytest.mark.parametrize(

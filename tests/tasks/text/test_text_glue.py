@@ -8,10 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tokenmix.errors import UserError
-from tokenmix.lab.compare.compare import compare
 from tokenmix.lab.tasks.text.classification import TextClassification
-from tokenmix.lab.train.config import CompareConfig
 from tokenmix.lab.train.sources import make_config
 
 SETTINGS: dict[str, Any] = {
@@ -54,8 +51,3 @@ def test_mrpc_is_measured_by_the_f1_of_paraphrases(tmp_path: Path):
     assert metrics["accuracy"] == pytest.approx(15 / 20)
     assert metrics["f1"] == pytest.approx(2 * 11 / (2 * 11 + 2 + 3), abs=1e-5)
     assert "matthews" not in metrics
-
-
-def test_a_comparison_of_text_says_what_to_do():
-    with pytest.raises(UserError, match="--model gmlp_text_nano, then amlp_text_nano, then bert_text_nano"):
-        compare(CompareConfig().replace(task="masked-lm", data="english"), quiet=True)

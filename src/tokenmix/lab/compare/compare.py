@@ -26,7 +26,7 @@ from tokenmix.lab.compare.notes import budget_sentence, failed_runs, finding_sen
 from tokenmix.lab.compare.report import write_report
 from tokenmix.lab.compare.result import ComparisonResult
 from tokenmix.lab.compare.results import Results, Run, Variant
-from tokenmix.lab.compare.variant_costs import measure_variants, skeleton_of
+from tokenmix.lab.compare.variant_costs import measure_steps, measure_variants, skeleton_of
 from tokenmix.lab.compare.variant_runs import check_folder, claim_folder, plan_runs, read_run, read_sampling, variant_of
 from tokenmix.lab.compare.variants import reference_of
 from tokenmix.lab.grid.cells import Cell, Engine
@@ -246,6 +246,28 @@ def _new_variants(cells: Sequence[Cell], data: TaskData) -> dict[str, TaskModule
         task.macs()
         variants[name] = task
     return variants
+
+
+@from_caller
+def predict_steps(config: CompareConfig, threads: Sequence[int]) -> tuple[int, dict[str, float]]:
+    """The number of threads with which the first variant trains fastest here, and the seconds of a step of each."""
+    cells = plan_runs(config, Path())
+    first, before = cells[0].config, torch.get_num_threads()
+    data = get_task(config.task).load_data(first)
+    batch = next(iter(data.train_batches(batch_size=config.loop.batch_size, epoch=0, start=0)))
+    variants = _new_variants(cells, data)
+    name = next(iter(variants))
+
+    def measured(number: int, some: Mapping[str, TaskModule]) -> dict[str, float]:
+        torch.set_num_threads(number)
+        return measure_steps(some, batch, first, _device(config))
+
+    try:
+        # One variant is enough to choose by: where another program runs, threads that wait for each other take long.
+        best = min(threads, key=lambda number: measured(number, {name: variants[name]})[name])
+        return best, measured(best, variants)
+    finally:
+        torch.set_num_threads(before)
 
 
 def _device(config: CompareConfig) -> torch.device:

@@ -14,10 +14,10 @@ def budget_sentence(results: Results) -> str:
     seeds = config["seeds"]
     order = f"for the same seed ({', '.join(map(str, seeds))})" if len(seeds) > 1 else f"(seed {seeds[0]})"
     known = [size_note(skeleton)] if "img_size" in skeleton else []
+    known += [f"width {skeleton['dim']}"] if "dim" in skeleton else []
+    known += [f"{skeleton['depth']} blocks"] if "depth" in skeleton else []
     if "num_tokens" in skeleton and "img_size" not in skeleton:
         known.append(f"{skeleton['num_tokens']} tokens")
-    known += [f"{skeleton[name]} {what}" for name, what in (("depth", "blocks"),) if name in skeleton]
-    known += [f"width {skeleton['dim']}"] if "dim" in skeleton else []
     place = "what replaces its attention layers" if results.variant(ORIGINAL) else "its mixer"
     place = f"the block after {config['insert_after']}" if config.get("insert_after") else place
     start = f", starting from the weights of {config['init_from']}," if config.get("init_from") else ""
@@ -90,16 +90,14 @@ def difference_sentence(results: Results, a: Variant, b: Variant) -> str:
 
 
 def mixing_sentence(results: Results) -> list[str]:
-    """That this says nothing of mixing, where self-attention is not shown to be better than no mixing; else nothing."""
-    found = results.mixing()
-    if found is None or not found.known or found.value > found.critical:
+    """That this data does not test mixing, where no mixing is as good as self-attention; else nothing."""
+    found, none = results.mixing(), results.control()
+    if none is None or found is None or not found.known or found.value > found.critical:
         return []
+    text = f"This data does not test mixing: {none.name}, which mixes no tokens,"
     if found.value < 0 and found.real:
-        return [f"This data rewards no mixing: the network that mixes no tokens is better by {-found.value:.4f}."]
-    return [
-        "This comparison is no evidence on mixing: the network that mixes no tokens is within the critical difference of "
-        f"{found.critical:.4f} from self-attention."
-    ]
+        return [f"{text} is better by {-found.value:.4f}."]
+    return [f"{text} is within the critical difference of {found.critical:.4f} from self-attention."]
 
 
 def notes(results: Results) -> list[str]:

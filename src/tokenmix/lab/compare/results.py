@@ -212,9 +212,13 @@ class Results:
         adjusted = holm([one.probability if one.known else float(one.value == 0) for one in found])
         return [best, *(other for other, p in zip(others, adjusted) if p >= 1 - CONFIDENCE)]
 
+    def control(self) -> Variant | None:
+        """The variant without mixing, if there is one."""
+        return self.variant("identity") or self.variant("none")
+
     def mixing(self) -> Difference | None:
         """How much better self-attention is than no mixing; None if one of the two has no score."""
-        none, some = self.variant("identity") or self.variant("none"), self.variant("self")
+        none, some = self.control(), self.variant("self")
         if none is None or some is None or none.score is None or some.score is None:
             return None
         return self.difference(some, none)

@@ -105,6 +105,15 @@ def measure_variants(
     ]
 
 
+def measure_steps(
+    variants: Mapping[str, TaskModule], batch: Any, config: TrainConfig, device: torch.device
+) -> dict[str, float]:
+    """Median seconds of a training step of each variant, from five rounds; their weights change."""
+    benches = {name: _Bench(module.train(), batch, config, device) for name, module in variants.items()}
+    steps = {name: bench.step for name, bench in benches.items()}
+    return {name: t.median for name, t in time_interleaved(steps, repeats=5, warmup=1, device=device).items()}
+
+
 def _macs(task: TaskModule) -> int | None:
     """From the model's own equations, else counted in a forward pass of one sample, as with an inserted block."""
     own = task.macs() if task.config.swap.insert is None else None

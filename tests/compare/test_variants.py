@@ -1,0 +1,135 @@
+"""Comparisons on any task: what varies, what it is held against, and what a caller gets."""
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tokenmix
+from tokenmix.errors import UserError
+from tokenmix.lab.cli import parse
+from tokenmix.lab.compare.baselines import frequencies, nearest_mean
+from tokenmix.lab.compare.result import ComparisonResult
+from tokenmix.lab.compare.results import load_results
+from tokenmix.lab.compare.variants import plan_variants, reference_of
+from tokenmix.lab.train.config import CompareConfig, comparison_config
+
+pytestmark = pytest.mark.usefixtures("few_tokens")
+
+
+@pytest.mark.parametrize(
+    ("task", "changes", "names"),
+    [
+        ("image-classification", {"mixers": ("self", "external")}, ["self", "external", "identity"]),
+        ("image-classification", {"mixers": ("self",), "controls": False}, ["self"]),
+        ("image-classification", {"model": "vit_tiny_patch16_224", "mixers": ("external",)}, ["original", "external"]),
+        ("image-classification", {"model": "resnet18", "insert_after": "layer3"}, ["none", "self", "external"]),
+        ("semantic-segmentation", {"mixers": ("none", "self")}, ["none", "self"]),
+        ("point-classification", {}, ["self", "external", "identity"]),
+        ("text-classification", {"mixers": ("external",)}, ["original", "external"]),
+    ],
+)
+def test_a_variant_is_a_name_and_the_options_that_differ(task: str, changes: dict[str, Any], names: list[str]) -> None:
+    if "insert_after" in changes:
+        changes = {"mixers": ("self", "external"), "controls": False, **changes}
+    config = comparison_config(task, data="digits", **changes)
+    found = plan_variants(config)
+    assert list(found) == names
+    for name, options in found.items():
+        given = {"swap": options.get("swap"), "insert": options.get("insert")}
+        given["mixer"] = options.get("model_kwargs", {}).get("mixer")
+        expected = None if name == "original" or ("insert_after" in changes and name == "none") else name
+        assert [value for value in given.values() if value is not None] == ([] if expected is None else [expected])
+
+
+def test_places_that_a_model_with_an_argument_mixer_does_not_have_are_refused() -> None:
+    with pytest.raises(UserError, match="mixer_nano has an argument mixer; leave it out"):
+        plan_variants(CompareConfig().replace(swap_where="blocks.1*"))
+
+
+def test_others_are_compared_with_self_attention_or_the_model_as_it_is() -> None:
+    assert reference_of(["external", "self", "original"]) == "self"
+    assert reference_of(["original", "external"]) == "original"
+    assert reference_of(["external", "gating"]) == "external"
+
+
+def test_the_task_comes_first_and_brings_its_options() -> None:
+    config = parse(["compare", "masked-lm", "--mixers", "external", "--seq-len", "16", "--data", "text:x"]).config
+    assert (config.task, config.model.model, config.options.seq_len) == ("masked-lm", "bert_text_nano", 16)
+    assert parse(["compare"]).config == CompareConfig()
+    with pytest.raises(UserError, match="unknown task|image-clasification"):
+        parse(["compare", "image-clasification"])
+
+
+def test_what_cannot_be_compared_is_refused_with_what_to_do() -> None:
+    with pytest.raises(UserError, match="two networks that learn against each other.*tokenmix train"):
+        tokenmix.compare(task="image-generation", data="digits", mixers=["self"], quiet=True)
+    with pytest.raises(UserError, match="detection needs data; give --data"):
+        tokenmix.compare(task="detection", mixers=["none"], quiet=True)
+
+
+def test_frequencies_are_those_of_the_training_targets() -> None:
+    predict = frequencies(None, torch.tensor([0, 2, 2, 2]), 3)
+    logs = predict(None, torch.zeros(5, 4, 4, dtype=torch.long))
+    assert logs.shape == (5, 3, 4, 4)
+    assert logs[0, 2, 0, 0].exp().item() == pytest.approx(3 / 4, abs=1e-4)
+    assert math.isfinite(logs.min().item())
+
+
+def test_nearest_mean_finds_the_class_of_the_nearest_centre() -> None:
+    features = torch.tensor([[0.0, 0.0], [0.0, 1.0], [10.0, 0.0], [10.0, 1.0]])
+    predict = nearest_mean(features, torch.tensor([0, 0, 2, 2]), 3)
+    answers = predict(torch.tensor([[1.0, 0.5], [9.0, 0.5]]), torch.zeros(2))
+    assert answers.argmax(-1).tolist() == [0, 2]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> ComparisonResult:
+    folder = tmp_path_factory.mktemp("text")
+    rng, words = np.random.default_rng(0), ["the", "cat", "dog", "sat", "red", "blue"]
+    with (folder / "t.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["text", "label"])
+        for _ in range(200):
+            said = list(rng.choice(words, 5))
+            rows.writerow([" ".join(said), "yes" if "red" in said else "no"])
+    return tokenmix.compare(
+        task="text-classification",
+        data=f"csv:{folder / 't.csv'}#text,label",
+        mixers=["external"],
+        model_kwargs={"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16},
+        max_steps=2,
+        batch_size=16,
+        device="cpu",
+        jobs=0,
+        out=folder / "out",
+        quiet=True,
+        vocab_size=300,
+        seq_len=16,
+    )
+
+
+def test_text_is_compared_by_swaps_with_baselines_and_sentences(text: ComparisonResult) -> None:
+    found = load_results(text.path / "results.json")
+    assert found == text.results
+    assert [variant.name for variant in found.variants] == ["original", "external"]
+    assert found.reference == "original"
+    assert list(found.baselines) == ["majority", "TF-IDF"]
+    assert found.baselines["TF-IDF"] > 0.9 > found.baselines["majority"], "one word decides the label"
+    assert all(variant.macs and variant.step_memory for variant in found.variants)
+    page = (text.path / "report.html").read_text()
+    assert "Test samples" in page
+    assert "TF-IDF" in page
+
+
+def test_a_caller_gets_tables_and_a_figure(text: ComparisonResult) -> None:
+    assert text.best.name in ("original", "external")
+    assert "<table>" in text._repr_html_()
+    assert "TF-IDF" in str(text)
+    assert text.plot().axes[0].get_ylabel().startswith("test ")
+    frame = pytest.importorskip("pandas") and text.to_pandas()
+    assert list(frame["variant"]) == ["original", "external"]
