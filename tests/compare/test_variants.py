@@ -2,7 +2,6 @@
 
 import csv
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,12 +60,12 @@ def test_the_task_comes_first_and_brings_its_options() -> None:
     config = parse(["compare", "masked-lm", "--mixers", "external", "--seq-len", "16", "--data", "text:x"]).config
     assert (config.task, config.model.model, config.options.seq_len) == ("masked-lm", "bert_text_nano", 16)
     assert parse(["compare"]).config == CompareConfig()
-    with pytest.raises(UserError, match="unknown task|image-clasification"):
+    with pytest.raises(UserError, match="image-clasification"):
         parse(["compare", "image-clasification"])
 
 
 def test_what_cannot_be_compared_is_refused_with_what_to_do() -> None:
-    with pytest.raises(UserError, match="two networks that learn against each other.*tokenmix train"):
+    with pytest.raises(UserError, match=r"two networks that learn against each other.*tokenmix train"):
         tokenmix.compare(task="image-generation", data="digits", mixers=["self"], quiet=True)
     with pytest.raises(UserError, match="detection needs data; give --data"):
         tokenmix.compare(task="detection", mixers=["none"], quiet=True)

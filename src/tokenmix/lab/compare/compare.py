@@ -39,6 +39,7 @@ from tokenmix.lab.train.plan import check_config, make_plan
 from tokenmix.lab.train.swapping import check_own_mixers, start_and_swap
 from tokenmix.lab.train.task import TaskData, TaskModule
 from tokenmix.layers.table import get_spec
+from tokenmix.swap.sites import find_sites
 from tokenmix.trust import from_caller
 
 START = 10.0
@@ -241,6 +242,11 @@ def _new_variants(cells: Sequence[Cell], data: TaskData) -> dict[str, TaskModule
     for name, cell in _first_of_each(cells).items():
         config, kind = cell.config, get_task(cell.config.task)
         task = kind(kind.model_from_config(config, description), config, description)
+        if config.swap.swap is not None and not find_sites(task.model):
+            raise UserError(
+                f"{config.model.model} has no attention layers to replace; give --insert-after MODULE, to insert each "
+                "mixer there"
+            )
         start_and_swap(task, config.loop.init_from)
         check_own_mixers(task)
         task.macs()
