@@ -324,7 +324,7 @@ assert not {{'torch', 'timm', 'lightning', 'transformers'}} & set(sys.modules)
         ("train --model vit_nano detection", "the task comes first: tokenmix train detection"),
         ("train detection --recipe eanet_voc", "is for semantic-segmentation, got the task detection"),
         ("predict", "tokenmix predict needs RUN"),
-        ("compare --lrr 1", "unknown option '--lrr'; did you mean --lr"),
+        ("compare --lrr 1", "unknown option of image-classification '--lrr'; did you mean --lr"),
     ],
 )
 def test_what_the_parser_refuses_is_one_line(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -184,7 +184,7 @@ def test_names() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"mixer": "gating"}, "unknown mixer of a segmenter 'gating'"),
+        ({"mixer": "gating"}, "'gating' learns a matrix over tokens"),
         ({"mixer": "self", "num_slots": 8}, "num_slots=8 only applies to mixer='external'"),
         ({"output_stride": 2}, r"output_stride must be one of \(4, 8, 16\)"),
         ({"backbone": "resnet_18"}, "unknown backbone 'resnet_18'"),

@@ -31,8 +31,6 @@ EXAMPLES: dict[str, tuple[str, str, str]] = {
         "tokenmix compare --mixers self,external,gating --data fashion-mnist --epochs 5 --seeds 0,1,2",
         "tokenmix compare text-classification --mixers external,my_layers:MyMixer --data csv:reviews.csv#text,label",
         "tokenmix compare --model resnet18 --insert-after layer3 --mixers self,external --data folder:photos",
-        "tokenmix compare --mixers self,my_layers:MyAttention --data folder:photos --img-size 64 --out runs/mine",
-        "tokenmix compare --mixers self,external --data digits,fashion-mnist --sizes nano,small --engine ray",
     ),
     "cost": (
         "tokenmix cost external multihead-external --tokens 196,1024,4096",

@@ -242,11 +242,11 @@ def _new_variants(cells: Sequence[Cell], data: TaskData) -> dict[str, TaskModule
     for name, cell in _first_of_each(cells).items():
         config, kind = cell.config, get_task(cell.config.task)
         task = kind(kind.model_from_config(config, description), config, description)
-        if config.swap.swap is not None and not find_sites(task.model):
-            raise UserError(
-                f"{config.model.model} has no attention layers to replace; give --insert-after MODULE, to insert each "
-                "mixer there"
-            )
+        if config.swap.swap is not None:
+            try:
+                find_sites(task.model)
+            except UserError as error:
+                raise UserError(f"{error}; give --insert-after MODULE, to insert each mixer there instead") from None
         start_and_swap(task, config.loop.init_from)
         check_own_mixers(task)
         task.macs()

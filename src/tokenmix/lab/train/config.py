@@ -359,7 +359,7 @@ class CompareConfig(TaskDocument):
     after the modules that --insert-after names."""
     swap_where: str = "*"
     """Glob over the names of the attention layers that are replaced, in a model without an argument `mixer`."""
-    insert_after: str = ""
+    insert_after: str | None = None
     """Insert each mixer as a residual block after this module of the model, or a glob such as "layer[34]"."""
     train_only: Literal["all", "mixers"] = "all"
     """mixers: train the replaced layers and freeze the rest of the model."""
