@@ -54,7 +54,8 @@ def _gathered(task: TaskModule, data: TaskData) -> tuple[Features, Tensor]:
         return None, torch.cat(targets)
     if isinstance(parts[0], Tensor):
         return torch.cat([part for part in parts if isinstance(part, Tensor)]), torch.cat(targets)
-    return [text for part in parts for text in part], torch.cat(targets)
+    texts = [text for part in parts if not isinstance(part, Tensor) for text in part]
+    return texts, torch.cat(targets)
 
 
 def frequencies(features: Features, targets: Tensor, classes: int) -> Predictor:

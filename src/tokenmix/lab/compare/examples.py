@@ -33,7 +33,10 @@ def make_examples(
     if type(next(iter(trained.values()))).show is not TaskModule.show:
         return [], list(_shown(trained, data, number))
     images = getattr(data, "images", None)
-    return ([], []) if images is None else _with_maps(trained, images, number)
+    if images is None:
+        return [], []
+    examples, maps = _with_maps(trained, images, number)
+    return examples, list(maps)
 
 
 @torch.no_grad()

@@ -90,14 +90,16 @@ def difference_sentence(results: Results, a: Variant, b: Variant) -> str:
 
 
 def mixing_sentence(results: Results) -> list[str]:
-    """That this data does not test mixing, where no mixing is as good as self-attention; else nothing."""
+    """That this says nothing of mixing, where self-attention is not shown to be better than no mixing; else nothing."""
     found, none = results.mixing(), results.control()
     if none is None or found is None or not found.known or found.value > found.critical:
         return []
-    text = f"This data does not test mixing: {none.name}, which mixes no tokens,"
+    text = f"{none.name}, which mixes no tokens,"
     if found.value < 0 and found.real:
-        return [f"{text} is better by {-found.value:.4f}."]
-    return [f"{text} is within the critical difference of {found.critical:.4f} from self-attention."]
+        return [f"This data rewards no mixing: {text} is better by {-found.value:.4f}."]
+    return [
+        f"This comparison is no evidence on mixing: {text} is within the critical difference of {found.critical:.4f} from self-attention."
+    ]
 
 
 def notes(results: Results) -> list[str]:

@@ -174,5 +174,5 @@ def _time(functions: Mapping[str, Callable[[], None]], device: torch.device) -> 
     return time_interleaved(functions, repeats=min(101, max(5, rounds)), warmup=1, device=device)
 
 
-def _peak(fn: Callable[[], None], device: torch.device) -> int | None:
+def _peak(fn: Callable[[], object], device: torch.device) -> int | None:
     return peak_memory(fn, device) if device.type in ("cpu", "cuda") else None

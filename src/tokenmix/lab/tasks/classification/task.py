@@ -245,7 +245,8 @@ class ImageClassification(ImageTask, ClassTask):
         images = getattr(data.images, part)
         for indices in torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).split(512):
             pixels, kept = images.pixels(indices)
-            small = F.adaptive_avg_pool2d(pixels.float().div(255), [min(side, THUMBNAIL) for side in pixels.shape[2:]])
+            height, width = (min(side, THUMBNAIL) for side in pixels.shape[2:])
+            small = F.adaptive_avg_pool2d(pixels.float().div(255), (height, width))
             yield PlainSamples(small.flatten(1), images.labels[kept])
 
     def example(self) -> dict[str, Tensor]:
