@@ -99,7 +99,7 @@ def test_published_figures_of_a_part_stand_beside_that_part(capsys):
         (["swap", "gmlp_text_nano", "--to", "external"], "is a model of masked-lm"),
         (["cost", "pct_cls"], "tokenmix info pct_cls"),
         (["inspect", "sagan"], "sagan is of image-generation"),
-        (["compare", "--task", "detection"], "train the variants one by one"),
+        (["compare", "--task", "detection"], "the task is the first word: tokenmix compare detection"),
     ],
 )
 def test_a_model_in_the_wrong_place_is_one_line_with_its_task(args, words, capsys):

@@ -215,7 +215,7 @@ def test_where_identity_is_as_good_nothing_is_said_of_mixing(results: Results):
     assert "mixing" not in told(0.10, 0.101)
     assert "mixing" not in finding_sentence(results)
     sharp = sharper(results, 200_000)
-    known = replace(sharp, variants=[replace(t, mixer="identity") if i else t for i, t in enumerate(sharp.variants)])
+    known = replace(sharp, variants=[replace(t, name="identity") if i else t for i, t in enumerate(sharp.variants)])
     assert "This data rewards no mixing: identity, which mixes no tokens, is better by 0.06" in finding_sentence(known)
 
 

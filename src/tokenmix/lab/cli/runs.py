@@ -75,6 +75,10 @@ class Compare:
     @classmethod
     def parse(cls, prog: str, args: Sequence[str]) -> "Compare":
         """A comparison with the options of its task."""
+        if "--task" in args[:-1]:
+            raise UserError(
+                f"the task is the first word: {prog} {args[args.index('--task') + 1]} ...; leave --task out"
+            )
         task = args[0] if args and not args[0].startswith("-") else None
         given = parse_into(CompareConfig, prog, args, comparison_config(task or CompareConfig.task), cls.__doc__ or "")
         _check_task_first(given.task, task or CompareConfig.task, prog, args)

@@ -97,9 +97,8 @@ def mixing_sentence(results: Results) -> list[str]:
     text = f"{none.name}, which mixes no tokens,"
     if found.value < 0 and found.real:
         return [f"This data rewards no mixing: {text} is better by {-found.value:.4f}."]
-    return [
-        f"This comparison is no evidence on mixing: {text} is within the critical difference of {found.critical:.4f} from self-attention."
-    ]
+    close = f"{text} is within the critical difference of {found.critical:.4f} from self-attention"
+    return [f"This comparison is no evidence on mixing: {close}."]
 
 
 def notes(results: Results) -> list[str]:
