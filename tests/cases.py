@@ -99,7 +99,7 @@ CASES: dict[str, Case] = {name: Case(name, TINY.get(name, {}), EXCEPT.get(name, 
 UNPOOLED = {"equivariance": "only the pooled form is bound to places; the declaration speaks for all three"}
 STREAMED = {
     "map-used": "the point of streaming is that no map is ever whole",
-    "onnx": "the loop over tiles is an operator that ONNX does not have",
+    "macs": "slots are normalised over all tokens before any output, so the logits are computed twice",
 }
 BY_FFT = {
     "map-used": "the point of the FFT is that the matrix is never written",

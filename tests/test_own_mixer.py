@@ -164,7 +164,7 @@ def test_it_is_trained_swapped_in_and_looked_into(package: Path, capsys, mixer: 
 def test_it_is_compared(package: Path, capsys) -> None:
     printed(capsys, "compare", "--mixers", "self,toy_layers:Shift,toy_layers:Mean", *TINY, "--out", "out")
     results = json.loads(Path("out/results.json").read_text())
-    assert [variant["mixer"] for variant in results["variants"]] == ["self", "toy_layers:Shift", "toy_layers:Mean"]
+    assert [v["name"] for v in results["variants"]] == ["self", "toy_layers:Shift", "toy_layers:Mean", "identity"]
     assert all(run["status"] == "finished" for variant in results["variants"] for run in variant["runs"])
 
 

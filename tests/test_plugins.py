@@ -46,9 +46,8 @@ def test_they_are_listed_and_counted(capsys) -> None:
 
 
 def test_the_task_answers_for_the_programs(capsys, tmp_path) -> None:
-    assert "--model toy_line --model-kwargs bias=yes, then no" in refused(
-        capsys, *TASK, "compare", "--task", "brightness"
-    )
+    words = ["brightness", "--model", "toy_line", "--batch-size", "16"]
+    assert "no attention" in refused(capsys, *TASK, "compare", *words)
     (tmp_path / "x.png").touch()
     assert "toy_line is of brightness; inspect works" in refused(
         capsys, *TASK, "inspect", "toy_line", str(tmp_path / "x.png"), "--out", str(tmp_path / "maps")
@@ -129,8 +128,7 @@ def test_mixers_of_ones_own_are_compared(capsys, tmp_path) -> None:
     words = ["--data", "toy-levels", "--max-steps", "3", "--batch-size", "4", "--out", out]
     printed(capsys, *NET, *LEVELS, "compare", "--mixers", "toy-roll,toy_net:Roll,self", *words)
     results = json.loads((Path(out) / "results.json").read_text())
-    assert [variant["mixer"] for variant in results["variants"]] == ["toy-roll", "toy_net:Roll", "self"]
-    assert [variant["mixer_macs"] for variant in results["variants"]][:2] == [0, 0]
+    assert [variant["name"] for variant in results["variants"]] == ["toy-roll", "toy_net:Roll", "self", "identity"]
     assert all(run["status"] == "finished" for variant in results["variants"] for run in variant["runs"])
 
 

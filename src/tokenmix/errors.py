@@ -32,6 +32,7 @@ EXTRAS = {
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "streaming": ("fsspec", "gcsfs", "s3fs"),
     "fid": ("torch_fidelity",),
+    "pandas": ("pandas",),
     "lightning": ("lightning",),
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),

@@ -114,15 +114,15 @@ def lacking(module, argv, program="tokenmix"):
         print(stop.code)
 lacking("tyro", [])
 lacking("rich", ["list", "mixers"])
-lacking("PIL", [], "recipes.demo")
 lacking("transformers", ["info", "gmlp_text_nano"])
+lacking("PIL", [], "recipes.demo")  # the last, since it leaves a half-imported matplotlib
 """)
     assert done.stdout.split() == ["2"] * 4
     assert done.stderr.splitlines() == [
         "tokenmix: the tokenmix command needs tyro: pip install 'tokenmix[train]'",
         "tokenmix: tokenmix list needs rich: pip install 'tokenmix[train]'",
-        "tokenmix: the demo needs PIL: pip install 'tokenmix[vision]'",
         "tokenmix: tokenmix.lab.tasks.text.masked_lm needs transformers: pip install 'tokenmix[text]'",
+        "tokenmix: the demo needs PIL: pip install 'tokenmix[vision]'",
     ]
 
 

@@ -39,7 +39,6 @@ class Brightness(TaskModule):
     """The mean of a row."""
 
     monitor, mode = "mse", "min"
-    comparison = "--model toy_line --model-kwargs bias=yes, then no"
 
     @classmethod
     def load_data(cls, config: Any, like: Any = None) -> Rows:

@@ -214,15 +214,23 @@ def convert_folder(
         seed=seed,
         progress=progress,
     )
+    import transformers
+
     out.parent.mkdir(parents=True, exist_ok=True)
     with new_folder(out) as partial:
-        _write(partial, folder, student, {"swap": swap.to_json(), "distill": report.to_json(), **environment()})
+        with _quiet(transformers):
+            save: Any = student.save_pretrained
+            save(partial)
+        # transformers leaves it readable for its owner alone.
+        for file in partial.glob("*.safetensors"):
+            file.chmod((partial / "config.json").stat().st_mode)
+        _copy_rest(folder, partial)
+        write_json(partial / "distill.json", {"swap": swap.to_json(), "distill": report.to_json(), **environment()})
     return swap, report
 
 
-def _write(out: Path, folder: Path, student: Any, document: Mapping[str, Any]) -> None:
-    import transformers
-
+def _copy_rest(folder: Path, out: Path) -> None:
+    """The tokenizer, and what sentence-transformers keeps."""
     for entry in sorted(folder.iterdir()):
         if entry.is_symlink() or entry.name in NOT_KEPT:
             continue
@@ -232,12 +240,6 @@ def _write(out: Path, folder: Path, student: Any, document: Mapping[str, Any]) -
         elif entry.is_file() and entry.suffix in KEPT:
             with open_regular(entry) as file:
                 write_bytes(out / entry.name, file.read())
-    with _quiet(transformers):
-        student.save_pretrained(out)
-    # transformers leaves it readable for its owner alone.
-    for file in out.glob("*.safetensors"):
-        file.chmod((out / "config.json").stat().st_mode)
-    write_json(out / "distill.json", document)
 
 
 def say(line: str) -> None:

@@ -108,7 +108,7 @@ class Memory(nn.Module):
         return external_attention_map(query, self.key_memory, key_bias=self.key_bias, mask=mask, **options)
 
     def macs(self, num_tokens: int) -> int:
-        """Multiply-adds of one head: both products. Not counted: chunks make the logits num_steps times more."""
+        """Multiply-adds of one head: both products. Not counted: chunks compute the logits num_steps times more."""
         return 2 * num_tokens * self.key_memory.numel()
 
     def extra_repr(self) -> str:

@@ -207,8 +207,6 @@ def _prepare(name: str, config: CompareConfig, out: Path) -> Comparison:
     task = get_task(config.task)
     if task.no_comparison:
         raise UserError(f"compare does not take {config.task}: {task.no_comparison}")
-    if not config.data.data:
-        raise UserError(f"{config.task} needs data; give --data, see: tokenmix list data")
     if not config.seeds:
         raise UserError("a comparison needs at least one seed, for example --seeds 0")
     cells = plan_runs(config, out, name)

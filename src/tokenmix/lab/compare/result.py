@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tokenmix.errors import needs
 from tokenmix.lab.compare.columns import cells, columns, markdown_table
 from tokenmix.lab.compare.notes import finding_sentence
 from tokenmix.lab.compare.results import Results, Variant
@@ -40,7 +41,8 @@ class ComparisonResult(os.PathLike[str]):
 
     def to_pandas(self) -> "pd.DataFrame":
         """A row for each run: score, times and costs; pandas has to be installed."""
-        import pandas as pd
+        with needs("to_pandas"):
+            import pandas as pd
 
         return pd.DataFrame(
             {

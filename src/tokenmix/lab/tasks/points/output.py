@@ -36,7 +36,8 @@ def scatter(axis: Any, points: Tensor, parts: Tensor) -> None:
 
 def cloud_image(points: Tensor, parts: Tensor) -> Image.Image:
     """A small image of the cloud, its parts in colours."""
-    figure, buffer = Figure(figsize=(1.6, 1.6)), io.BytesIO()
+    figure = Figure(figsize=(1.6, 1.6))
+    buffer = io.BytesIO()
     axis: Any = figure.add_axes((0, 0, 1, 1), projection="3d")
     scatter(axis, points[:, :3], parts)
     axis.view_init(elev=25, azim=-60)
