@@ -38,7 +38,7 @@ HERE = Path(__file__).parent
 PICTURE = HERE.parents[1] / "docs" / "images" / "plateau.png"
 VARIANTS = "recipes.classification.variants"
 # 16 tokens of 7 x 7 pixels: a third of the time of 49 tokens of 4 x 4, so that three times as many images are seen.
-NET: dict[str, Any] = {"patch_size": 7, "embed_dim": 64, "depth": 4}
+NET: dict[str, Any] = {"stem": "patch", "patch_size": 7, "embed_dim": 64, "depth": 4}
 SHARED: dict[str, Any] = {
     "data": "fashion-mnist",
     "model": "mixer_nano",
