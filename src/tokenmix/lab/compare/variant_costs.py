@@ -5,13 +5,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from lightning.fabric.utilities import move_data_to_device
-from torch import Tensor, nn
-from torch.fx.node import map_aggregate
+from torch import nn
 
 from tokenmix.errors import UserError
 from tokenmix.lab.compare.results import Growth, Variant
 from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.engine import map_tensors
 from tokenmix.lab.train.optimizer import make_optimizer
 from tokenmix.lab.train.task import TaskModule, input_sizes
 from tokenmix.layers.base import Mixer, count_parameters
@@ -57,10 +56,7 @@ class _Bench:
 
 
 def _placed(given: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
-    def cast(x: Any) -> Any:
-        return x.to(dtype) if isinstance(x, Tensor) and dtype is not None and x.is_floating_point() else x
-
-    return map_aggregate(move_data_to_device(given, device), cast)
+    return map_tensors(given, lambda x: x.to(device, dtype if x.is_floating_point() else None))
 
 
 def one_sample(task: TaskModule) -> tuple[Any, ...]:

@@ -65,7 +65,9 @@ class Engine:
     def move(self, batch: Any) -> Any:
         """The batch on the device, in bf16 in that type. Mixed precision keeps floats: points need all their bits."""
         dtype = torch.bfloat16 if self.precision == "bf16" else None
-        return _mapped(batch, lambda x: x.to(self.device, dtype if x.is_floating_point() else None, non_blocking=True))
+        return map_tensors(
+            batch, lambda x: x.to(self.device, dtype if x.is_floating_point() else None, non_blocking=True)
+        )
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -97,7 +99,7 @@ class Engine:
             if self.task.automatic_optimization:
                 loss = outputs["loss"].float() * share
                 (loss if self.scaler is None else self.scaler.scale(loss)).backward()
-        return _mapped(outputs["logs"], lambda x: x.float() if x.is_floating_point() else x)
+        return map_tensors(outputs["logs"], lambda x: x.float() if x.is_floating_point() else x)
 
     def step(self, optimizer: Optimizer, clip_grad: float | None) -> None:
         """Clip the gradients, step, and clear them."""
@@ -125,14 +127,14 @@ class Engine:
             self.scaler.load_state_dict(state)
 
 
-def _mapped(value: Any, function: Callable[[Tensor], Any]) -> Any:
+def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
     """The function on each tensor of nested dicts, lists and tuples."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, Mapping):
-        return {key: _mapped(one, function) for key, one in value.items()}
+        return {key: map_tensors(one, function) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_mapped(one, function) for one in value)
+        return type(value)(map_tensors(one, function) for one in value)
     return value
 
 
