@@ -67,7 +67,7 @@ def test_the_task_comes_first_and_brings_its_options() -> None:
 def test_what_cannot_be_compared_is_refused_with_what_to_do() -> None:
     with pytest.raises(UserError, match=r"two networks that learn against each other.*tokenmix train"):
         tokenmix.compare(task="image-generation", data="digits", mixers=["self"], quiet=True)
-    with pytest.raises(UserError, match="detection needs data; give --data"):
+    with pytest.raises(UserError, match="no data given; give --data"):
         tokenmix.compare(task="detection", mixers=["none"], quiet=True)
 
 

@@ -126,6 +126,18 @@ lacking("PIL", [], "recipes.demo")  # the last, since it leaves a half-imported 
     ]
 
 
+def test_training_and_comparing_need_no_lightning() -> None:
+    done = python(f"""
+hidden = {{"lightning", "pandas"}}.__contains__
+{HIDING}
+import tokenmix.lab.compare.compare, tokenmix.lab.train.run, tokenmix.lab.inspect.run, tokenmix.lab.grid.engines
+from tokenmix.lab.registry import get_task, list_tasks
+for name in list_tasks():
+    get_task(name)
+""")
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_package_inside_of_a_verb_is_one_line_too(monkeypatch, capsys) -> None:
     """Of verbs that import a package in a function of theirs without saying what for."""
     from tokenmix.lab.cli import command
