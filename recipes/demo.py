@@ -62,8 +62,9 @@ def _budget(config: Any) -> dict[str, int]:
     if (OUT / "compare.json").is_file():
         begun = read_part(OUT, "compare.json")
         return {name: begun[name] for name in ("threads", "epochs", "limit")}
-    threads, steps = predict_steps(config, sorted({1, min(2, os.cpu_count() or 1)}))
-    image = sum(steps.values()) / config.loop.batch_size
+    # Runs are trained side by side, one thread each.
+    threads, steps = predict_steps(config, [1])
+    image = sum(steps.values()) / config.loop.batch_size / min(len(steps), os.cpu_count() or 1)
     seen = (SECONDS / image - TEST_IMAGES * FORWARD_SHARE) * STEP_SHARE / (1 + HELD_OUT * FORWARD_SHARE)
     epochs = max(EPOCHS, int(seen) // IMAGES)
     limit = max(640, min(IMAGES, int(seen) // epochs))
