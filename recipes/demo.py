@@ -8,7 +8,7 @@ from typing import Any
 from tokenmix.errors import UserError, needs
 
 OUT = Path("demo")
-SECONDS = 240.0
+SECONDS = 180.0
 """Of training, for all variants together; measuring and the baselines take about another minute."""
 # Patches of 7 pixels, so that two minutes are enough to see each of the 60,000 images; no augmentation, since in so few
 # epochs it only slows learning (dev/LOG.md, 2026-11-21).
