@@ -119,19 +119,28 @@ def scatter_chart(
     y_text: Callable[[float], str],
     levels: Mapping[str, float] | None = None,
 ) -> str:
-    """Points with their names next to them, on a logarithmic x axis; `levels` are horizontal lines by their name."""
+    """Points with their names next to them, on a logarithmic x axis; `levels` are horizontal lines by their name.
+
+    A level far from the points is left out: it would press them together.
+    """
     if not points:
         return '<p class="empty">No run finished: there is no point to draw.</p>'
-    levels = levels or {}
     heights = [p.y + side * (p.error or 0) for p in points for side in (-1, 1)]
+    low, high = min(heights), max(heights)
+    reach = max(high - low, 0.1 * abs(high))
+    near = {name: value for name, value in (levels or {}).items() if low - reach <= value <= high + reach}
     x = _axis(x_label, x_text, [p.x for p in points], across=True, log=True)
-    y = _axis(y_label, y_text, [*heights, *levels.values()], across=False, log=False)
+    y = _axis(y_label, y_text, [*heights, *near.values()], across=False, log=False)
     labels = place_labels([(x(p.x), y(p.y)) for p in points], [p.name for p in points])
-    lines = [
-        f'<path class="level" d="M{LEFT},{y(value):.1f}H{WIDTH - RIGHT}"/>'
-        + _text(WIDTH - RIGHT, y(value) - 4, f"{name} {y_text(value)}", "end")
-        for name, value in levels.items()
-    ]
+    lines, above = [], -12.0
+    for name, value in sorted(near.items(), key=lambda level: y(level[1])):
+        # Below its line where the name of the line above is in the way.
+        place = y(value) + (11 if y(value) - above < 12 else -4)
+        above = y(value)
+        lines.append(
+            f'<path class="level" d="M{LEFT},{y(value):.1f}H{WIDTH - RIGHT}"/>'
+            + _text(WIDTH - RIGHT, place, f"{name} {y_text(value)}", "end")
+        )
     return _chart(x, y, lines + [_dot(point, x, y, label) for point, label in zip(points, labels)])
 
 
