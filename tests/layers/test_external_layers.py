@@ -394,3 +394,14 @@ def test_input_that_does_not_fit(name: str, method: str) -> None:
         call(x[0])
     with pytest.raises(UserError, match=r"mask must be \(B, N\)"):
         call(x, torch.ones(2, 14).bool())
+
+
+@pytest.mark.parametrize("options", [{"chunk_size": 5}, {"backend": "tiled"}, {"backend": "eager"}])
+def test_gradients_under_checkpointing_are_the_same(options: dict[str, Any]):
+    from torch.utils.checkpoint import checkpoint
+
+    torch.manual_seed(0)
+    layer, x = ExternalAttention(32, num_slots=8, **options), torch.randn(2, 16, 32, requires_grad=True)
+    wanted = torch.autograd.grad(layer(x).square().sum(), x)[0]
+    given = torch.autograd.grad(checkpoint(layer, x, use_reentrant=False).square().sum(), x)[0]
+    assert torch.equal(given, wanted)

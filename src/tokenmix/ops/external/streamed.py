@@ -104,14 +104,15 @@ class _Streams(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
-        query, key_memory, value_memory, key_bias, _value_bias, mask, offsets = ctx.saved_tensors
+        saved = ctx.saved_tensors  # Once only: torch.utils.checkpoint refuses a second reading.
+        query, key_memory, value_memory, key_bias, _value_bias, mask, offsets = saved
         if torch.is_grad_enabled():
             if ctx.merge is not None:
                 raise RuntimeError("external attention over several processes has a first derivative only")
-            return *written_gradients(grad, ctx.saved_tensors, ctx.num_steps), *[None] * 5
+            return *written_gradients(grad, saved, ctx.num_steps), *[None] * 5
         wide, last = offsets.dtype, ctx.num_steps - 1
         grad_query = empty_like_heads(query, query.shape[-1])
-        sums: list[Any] = [None if t is None else t.new_zeros(t.shape, dtype=wide) for t in ctx.saved_tensors[1:5]]
+        sums: list[Any] = [None if t is None else t.new_zeros(t.shape, dtype=wide) for t in saved[1:5]]
         grad_keys, grad_values, grad_key_bias, grad_value_bias = sums
         grad_before: Any = None
         grad_offset: Any = None
