@@ -228,6 +228,7 @@ def test_a_head_for_other_classes_starts_fresh() -> None:
     assert torch.equal(weights["body.0.weight"], other.state_dict()["body.0.weight"])
     wider = {**other.state_dict(), "body.0.weight": torch.zeros(9, 1, 3, 3)}
     assert with_fresh_head(wider, model, 3)[1] is None, "another model"
+    assert with_fresh_head({"fc.bias": torch.tensor(1.0)}, model, 3)[1] is None
 
 
 @pytest.mark.parametrize(
@@ -242,6 +243,7 @@ def test_a_head_for_other_classes_starts_fresh() -> None:
         (["their_net:Nat"], "did you mean Net"),
         (["no_such_net:Net"], "cannot import 'no_such_net'"),
         (["torchvision:resnet81"], "did you mean resnet18"),
+        (["torchvision:vit_b_16", "--img-size", "40"], "of side 40 (AssertionError: Input shape indivisible"),
         (["torchvision:fcn_resnet50"], "unknown classifier of torchvision"),
         ([SMALL, "--model-kwargs", "weights=V9"], "known: DEFAULT, IMAGENET1K_V1"),
     ],

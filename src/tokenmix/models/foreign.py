@@ -139,6 +139,11 @@ def _torchvision(
             if "image_size" not in str(error) or "image_size" in kwargs:
                 raise
             model = build(**kwargs)
+        except (AssertionError, ValueError) as error:
+            raise UserError(
+                f"torchvision:{name} cannot be built for images of side {side} ({one_line(error)}); give another "
+                "--img-size"
+            ) from error
     weights = weights or ("DEFAULT" if pretrained else None)
     if weights is not None:
         _put_pretrained(model, name, weights, sizes.get("num_classes"))
@@ -172,11 +177,11 @@ def with_fresh_head(
     """
     own = model.state_dict()
     other = {key: value for key, value in own.items() if key in weights and weights[key].shape != value.shape}
-    rows = {(*weights[key].shape[:1], *value.shape[:1]) for key, value in other.items()}
-    if len(rows) != 1 or any(weights[key].shape[1:] != value.shape[1:] for key, value in other.items()):
+    theirs = {weights[key].shape[:1].numel() for key in other}
+    fitting = all(weights[key].shape == (*theirs, *value.shape[1:]) for key, value in other.items())
+    if len(theirs) != 1 or not fitting or any(value.shape[:1] != (num_classes,) for value in other.values()):
         return dict(weights), None
-    theirs, ours = rows.pop()
-    return ({**weights, **other}, theirs) if ours == num_classes else (dict(weights), None)
+    return {**weights, **other}, theirs.pop()
 
 
 def _repeat_grey(model: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
