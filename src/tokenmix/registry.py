@@ -224,6 +224,11 @@ def import_object(target: str) -> Callable[..., Any]:
     return found
 
 
+def is_foreign(model: str) -> bool:
+    """Whether the name is "torchvision:NAME" or "module:factory", a model of neither this library nor timm."""
+    return ":" in model and not model.startswith(("hf-hub:", "local-dir:"))
+
+
 def list_models(pattern: str = "*", *, task: str | None = None) -> list[str]:
     """The names of our models that match a glob, for example `list_models("eamlp*")`; with `task`, those it trains."""
     return [name for name in MODELS.names(pattern) if task is None or task in MODELS[name].tasks]

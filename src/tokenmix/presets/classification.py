@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tokenmix.registry import MODELS, ModelEntry, Published
+from tokenmix.registry import MODELS, ModelEntry, Published, is_foreign
 
 # 224 px and 1000 classes, bicubic, crop 0.875 unless said otherwise: timm's own defaults.
 SHARED: dict[str, Any] = {"fixed_input_size": True, "classifier": "head", "license": "apache-2.0"}
@@ -163,6 +163,11 @@ _register(
     EANET_NANO_CFG,
     EANET_NANO,
 )
+
+
+def may_be_others(name: str) -> bool:
+    """Whether it may be a model of timm's or torchvision's, or one that the user's function builds."""
+    return is_foreign(name) or may_be_timms(name)
 
 
 def may_be_timms(name: str) -> bool:

@@ -7,16 +7,16 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from tokenmix.errors import UserError, one_line
 from tokenmix.files import to_json
 from tokenmix.lab.cli.listing import print_result, print_rows
 from tokenmix.lab.registry import get_task
-from tokenmix.registry import MODELS
+from tokenmix.registry import MODELS, is_foreign
 
 
 def info(name: str, *, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any], as_json: bool) -> None:
     """Print what a model has and takes; `sizes` are those of its input that were asked for."""
-    task = MODELS[name].tasks[0]
-    summarize = get_task(task).summarize_model
+    summarize = _summarize_foreign if is_foreign(name) else get_task(MODELS[name].tasks[0]).summarize_model
     # Here, since the help for a verb needs no PyTorch.
     from tokenmix.lab.train.task import built_with
 
@@ -28,6 +28,28 @@ def info(name: str, *, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]
         _print(summary)
     else:
         print_result({key: _grouped(value) for key, value in summary.items() if value is not None})
+
+
+def _summarize_foreign(name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters and multiply-adds of a model from elsewhere on a colour image, of 224 pixels if not said."""
+    import torch
+
+    from tokenmix.models.foreign import load_foreign
+    from tokenmix.swap.probe import model_macs
+
+    if "num_points" in sizes:
+        raise UserError(f"{name} takes images; leave --num-points out")
+    size = sizes.get("img_size", 224)
+    height, width = (size, size) if isinstance(size, int) else size
+    model = load_foreign(name, {"num_classes": 1000, "in_chans": 3, "img_size": (height, width)}, **model_kwargs)
+    try:
+        macs = model_macs(model, (torch.zeros(1, 3, height, width),))
+    except Exception as error:  # whatever a stranger's forward pass may raise
+        raise UserError(
+            f"{name} does not run on a colour image of {height} x {width} ({one_line(error)}); give --img-size"
+        ) from None
+    parameters = sum(p.numel() for p in model.parameters())
+    return {"model": name, "image": [height, width], "parameters": parameters, "macs": macs}
 
 
 def _grouped(value: Any) -> Any:

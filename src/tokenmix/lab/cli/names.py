@@ -58,7 +58,7 @@ class Info:
     """Parameters and multiply-adds of a model."""
 
     model: ModelName
-    """A name of `tokenmix list models`."""
+    """A name of `tokenmix list models`, torchvision:NAME, or module:factory."""
     img_size: Size | None = None
     """Side of the image, or height x width as in 224x160; the model's own if not given."""
     num_points: int | None = None
@@ -131,7 +131,7 @@ class Swap:
     """Show what replacing a model's attention by a mixer would change and cost; nothing is written."""
 
     model: ModelName
-    """A model of tokenmix or timm, torchvision:NAME, or a run folder."""
+    """A model of tokenmix or timm, torchvision:NAME, module:factory, or a run folder."""
     to: str
     """The mixer, a name of tokenmix list mixers or module:Class."""
     where: str = "*"

@@ -6,12 +6,15 @@ from torch import nn
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.files import user_path
+from tokenmix.models.foreign import TORCHVISION, load_foreign
 from tokenmix.models.registry import create_model, create_on_meta
-from tokenmix.registry import MODELS, list_models
+from tokenmix.registry import MODELS, is_foreign, list_models
+
+IMAGENET = {"num_classes": 1000, "in_chans": 3}
 
 
 def load_model(target: str, img_size: int | None) -> nn.Module:
-    """A model of ours or timm's, or `torchvision:NAME`, with shapes only; or the model of a run folder.
+    """A model of ours or timm's, or `torchvision:NAME`, with shapes only; of `module:factory`; or of a run folder.
 
     Raises:
         UserError: there is none, its mixer is one of its arguments, or it has no image size to choose.
@@ -27,17 +30,19 @@ def load_model(target: str, img_size: int | None) -> nn.Module:
     if target in MODELS:
         _check_swappable(target)
         return create_on_meta(target, **size)
-    with torch.device("meta"):
-        if target.startswith("torchvision:"):
-            return _torchvision(target.removeprefix("torchvision:"), img_size)
-        if not timm.is_model(target):
-            raise unknown_name("model", target, [*list_models(), *timm.list_models()])
-        try:
+    if not (is_foreign(target) or timm.is_model(target)):
+        raise unknown_name("model", target, [*list_models(), *timm.list_models()])
+    if is_foreign(target) and not target.startswith(TORCHVISION):
+        return load_foreign(target, IMAGENET, **size)
+    try:
+        with torch.device("meta"):
+            if target.startswith(TORCHVISION):
+                return load_foreign(target, {}, **({} if img_size is None else {"image_size": img_size}))
             return create_model(target, **size)
-        except TypeError as error:
-            if img_size is None:
-                raise
-            raise UserError(f"{target} is built without an image size; omit --img-size ({error})") from None
+    except TypeError as error:
+        if img_size is None:
+            raise
+        raise UserError(f"{target} is built without an image size; omit --img-size ({error})") from None
 
 
 def _check_swappable(target: str) -> None:
@@ -47,16 +52,3 @@ def _check_swappable(target: str) -> None:
             f"{target} is a model of {', '.join(tasks)}, whose mixer is one of its arguments; by name, swap takes "
             "image classifiers only"
         )
-
-
-def _torchvision(name: str, img_size: int | None) -> nn.Module:
-    from torchvision.models import get_model, list_models
-
-    if name not in list_models():
-        raise unknown_name("model of torchvision", name, list_models())
-    try:
-        return get_model(name, weights=None, **({} if img_size is None else {"image_size": img_size}))
-    except TypeError as error:
-        if img_size is None:
-            raise
-        raise UserError(f"{name} is built without an image size; omit --img-size ({error})") from None

@@ -11,15 +11,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tokenmix.errors import UserError
+from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.images import ImageData, ImageSamples
 from tokenmix.lab.data.images.decode import UnreadableImage, open_stored
 from tokenmix.lab.data.indexed import IndexedDataset, balanced_order
 from tokenmix.lab.tasks.summary import summarize_image_model
 from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.distributed import distributed_info
 from tokenmix.lab.train.programs import View
 from tokenmix.lab.train.sources import read_description
 from tokenmix.lab.train.task import TaskModule
 from tokenmix.lab.train.task_data import IndexedData
+from tokenmix.models.foreign import with_fresh_head
+from tokenmix.registry import is_foreign
 
 LONGEST = 1000
 
@@ -33,6 +37,22 @@ class ImageTask(TaskModule):
     def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Its parts, and the published figures."""
         return summarize_image_model(name, sizes, model_kwargs)
+
+    def swap_example(self) -> tuple[Any, ...] | None:
+        """One image, where the model may not tell what it takes."""
+        if not is_foreign(self.config.model.model):
+            return super().swap_example()
+        return tuple(value[:1] for value in self.example().values())
+
+    def initial_weights(self, source: Path) -> dict[str, Tensor]:
+        """As for every task; the head of a model from elsewhere starts fresh for other classes too."""
+        weights = super().initial_weights(source)
+        if not is_foreign(self.config.model.model):
+            return weights
+        weights, theirs = with_fresh_head(weights, self.model, len(self.data["classes"]))
+        if theirs is not None and distributed_info().first:
+            log(f"the head starts fresh: {source} has {theirs} classes, this run {len(self.data['classes'])}")
+        return weights
 
 
 class Picture:

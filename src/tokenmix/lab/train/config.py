@@ -39,7 +39,8 @@ class ModelConfig(Part):
     """Model options."""
 
     model: Needed = "vit_nano"
-    """A model for the task, see `tokenmix list models`."""
+    """A model for the task, see `tokenmix list models`; for images also any of timm's.
+    For image-classification and semantic-segmentation also torchvision:NAME, or a function of yours, module:factory."""
     model_kwargs: Pairs = field(default_factory=dict)
     """Arguments of the model, for example --model-kwargs depth=6 drop_path_rate=0.1."""
 

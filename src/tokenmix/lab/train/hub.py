@@ -17,6 +17,7 @@ from tokenmix.lab.train.load import load_task
 from tokenmix.lab.train.programs import HubForm
 from tokenmix.lab.train.sources import read_part
 from tokenmix.lab.train.task import TaskModule
+from tokenmix.registry import is_foreign
 
 # In the card of a folder whose repository is not known yet.
 REPOSITORY = "OWNER/NAME"
@@ -43,8 +44,9 @@ def export_to_hub(run: Path, out: Path | None = None, push: str | None = None) -
     task, _, _ = load_task(run)
     form = task.hub
     other = task.config.swap.swap or task.config.swap.insert
-    if form is None or other is not None:
-        what = task.config.task if form is None else f"{task.config.model.model} with {other} swapped in or inserted"
+    name = task.config.model.model
+    if form is None or other is not None or is_foreign(name):
+        what = task.config.task if form is None else name + f" with {other} swapped in or inserted" * bool(other)
         raise UserError(
             f"no library of the hub loads a model of {what}; upload the run folder itself: hf upload "
             f"{push or REPOSITORY} {run} --exclude 'checkpoints/*'; tokenmix predict takes what hf download leaves"

@@ -189,7 +189,7 @@ def _predict_into(task: TaskModule, inputs: Sequence[str | Path], out: Path) -> 
 
 def run_folder(config: TrainConfig) -> Path:
     """The folder of a run: the config's, or one named by model, data and seed."""
-    name = f"{config.model.model}-{short_name(config.data.data)}-{config.loop.seed}"
+    name = f"{config.model.model.replace(':', '-')}-{short_name(config.data.data)}-{config.loop.seed}"
     return config.loop.out or Path("runs") / name
 
 

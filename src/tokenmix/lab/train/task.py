@@ -124,6 +124,7 @@ def input_sizes(model: Any, img_size: Sequence[int] | None = None) -> dict[str, 
     if size is None:
         return {}
     patch = patch[0] if isinstance(patch, Sequence) else patch
+    size = [size, size] if isinstance(size, int) else size
     found = {"img_size": list(size), "patch_size": patch, "num_tokens": tokens}
     return {name: value for name, value in found.items() if value is not None}
 

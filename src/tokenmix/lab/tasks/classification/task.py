@@ -33,9 +33,10 @@ from tokenmix.lab.train.task_data import IndexedData, check_names
 from tokenmix.layers.less_attention import LessAttention
 from tokenmix.losses import diagonality_loss
 from tokenmix.models import create_model
+from tokenmix.models.foreign import create_foreign
 from tokenmix.models.pretrained import by_timm, check_source, fetching
 from tokenmix.ops.less import Scores
-from tokenmix.registry import MODELS, list_models
+from tokenmix.registry import MODELS, is_foreign, list_models
 
 THUMBNAIL = 32
 STATS = ("mean", "std")
@@ -108,9 +109,11 @@ class ImageClassification(ImageTask, ClassTask):
         """The model of that name, with as many classes and channels and as large as the data."""
         check_own(config.model.model_kwargs, FROM_DATA)
         given: dict[str, Any] = {"num_classes": len(data["classes"]), "in_chans": data["channels"]}
-        build = partial(create_model, config.model.model, **given, **config.model.model_kwargs)
-        size = tuple(data["img_size"])
-        return build(img_size=size) if config.model.model in MODELS else _of_size(build, size)
+        name, size = config.model.model, tuple(data["img_size"])
+        if is_foreign(name):
+            return create_foreign(name, "classifier", img_size=size, **given, **config.model.model_kwargs)
+        build = partial(create_model, name, **given, **config.model.model_kwargs)
+        return build(img_size=size) if name in MODELS else _of_size(build, size)
 
     @classmethod
     def with_absolute_paths(cls, config: TrainConfig) -> TrainConfig:
@@ -121,8 +124,9 @@ class ImageClassification(ImageTask, ClassTask):
     def check(cls, config: TrainConfig, batch_size: int) -> None:
         """Mixup pairs the images of a batch; a model's name is looked up before any data is fetched."""
         ours = {*list_models(task="image-classification"), *list_models(task=config.task)}
-        if config.model.model not in ours and not timm.is_model(config.model.model):
-            raise incompatible_model_error("image-classification", config.model.model)
+        name = config.model.model
+        if not (name in ours or timm.is_model(name) or is_foreign(name)):
+            raise incompatible_model_error("image-classification", name)
         options: ClassificationOptions = config.options
         if (options.mixup or options.cutmix) and batch_size % 2:
             raise UserError(
@@ -306,8 +310,8 @@ def _check_image_size(task: type[ImageClassification], config: TrainConfig) -> N
     """Build the model with shapes only, before any image is read; `UserError` if the size does not fit its patches."""
     name = config.data.data.partition(":")[0]
     side = config.options.img_size or (DATA_SETS[name].img_size if name in DATA_SETS else None)
-    if side is None or ":" in str(config.model.model_kwargs.get("mixer", "")):
-        return  # A mixer of the user's own may need more than shapes.
+    if side is None or ":" in str(config.model.model_kwargs.get("mixer", "")) or is_foreign(config.model.model):
+        return  # A mixer or model of the user's own may need more than shapes.
     description = {"classes": ["0", "1"], "channels": config.options.in_chans or 3, "img_size": [side, side]}
     if config.model.model in MODELS:
         with torch.device("meta"):

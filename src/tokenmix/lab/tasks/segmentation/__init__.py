@@ -9,5 +9,6 @@ TASKS.register(
         task="tokenmix.lab.tasks.segmentation.task:SemanticSegmentation",
         options="tokenmix.lab.tasks.segmentation.options:SegmentationOptions",
         defaults={"model": "eanet_seg_nano"},
+        other_models="tokenmix.registry:is_foreign",
     ),
 )

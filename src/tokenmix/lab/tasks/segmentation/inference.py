@@ -1,16 +1,17 @@
 """Logits of images of any size: whole, in tiles, in windows, at several scales, mirrored."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise, product
 from math import isqrt
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokenmix.errors import UserError
+from tokenmix.errors import UserError, one_line
 from tokenmix.lab.tasks.images import both_sides, window_starts
 from tokenmix.lab.tasks.segmentation.options import Inference
 from tokenmix.layers.external import ExternalAttention2d
@@ -21,6 +22,38 @@ WHOLE = (1 << 22, 1 << 28)
 TILE = 1 << 18
 # What way=whole takes at most.
 MOST_WHOLE = 1 << 26
+
+
+class _Foreign:
+    """A segmenter from elsewhere, called as ours are: for images of any size, in one process."""
+
+    fixed_size, token_shard, context = False, None, None
+
+    def __init__(self, model: nn.Module, num_classes: int, img_size: tuple[int, int]) -> None:
+        self.model, self.num_classes, self.img_size = model, num_classes, img_size
+
+    def __call__(self, images: Tensor, height: int | None = None) -> Tensor:
+        try:
+            logits: Tensor = self.model(images)
+        except Exception as error:  # whatever a stranger's forward pass may raise
+            size = tuple(images.shape[2:])
+            if size == self.img_size:
+                raise
+            raise UserError(
+                f"the model does not run on images of {size[0]} x {size[1]} ({one_line(error)}); give --way sliding"
+            ) from error
+        return logits
+
+    def own_rows(self, x: Tensor, dim: int) -> Tensor:
+        return x
+
+    all_rows = staticmethod(lambda logits: logits)
+
+
+def as_segmenter(model: nn.Module, num_classes: int, img_size: Sequence[int]) -> Segmenter:
+    """The model, if it is one of ours; else the same calls for one from elsewhere."""
+    ours: Any = model if hasattr(model, "own_rows") else _Foreign(model, num_classes, (img_size[0], img_size[1]))
+    return cast(Segmenter, ours)
 
 
 @dataclass(frozen=True)
@@ -113,9 +146,10 @@ def _look(model: Segmenter, images: Tensor, how: Inference, height: int | None =
 @contextmanager
 def _streaming(model: Segmenter, images: Tensor, chunk_size: int) -> Iterator[None]:
     """External attention in chunks while this lasts, if the map is larger than one."""
-    block = model.context
-    places = images.shape[2] * images.shape[3] // model.feature_info[-1]["reduction"] ** 2
-    if not isinstance(block, ExternalAttention2d) or not 0 < chunk_size < places:
+    block, places = model.context, images.shape[2] * images.shape[3]
+    if not isinstance(block, ExternalAttention2d) or not (
+        0 < chunk_size < places // model.feature_info[-1]["reduction"] ** 2
+    ):
         yield
         return
     before = block.memory.chunk_size

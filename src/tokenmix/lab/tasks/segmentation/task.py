@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from math import isnan
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.images import read_image
 from tokenmix.lab.data.indexed import spread
 from tokenmix.lab.data.scenes import PixelAugment, PixelSamples, SceneData, hold_out_scenes, load_scenes, repeated
-from tokenmix.lab.tasks.fitting import check_model, check_own
+from tokenmix.lab.tasks.fitting import check_model_name, check_own
 from tokenmix.lab.tasks.images import (
     ImageTask,
     Picture,
@@ -27,7 +27,7 @@ from tokenmix.lab.tasks.images import (
     image_view,
     stored_picture,
 )
-from tokenmix.lab.tasks.segmentation.inference import pixel_logits, tiles
+from tokenmix.lab.tasks.segmentation.inference import as_segmenter, pixel_logits, tiles
 from tokenmix.lab.tasks.segmentation.loss import pixel_entropy, soft_iou_loss
 from tokenmix.lab.tasks.segmentation.metrics import NUMBERS, PixelEntropy, PixelScores, iou_of, pixel_counts
 from tokenmix.lab.tasks.segmentation.options import SegmentationOptions
@@ -37,8 +37,10 @@ from tokenmix.lab.train.predictions import SampledMetric, quotient
 from tokenmix.lab.train.programs import PlainSamples, Shown, View
 from tokenmix.lab.train.task_data import IndexedData, check_names
 from tokenmix.layers.base import Mixer
+from tokenmix.models.foreign import create_foreign
 from tokenmix.models.registry import create_model
 from tokenmix.models.segmentation import Segmenter
+from tokenmix.registry import is_foreign
 
 FROM_DATA = {"num_classes": "--data", "img_size": "--crop"}
 MOST_CLASSES = 256
@@ -133,15 +135,18 @@ class SemanticSegmentation(ImageTask):
     def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
         """The segmenter of that name, with the data's classes, built for its crops."""
         check_own(config.model.model_kwargs, FROM_DATA)
-        given = {"num_classes": len(data["classes"]), "img_size": tuple(data["img_size"])}
-        model: Any = create_model(config.model.model, **given, **config.model.model_kwargs)
+        given: dict[str, Any] = {"num_classes": len(data["classes"]), "img_size": tuple(data["img_size"])}
+        given |= config.model.model_kwargs
+        if is_foreign(config.model.model):
+            return create_foreign(config.model.model, "segmenter", in_chans=data["channels"], **given)
+        model: Any = create_model(config.model.model, **given)
         # Convolutions of a CPU and of half precision on a GPU are faster with the channels last.
         return model if model.fixed_size else model.to(memory_format=torch.channels_last)
 
     @classmethod
     def check(cls, config: TrainConfig, batch_size: int) -> None:
         """The model's name, before any data is fetched."""
-        check_model(config.task, config.model.model)
+        check_model_name(config.task, config.model.model)
 
     @classmethod
     def view(cls, model: nn.Module, file: Path, data: Mapping[str, Any]) -> View:
@@ -149,9 +154,8 @@ class SemanticSegmentation(ImageTask):
 
         Its middle for a model that takes only one size, or attends between positions: N x N would not fit.
         """
-        segmenter: Any = model
-        mixers = [part for part in segmenter.context.modules() if isinstance(part, Mixer)]
-        if segmenter.fixed_size or any(mixer.capabilities.map == "tokens" for mixer in mixers):
+        mixers = [part for part in getattr(model, "context", model).modules() if isinstance(part, Mixer)]
+        if getattr(model, "fixed_size", False) or any(mixer.capabilities.map == "tokens" for mixer in mixers):
             pixels = read_image(file, data["channels"], tuple(data["img_size"]))
         else:
             pixels = stored_picture(file)[:, :, :]
@@ -164,9 +168,14 @@ class SemanticSegmentation(ImageTask):
         classes = data.get("classes")
         return {"shares": shares(model(inputs)[0].argmax(0), classes)} if classes else None
 
+    @property
+    def segmenter(self) -> Segmenter:
+        """The model, or one from elsewhere with what a segmenter of ours has."""
+        return as_segmenter(self.model, len(self.data["classes"]), self.data["img_size"])
+
     def loss(self, batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy over the pixels of this step's crops that are not ignored, plus `iou_loss` of the soft IoU."""
-        logits, ignore = self.model(batch["image"], batch.get("height")).float(), self.data["ignore"]
+        logits, ignore = self.segmenter(batch["image"], batch.get("height")).float(), self.data["ignore"]
         classes = self._own_classes(batch)
         entropy = self.part_weight * pixel_entropy(logits, classes, ignore)
         if not self.options.iou_loss:
@@ -181,7 +190,7 @@ class SemanticSegmentation(ImageTask):
 
     def evaluate(self, batch: Mapping[str, Any]) -> None:
         """Logits of whole images, as the options look at them, against their classes."""
-        images, classes, model = batch["image"], self._own_classes(batch), cast(Segmenter, self.model)
+        images, classes, model = batch["image"], self._own_classes(batch), self.segmenter
         if model.token_shard is not None:
             self._judge(pixel_logits(model, images, self.options, batch.get("height")), classes, batch["index"])
             return
@@ -214,8 +223,7 @@ class SemanticSegmentation(ImageTask):
 
     def _own_classes(self, batch: Mapping[str, Any]) -> Tensor:
         """The classes of the rows that this process has logits of, (B, H, W); without token parallelism all."""
-        model: Any = self.model
-        return batch["classes"] if "height" in batch else model.own_rows(batch["classes"], 1)
+        return batch["classes"] if "height" in batch else self.segmenter.own_rows(batch["classes"], 1)
 
     def make_metrics(self) -> MetricCollection:
         """Mean IoU, pixel accuracy, loss, and the IoU of each class."""
@@ -268,7 +276,7 @@ class SemanticSegmentation(ImageTask):
 
         Under token parallelism those of this process's rows.
         """
-        model = cast(Segmenter, self.model)
+        model = self.segmenter
         if model.token_shard is not None:
             whole, height = image[:, :, :], None
             if self.options.in_one_pass:

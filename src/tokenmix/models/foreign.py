@@ -1,0 +1,220 @@
+"""Models from elsewhere: torchvision's by name, and what a function of the user's returns."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import PurePath
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tokenmix.errors import UserError, one_line, unknown_name
+from tokenmix.models.pretrained import fetching
+from tokenmix.registry import import_object, imported_plugins
+from tokenmix.trust import check_typed, is_typed
+
+TORCHVISION = "torchvision:"
+ELSEWHERE = "connect to the internet, or give --init-from FILE.safetensors"
+Kind = Literal["classifier", "segmenter"]
+
+
+def create_foreign(
+    name: str, kind: Kind, *, num_classes: int, in_chans: int, img_size: tuple[int, int], **kwargs: Any
+) -> nn.Module:
+    """A model of `load_foreign` whose call returns the logits, tried on two images.
+
+    Names of its modules and weights stay its own. An output `.logits`, or a dict with "out" or "logits", is
+    unwrapped. Coarse logits of pixels are interpolated to the image. Grey images are repeated for three channels.
+
+    Args:
+        name: "torchvision:NAME", or "module:factory".
+        kind: what it has to be.
+        num_classes, in_chans, img_size: those of the data.
+        **kwargs: further arguments of the model.
+
+    Shape:
+        images (B, in_chans, H, W) to (B, num_classes), of a segmenter (B, num_classes, H, W).
+
+    Raises:
+        UserError: as `load_foreign`; or the model does not run, or returns something else.
+    """
+    sizes = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size}
+    model = load_foreign(name, sizes, kind, **kwargs)
+    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
+    if in_chans == 1 and first is not None and first.in_channels == 3:
+        model.register_forward_pre_hook(_repeat_grey)
+    model.register_forward_hook(partial(_unwrap_logits, name=name, classes=num_classes, kind=kind))
+    _check_call(name, model, (2, in_chans, *img_size))
+    return model
+
+
+def load_foreign(name: str, sizes: Mapping[str, Any], kind: Kind | None = None, **kwargs: Any) -> nn.Module:
+    """A model of torchvision's, or what the user's factory returns, as it is.
+
+    Args:
+        name: "torchvision:NAME"; or "module:factory", a function or class that builds an `nn.Module`.
+        sizes: `num_classes`, `in_chans` and `img_size`, passed on as far as the model takes them.
+        kind: of torchvision's models only these; all if not given.
+        **kwargs: further arguments of the model; for torchvision also `pretrained=True`, or `weights=NAME`.
+
+    Raises:
+        UserError: no such model or argument; weights that cannot be fetched or do not fit; or a file names a factory
+            whose module the user neither typed nor imported by `--import`.
+    """
+    if name.startswith(TORCHVISION):
+        return _torchvision(name.removeprefix(TORCHVISION), sizes, kind, **kwargs)
+    factory = _trusted(name)
+    sizes = {**sizes, **({"img_size": _side(sizes["img_size"])} if "img_size" in sizes else {})}
+    taken = {key: value for key, value in sizes.items() if key in _arguments(factory)}
+    try:
+        model = factory(**{**taken, **kwargs})
+    except UserError:
+        raise
+    except Exception as error:  # whatever a stranger's function may raise
+        given = ", ".join(f"{key}={value!r}" for key, value in {**taken, **kwargs}.items())
+        raise UserError(f"{name}({given}) fails with {one_line(error)}; correct it, or give --model-kwargs") from error
+    if not isinstance(model, nn.Module):
+        raise UserError(f"{name} returned a {type(model).__name__}; return an nn.Module")
+    return model
+
+
+def _trusted(name: str) -> Callable[..., Any]:
+    """The factory that a user typed; or one that a file names, of a package that `--import` named.
+
+    A function is called with arguments from the file, so that its module is known is not enough.
+    """
+    module, package = name.partition(":")[0], name.partition(":")[0].partition(".")[0]
+    if is_typed(name):
+        return import_object(name)
+    imported = {PurePath(place).stem if place.endswith(".py") else place for place in imported_plugins()}
+    remedy = f"tokenmix --import {module} VERB ..., in Python tokenmix.registry.load_plugin({module!r})"
+    if module not in imported:
+        check_typed(name, "code", "run", remedy)
+    factory = import_object(name)
+    if getattr(factory, "__module__", "").partition(".")[0] != package:
+        raise UserError(f"a file names {name}, which {module} only imports from elsewhere; it is not run for its sake")
+    return factory
+
+
+def _arguments(factory: Callable[..., Any]) -> set[str]:
+    try:
+        return set(inspect.signature(factory).parameters)
+    except ValueError:  # of some builtins
+        return set()
+
+
+def _side(size: tuple[int, ...]) -> int | tuple[int, ...]:
+    """One number of a square."""
+    return size[0] if len(set(size)) == 1 else size
+
+
+def _torchvision(
+    name: str,
+    sizes: Mapping[str, Any],
+    kind: Kind | None,
+    *,
+    pretrained: bool = False,
+    weights: str | None = None,
+    **kwargs: Any,
+) -> nn.Module:
+    from torchvision import models
+
+    known = models.list_models(
+        module={None: None, "classifier": models, "segmenter": models.segmentation}[kind]  # type: ignore[arg-type]
+    )
+    if name not in known:
+        raise unknown_name(f"{kind or 'model'} of torchvision", name, known)
+    build = partial(models.get_model, name, weights=None)
+    if "weights_backbone" in _arguments(models.get_model_builder(name)):
+        build = partial(build, weights_backbone=None)
+    if kind is not None:
+        build = partial(build, num_classes=sizes["num_classes"])
+    side = _side(sizes.get("img_size", ()) or (1, 2))
+    with fetching(f"torchvision:{name}", ELSEWHERE):  # of a backbone
+        try:
+            model = build(**{"image_size": side, **kwargs} if isinstance(side, int) else kwargs)
+        except TypeError as error:
+            if "image_size" not in str(error) or "image_size" in kwargs:
+                raise
+            model = build(**kwargs)
+        except (AssertionError, ValueError) as error:
+            raise UserError(
+                f"torchvision:{name} cannot be built for images of side {side} ({one_line(error)}); give another "
+                "--img-size"
+            ) from error
+    weights = weights or ("DEFAULT" if pretrained else None)
+    if weights is not None:
+        _put_pretrained(model, name, weights, sizes.get("num_classes"))
+    return model
+
+
+def _put_pretrained(model: nn.Module, name: str, weights: str, num_classes: int | None) -> None:
+    from torchvision.models import get_model_weights
+
+    rows = get_model_weights(name)
+    if weights not in rows.__members__:
+        raise unknown_name(f"weights of {name}", weights, rows.__members__)
+    row: Any = rows[weights]
+    with fetching(f"torchvision:{name}", ELSEWHERE):
+        fetched = row.get_state_dict(progress=False, check_hash=True, weights_only=True)
+    try:
+        missing = model.load_state_dict(with_fresh_head(fetched, model, num_classes)[0], strict=False).missing_keys
+    except RuntimeError as error:
+        raise UserError(f"the weights {weights} do not fit torchvision:{name}: {one_line(error)}") from error
+    if missing:
+        raise UserError(f"the weights {weights} of torchvision:{name} have no {missing[0]}; leave --model-kwargs out")
+
+
+def with_fresh_head(
+    weights: Mapping[str, Tensor], model: nn.Module, num_classes: int | None
+) -> tuple[dict[str, Tensor], int | None]:
+    """The weights with the model's own head, if they differ from the model's in the number of classes alone.
+
+    Returns:
+        The weights, and how many classes theirs is for; None if the head is that of `weights`.
+    """
+    own = model.state_dict()
+    other = {key: value for key, value in own.items() if key in weights and weights[key].shape != value.shape}
+    theirs = {weights[key].shape[:1].numel() for key in other}
+    fitting = all(weights[key].shape == (*theirs, *value.shape[1:]) for key, value in other.items())
+    if len(theirs) != 1 or not fitting or any(value.shape[:1] != (num_classes,) for value in other.values()):
+        return dict(weights), None
+    return {**weights, **other}, theirs.pop()
+
+
+def _repeat_grey(model: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    images, *rest = args
+    return (images.expand(-1, 3, -1, -1), *rest)
+
+
+def _unwrap_logits(model: nn.Module, args: tuple[Any, ...], out: Any, *, name: str, classes: int, kind: Kind) -> Tensor:
+    if isinstance(out, Mapping):
+        out = out.get("out", out.get("logits"))
+    out = getattr(out, "logits", out)
+    wanted = f"(B, {classes}{', H, W' * (kind == 'segmenter')})"
+    if not isinstance(out, Tensor):
+        raise UserError(f"{name} returns a {type(out).__name__}; return logits {wanted}, or an output that has them")
+    if out.dim() != (4 if kind == "segmenter" else 2) or out.shape[1] != classes:
+        raise UserError(f"{name} returns {tuple(out.shape)} and not logits {wanted}; let its function take num_classes")
+    if kind == "segmenter" and out.shape[2:] != args[0].shape[2:]:
+        return F.interpolate(out, size=args[0].shape[2:], mode="bilinear", align_corners=False)
+    return out
+
+
+@torch.no_grad()
+def _check_call(name: str, model: nn.Module, shape: tuple[int, ...]) -> None:
+    like, training = next(model.parameters(), torch.empty(0)), model.training
+    try:
+        with torch.random.fork_rng(devices=[]):
+            model.eval()(torch.zeros(shape, device=like.device, dtype=like.dtype))
+    except UserError:
+        raise
+    except Exception as error:  # whatever a stranger's forward pass may raise
+        raise UserError(
+            f"{name} does not run on images {shape}: {one_line(error)}; give another --in-chans or size of images, or "
+            "let its function take in_chans and img_size"
+        ) from error
+    finally:
+        model.train(training)
