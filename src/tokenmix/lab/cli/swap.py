@@ -1,5 +1,7 @@
 """The model of `tokenmix swap`, by a name or a run folder."""
 
+from typing import Any
+
 import timm
 import torch
 from torch import nn
@@ -26,7 +28,7 @@ def load_model(target: str, img_size: int | None) -> nn.Module:
         from tokenmix.lab.train.load import load_run
 
         return load_run(folder)[0]
-    size = {} if img_size is None else {"img_size": img_size}
+    size: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
     if target in MODELS:
         _check_swappable(target)
         return create_on_meta(target, **size)
@@ -37,7 +39,7 @@ def load_model(target: str, img_size: int | None) -> nn.Module:
     try:
         with torch.device("meta"):
             if target.startswith(TORCHVISION):
-                return load_foreign(target, {}, **({} if img_size is None else {"image_size": img_size}))
+                return load_foreign(target, {}, **{"image_size": value for value in size.values()})
             return create_model(target, **size)
     except TypeError as error:
         if img_size is None:
