@@ -39,7 +39,7 @@ def load_model(target: str, img_size: int | None) -> nn.Module:
     try:
         with torch.device("meta"):
             if target.startswith(TORCHVISION):
-                return load_foreign(target, {}, **{"image_size": value for value in size.values()})
+                return load_foreign(target, {}, **({"image_size": img_size} if size else {}))
             return create_model(target, **size)
     except TypeError as error:
         if img_size is None:
