@@ -39,7 +39,8 @@ def load_model(target: str, img_size: int | None) -> nn.Module:
     try:
         with torch.device("meta"):
             if target.startswith(TORCHVISION):
-                return load_foreign(target, {}, **({"image_size": img_size} if size else {}))
+                image_size: dict[str, Any] = {} if img_size is None else {"image_size": img_size}
+                return load_foreign(target, {}, **image_size)
             return create_model(target, **size)
     except TypeError as error:
         if img_size is None:
