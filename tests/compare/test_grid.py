@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from tokenmix.errors import UserError
+from tokenmix.lab.cli import parse
 from tokenmix.lab.compare.compare import compare
 from tokenmix.lab.compare.grid import split_grid
 from tokenmix.lab.compare.results import load_results
 from tokenmix.lab.compare.variant_runs import plan_runs, read_run
 from tokenmix.lab.data.lookup import data_sets
-from tokenmix.lab.train.config import CompareConfig
+from tokenmix.lab.train.config import CompareConfig, comparison_config
+from tokenmix.profiling.units import count
 from verbs import printed, refused
 
 SETTINGS: dict[str, Any] = {
@@ -67,6 +69,45 @@ def test_one_data_set_and_size_keep_their_folder() -> None:
     out, parts = split_grid(CompareConfig().replace(data="digits", sizes=("small",), out=Path("x")))
     assert out == Path("x")
     assert parts[""][0].model.model == "mixer_small"
+
+
+def test_numbers_of_tokens_are_an_axis() -> None:
+    config = parse(["compare", "--data", "digits", "--patch", "4,2", "--img-size", "16,8,8"]).config
+    out, parts = split_grid(config)
+    assert out == Path("runs/compare-digits")
+    assert list(parts) == ["patch4-16px", "patch4-8px", "patch2-16px", "patch2-8px"]
+    one, folder = parts["patch2-8px"]
+    assert folder == out / "patch2-8px"
+    assert (one.model.model_kwargs, one.options.img_size) == ({"patch_size": 2}, 8)
+    # One value is a setting, and where several models are compared their names come first.
+    ((name, (one, _)),) = split_grid(CompareConfig().replace(data="digits", patch=(2,), img_size=(8,)))[1].items()
+    assert (name, one.model.model_kwargs, one.options.img_size) == ("", {"patch_size": 2}, 8)
+    names = split_grid(CompareConfig().replace(data="digits", patch=(2, 4), sizes=("nano", "small")))[1]
+    assert list(names) == [f"digits-{size}-patch{patch}" for size in ("nano", "small") for patch in (2, 4)]
+    with pytest.raises(UserError, match="text-classification has no option"):
+        split_grid(comparison_config("text-classification", data="text:x", img_sizes=(8, 16)))
+
+
+def test_each_number_of_tokens_has_its_costs_in_the_table(tmp_path: Path) -> None:
+    out = tmp_path / "tokens"
+    compare(small(out, patch=(4, 2), mixers=("self",), max_steps=1), quiet=True)
+    found = [load_results(out / name / "results.json") for name in ("patch4", "patch2")]
+    assert [one.skeleton["num_tokens"] for one in found] == [4, 16]
+    few, many = (one.variants[0].macs for one in found)
+    assert 0 < few < many  # type: ignore[operator]
+    table = (out / "results.md").read_text()
+    assert "| tokens | 4 | 16 |" in table
+    assert f"| self | {count(few)} | {count(many)} |" in table
+    assert f"<td>{count(many)}</td>" in (out / "report.html").read_text()
+    merged = tmp_path / "merged"
+    compare(CompareConfig().replace(merge=(out,), out=merged), quiet=True)
+    assert [load_results(merged / name / "results.json").skeleton["num_tokens"] for name in ("patch4", "patch2")] == [
+        4,
+        16,
+    ]
+    with pytest.raises(UserError, match="patch_size=4"):
+        compare(small(tmp_path / "x", model="resnet18", insert_after="layer3", patch=(4, 2)), quiet=True)
+    assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.usefixtures("_digits_again")

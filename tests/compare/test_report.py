@@ -15,7 +15,7 @@ from tokenmix.errors import UserError
 from tokenmix.lab.compare.charts import Series, heatmap, line_chart, place_labels, ticks
 from tokenmix.lab.compare.columns import cells, columns, markdown_table
 from tokenmix.lab.compare.map_figures import ExampleMaps
-from tokenmix.lab.compare.notes import budget_sentence, finding_sentence, notes
+from tokenmix.lab.compare.notes import budget_sentence, finding_sentence, notes, uncertainty
 from tokenmix.lab.compare.report import write_report
 from tokenmix.lab.compare.report_figures import cost_charts
 from tokenmix.lab.compare.results import Curve, Example, Results, Run, Sampling, Variant, load_results
@@ -115,6 +115,17 @@ def test_results_of_another_schema_are_refused(results: Results, tmp_path: Path)
     replace(results, schema=0).save(tmp_path / "results.json")
     with pytest.raises(UserError, match="schema 0"):
         load_results(tmp_path / "results.json")
+
+
+def test_networks_that_predict_the_same_have_no_critical_difference(results: Results):
+    one, two = (replace(t, runs=[replace(t.runs[0], score=0.8)]) for t in results.variants[:2])
+    folders = [t.runs[0].folder for t in (one, two)]
+    sampling = Sampling(20, "images", folders, [[0.01, 0.01], [0.01, 0.01]])
+    same = replace(results, variants=[one, two], config={**results.config, "seeds": [0]}, sampling=sampling)
+    assert "self and external predict the same: no test sample tells them apart." in uncertainty(same)
+    assert not any("0.0000" in text for text in [finding_sentence(same), *uncertainty(same)])
+    apart = replace(same, sampling=replace(sampling, covariance=[[0.01, 0.0], [0.0, 0.01]]))
+    assert not any("predict the same" in text for text in uncertainty(apart))
 
 
 def test_cells_have_mean_spread_ratio_and_the_best(results: Results):

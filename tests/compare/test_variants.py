@@ -50,6 +50,14 @@ def test_places_that_a_model_with_an_argument_mixer_does_not_have_are_refused() 
         plan_variants(CompareConfig().replace(swap_where="blocks.1*"))
 
 
+def test_attention_is_not_replaced_by_attention_unless_asked_for() -> None:
+    swapped = ["compare", "--model", "vit_tiny_patch16_224"]
+    assert "self" not in plan_variants(parse(swapped).config)
+    assert "self" in plan_variants(parse([*swapped, "--mixers", "self,external"]).config)
+    assert "self" in plan_variants(parse([*swapped, "--insert-after", "blocks.1"]).config)
+    assert "self" in plan_variants(parse(["compare"]).config)
+
+
 def test_others_are_compared_with_self_attention_or_the_model_as_it_is() -> None:
     assert reference_of(["external", "self", "original"]) == "self"
     assert reference_of(["original", "external"]) == "original"

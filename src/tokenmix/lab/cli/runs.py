@@ -80,9 +80,14 @@ class Compare:
                 f"the task is the first word: {prog} {args[args.index('--task') + 1]} ...; leave --task out"
             )
         task = args[0] if args and not args[0].startswith("-") else None
+        args = [_axis(word, after) for word, after in zip(args, [*args[1:], ""])]
         given = parse_into(CompareConfig, prog, args, comparison_config(task or CompareConfig.task), cls.__doc__ or "")
         _check_task_first(given.task, task or CompareConfig.task, prog, args)
         given.options.check_given(word[2:].partition("=")[0].replace("-", "_") for word in args)
+        if not any(word.partition("=")[0] == "--mixers" for word in args):
+            from tokenmix.lab.compare.variants import with_usual_mixers
+
+            given = with_usual_mixers(given)
         return cls(given)
 
     def run(self) -> None:
@@ -93,6 +98,12 @@ class Compare:
         from tokenmix.lab.compare.compare import compare
 
         compare(self.config)
+
+
+def _axis(word: str, after: str) -> str:
+    """The option's name as it is for several values: --img-size 144,288 is an axis, --img-size 144 an option."""
+    name, _, value = word.partition("=")
+    return word.replace(name, "--img-sizes", 1) if name == "--img-size" and "," in (value or after) else word
 
 
 def _check_task_first(given: str, expected: str, prog: str, args: Sequence[str]) -> None:

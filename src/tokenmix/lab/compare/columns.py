@@ -127,4 +127,6 @@ def title(results: Results) -> str:
     seeds = results.config["seeds"]
     runs = f"{len(seeds)} seeds, mean ± standard deviation" if len(seeds) > 1 else f"seed {seeds[0]}"
     name = results.data.get("name", short_name(results.config["data"]))
+    if results.budget != results.unit:
+        return f"{name}: equal {results.budget} of training, {runs}"
     return f"{name}: {results.different_samples():,} training {results.unit}, {results.seen:,} counting repeats, {runs}"

@@ -6,7 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +21,7 @@ from tokenmix.environment import environment
 from tokenmix.errors import UserError, printable
 from tokenmix.files import make_folder, one_writer, replace_file, to_json
 from tokenmix.lab.compare.baselines import fit_baselines
+from tokenmix.lab.compare.budgets import equal_steps, with_steps
 from tokenmix.lab.compare.columns import markdown_table, rich_table
 from tokenmix.lab.compare.examples import make_examples
 from tokenmix.lab.compare.grid import choose_cells, copy_runs, merge_settings, split_grid, write_grid
@@ -26,9 +29,18 @@ from tokenmix.lab.compare.notes import budget_sentence, failed_runs, finding_sen
 from tokenmix.lab.compare.report import write_report
 from tokenmix.lab.compare.result import ComparisonResult
 from tokenmix.lab.compare.results import Results, Run, Variant
+from tokenmix.lab.compare.tuning import (
+    Scores,
+    Trials,
+    best_rate,
+    plan_trials,
+    rates_of,
+    trial_scores,
+    validation_score,
+)
 from tokenmix.lab.compare.variant_costs import measure_steps, measure_variants, skeleton_of
 from tokenmix.lab.compare.variant_runs import check_folder, claim_folder, plan_runs, read_run, read_sampling, variant_of
-from tokenmix.lab.compare.variants import reference_of
+from tokenmix.lab.compare.variants import reference_of, with_usual_mixers
 from tokenmix.lab.grid.cells import Cell, Engine
 from tokenmix.lab.grid.engines import in_turn, make_engine, parallel_runs
 from tokenmix.lab.registry import get_task
@@ -50,7 +62,10 @@ STEP_SHARE = 0.85
 
 @dataclass(frozen=True)
 class Comparison:
-    """Variants of one model on one data set: what is known before they are trained. `name` is "" outside of a grid."""
+    """Variants of one model on one data set: what is known before they are trained. `name` is "" outside of a grid.
+
+    `tuned` are scores on validation samples by variant and learning rate.
+    """
 
     name: str
     config: CompareConfig
@@ -58,6 +73,7 @@ class Comparison:
     data: TaskData
     variants: dict[str, TaskModule]
     cells: list[Cell]
+    tuned: dict[str, Scores] = field(default_factory=dict)
 
     @property
     def task(self) -> TaskModule:
@@ -151,18 +167,23 @@ def compare(
         "jobs": jobs,
     }
     given = {name: value for name, value in given.items() if value is not None} | options
-    config = comparison_config(task, **given) if config is None else config.replace(**given)
+    if config is None:
+        config = comparison_config(task, **given)
+        config = with_usual_mixers(config) if mixers is None else config
+    else:
+        config = config.replace(**given)
     return _compare(config, Console(quiet=quiet))
 
 
 def _compare(config: CompareConfig, console: Console) -> ComparisonResult:
     merged = config if config.merge is None else merge_settings(config, config.merge)
     out, parts = split_grid(merged)
+    logs = out.with_name(f"{out.name}-jobs")
     comparisons = [_prepare(name, one, folder) for name, (one, folder) in parts.items()]
     cells = choose_cells([cell for one in comparisons for cell in one.cells], config.only)
     waiting = [] if config.merge else [cell for cell in cells if not cell.is_finished]
     jobs = parallel_runs(config, len(waiting))
-    engine = make_engine(config.engine, out.with_name(f"{out.name}-jobs"), jobs) if waiting else in_turn
+    engine = make_engine(config.engine, logs, jobs) if waiting else in_turn
     claims: list[tuple[Any, ...]] = [(one.out, one.config) for one in comparisons]
     if len(comparisons) > 1:
         # The folders of the comparisons in it hold what may not differ.
@@ -176,13 +197,30 @@ def _compare(config: CompareConfig, console: Console) -> ComparisonResult:
             claim_folder(*claim)
         with _spinner("measuring", console):
             measured = {one.name: _measure(one, cells, 1 if jobs else config.loop.threads) for one in comparisons}
+        comparisons = [_with_steps(one, measured[one.name]) for one in comparisons]
+        trials = {one.name: _plan_trials(one, config.only) for one in comparisons}
+        if any(trials.values()):
+            tried = [cell for some in trials.values() for cell in some.values()]
+            if config.merge is None:
+                seconds = sum(
+                    predicted_seconds(one, measured[one.name], [(name, cell) for (name, _), cell in some.items()])
+                    for one, some in zip(comparisons, trials.values())
+                )
+                metric = comparisons[0].task.monitor
+                _train_all(tried, engine, jobs, config, console, seconds, partial(_validation_score, metric=metric))
+                # A cluster's connection is closed when its runs have ended.
+                engine = make_engine(config.engine, logs, jobs) if waiting else in_turn
+            else:
+                copy_runs(config.merge, tried)
+            comparisons = [_with_rates(one, trials[one.name]) for one in comparisons]
+        cells = choose_cells([cell for one in comparisons for cell in one.cells], config.only)
         failures: dict[str, str] = {}
         if config.merge is None:
-            seconds = sum(predicted_seconds(one, measured[one.name], waiting) for one in comparisons)
-            if jobs and config.engine.jobs is None and seconds < START * len(waiting):
-                engine, jobs = in_turn, 0
-            seconds = (seconds + START * len(waiting) * bool(jobs)) / max(1, jobs)
-            failures = _train_all(cells, engine, console, seconds)
+            seconds = sum(
+                predicted_seconds(one, measured[one.name], [(variant_of(c), c) for c in one.cells if c in cells])
+                for one in comparisons
+            )
+            failures = _train_all(cells, engine, jobs, config, console, seconds, _score)
         else:
             copy_runs(config.merge, cells)
         found = {one.name: _read_runs(one, failures) for one in comparisons}
@@ -214,7 +252,37 @@ def _prepare(name: str, config: CompareConfig, out: Path) -> Comparison:
     task.check(cells[0].config, cells[0].config.loop.batch_size // cells[0].config.optim.accumulate)
     data = task.load_data(cells[0].config)
     make_plan(cells[0].config, data.num_train, unit=data.unit)
+    if rates_of(config) and not data.num_validation:
+        raise UserError("tune chooses on validation samples, and none are held out; give --validation N, or more data")
     return Comparison(name, config, out, data, _new_variants(cells, data), cells)
+
+
+def _with_steps(one: Comparison, measured: Sequence[Variant]) -> Comparison:
+    """With the steps of each variant that its budget allows."""
+    total = make_plan(one.cells[0].config, one.data.num_train).total_steps
+    steps = equal_steps(one.config, one.out, total, measured)
+    return replace(one, cells=with_steps(one.cells, steps, one.data.num_train))
+
+
+def _plan_trials(one: Comparison, only: Sequence[str]) -> Trials:
+    """The runs that choose the learning rates of the variants with a run to train, or with one that was trained."""
+    wanted = {
+        variant_of(cell)
+        for cell in one.cells
+        if not only or cell.folder.exists() or any(fnmatchcase(cell.name, pattern) for pattern in only)
+    }
+    first = {name: cell for name, cell in _first_of_each(one.cells).items() if name in wanted}
+    return plan_trials(one.config, first, one.data.num_train, one.out)
+
+
+def _with_rates(one: Comparison, trials: Trials) -> Comparison:
+    """With the learning rate of each variant that was best on the validation samples."""
+    tuned, cells = trial_scores(trials, one.task.monitor), []
+    for cell in one.cells:
+        scores = tuned.get(variant_of(cell), {})
+        rate = best_rate(scores, cell.config.optim.lr, one.task.mode == "max")
+        cells.append(replace(cell, config=cell.config.replace(lr=rate)) if scores else cell)
+    return replace(one, cells=cells, tuned=tuned)
 
 
 Runs = Sequence[tuple[Cell, Run]]
@@ -280,7 +348,9 @@ def _device(config: CompareConfig) -> torch.device:
 
 def _measure(one: Comparison, cells: Sequence[Cell], threads: int | None) -> list[Variant]:
     """What each variant costs that is trained or was trained before, with the threads that it is trained with."""
-    chosen = _first_of_each(cell for cell in one.cells if cell in cells or cell.folder.exists())
+    # The steps of a variant may come from the costs of another.
+    every = one.config.budget != "images"
+    chosen = _first_of_each(cell for cell in one.cells if every or cell in cells or cell.folder.exists())
     config, before = one.cells[0].config, torch.get_num_threads()
     batch_size = max(1, config.loop.batch_size // config.optim.accumulate)
     batch = next(iter(one.data.train_batches(batch_size=batch_size, epoch=0, start=0)))
@@ -292,21 +362,45 @@ def _measure(one: Comparison, cells: Sequence[Cell], threads: int | None) -> lis
         torch.set_num_threads(before)
 
 
-def predicted_seconds(one: Comparison, measured: Sequence[Variant], waiting: Sequence[Cell]) -> float:
-    """About how long the training of the waiting runs takes, one after another, with their evaluations."""
-    config, total = one.cells[0].config, 0.0
-    plan, steps = make_plan(config, one.data.num_train), {v.name: v.step.median for v in measured if v.step}
-    # A forward pass is a third of a step; the test samples are evaluated once or twice at the end.
-    evaluated = (one.data.num_validation * plan.epochs + 1.5 * one.data.num_test) / plan.batch_size / 3
-    for cell in waiting:
-        if cell in one.cells:
-            total += steps.get(variant_of(cell), 0.0) * (plan.total_steps * plan.accumulate + evaluated)
+def predicted_seconds(one: Comparison, measured: Sequence[Variant], runs: Iterable[tuple[str, Cell]]) -> float:
+    """About how long those of the runs take that are not finished, one after another, with their evaluations.
+
+    `runs` are those of the comparison, each with the name of its variant.
+    """
+    total, steps = 0.0, {v.name: v.step.median for v in measured if v.step}
+    for name, cell in runs:
+        if not cell.is_finished:
+            plan = make_plan(cell.config, one.data.num_train)
+            # A forward pass is a third of a step; the test samples are evaluated once or twice at the end.
+            evaluated = (one.data.num_validation * plan.epochs + 1.5 * one.data.num_test) / plan.batch_size / 3
+            total += steps.get(name, 0.0) * (plan.total_steps * plan.accumulate + evaluated)
     return total / STEP_SHARE
 
 
-def _train_all(cells: Sequence[Cell], engine: Engine, console: Console, seconds: float) -> dict[str, str]:
-    """Each run to its end, with a line for each; returns by name what went wrong."""
+def _train_all(
+    cells: Sequence[Cell],
+    engine: Engine,
+    jobs: int,
+    config: CompareConfig,
+    console: Console,
+    seconds: float,
+    said: Callable[[Cell], str],
+) -> dict[str, str]:
+    """Each run to its end, with a line for each; returns by name what went wrong.
+
+    Args:
+        cells: the runs.
+        engine: what trains them, unless processes would take longer to start than the runs take.
+        jobs: of `parallel_runs`.
+        config: where the runs are trained.
+        console: for the lines.
+        seconds: about how long the runs take one after another.
+        said: what to say of a finished run.
+    """
     waiting, failures = [cell for cell in cells if not cell.is_finished], dict[str, str]()
+    if jobs and config.engine.jobs is None and seconds < START * len(waiting):
+        engine, jobs = in_turn, 0
+    seconds = (seconds + START * len(waiting) * bool(jobs)) / max(1, jobs)
     for i, cell in enumerate(cell for cell in cells if cell.is_finished):
         console.print(f"[{i + 1}/{len(cells)}] {_label(cell)}: done before", highlight=False, markup=False)
     ended = len(cells) - len(waiting)
@@ -323,7 +417,7 @@ def _train_all(cells: Sequence[Cell], engine: Engine, console: Console, seconds:
                 ended += 1
                 if isinstance(outcome, OSError):
                     raise outcome
-                line = f"[{ended}/{len(cells)}] {_label(cell)}: {outcome or _score(cell)}"
+                line = f"[{ended}/{len(cells)}] {_label(cell)}: {outcome or said(cell)}"
                 console.print(printable(line), highlight=False, markup=False)
                 if outcome:
                     failures[cell.name] = outcome
@@ -383,6 +477,11 @@ def _score(cell: Cell) -> str:
     return f"{metric} {score} in {run.seconds:.0f} s of training"
 
 
+def _validation_score(cell: Cell, metric: str) -> str:
+    score = validation_score(cell, metric)
+    return f"validation {metric} {'is not defined' if score is None else f'{score:.4f}'}"
+
+
 def _report(one: Comparison, runs: Runs, measured: Sequence[Variant], console: Console) -> Results:
     """Write and print what was found of the variants that were trained."""
     # What was not trained is not in the report.
@@ -413,7 +512,13 @@ def _report(one: Comparison, runs: Runs, measured: Sequence[Variant], console: C
         device=str(_device(one.config)),
         environment=environment(),
         variants=[
-            replace(variant, runs=[run for cell, run in runs if variant_of(cell) == variant.name])
+            replace(
+                variant,
+                runs=[run for cell, run in runs if variant_of(cell) == variant.name],
+                steps=make_plan(first[variant.name].config, one.data.num_train).total_steps,
+                learning_rate=first[variant.name].config.optim.lr,
+                tuned={f"{rate:g}": score for rate, score in one.tuned.get(variant.name, {}).items()},
+            )
             for variant in measured
             if variant.name in first
         ],

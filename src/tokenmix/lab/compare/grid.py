@@ -1,9 +1,11 @@
-"""A comparison over several data sets and sizes: one comparison for each pair, and a table over all of them."""
+"""A comparison over data sets, sizes and numbers of tokens: one for each combination, and a table over all of them."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.files import copy_folder, inside, make_folder, new_folder, replace_file
@@ -12,21 +14,22 @@ from tokenmix.lab.compare.results import Results
 from tokenmix.lab.compare.variant_runs import FREE
 from tokenmix.lab.data.lookup import data_sets, short_name
 from tokenmix.lab.grid.cells import Cell
-from tokenmix.lab.train.config import CompareConfig, EngineConfig, comparison_config
+from tokenmix.lab.train.config import CompareConfig, EngineConfig, TrainConfig, comparison_config
 from tokenmix.lab.train.finish import finish_run
 from tokenmix.lab.train.sources import read_part
-from tokenmix.profiling.units import spread, to_markdown
+from tokenmix.profiling.units import count, spread, to_markdown
 from tokenmix.registry import list_models
 from tokenmix.trust import from_file
 
 FILES = ("grid.json", "compare.json")
 """What says which grid, or which comparison, a folder is of."""
+AXES = ("patch", "img_sizes")
 MERGING = ("merge", "out", "device", "threads")
 """Settings that `--merge` takes; all others are those of the folders."""
 
 
 def split_grid(config: CompareConfig) -> tuple[Path, dict[str, tuple[CompareConfig, Path]]]:
-    """The folder, and by name each comparison of one data set and one size with its own folder.
+    """The folder, and by name each comparison of one data set, size, patch and image size with its own folder.
 
     If there is only one, its name is "" and its folder the folder itself. Where and how it is trained is left out of
     the comparisons, since it changes nothing in their results.
@@ -35,20 +38,31 @@ def split_grid(config: CompareConfig) -> tuple[Path, dict[str, tuple[CompareConf
         UserError: an unknown size, or two data sets of one name.
     """
     config = dataclasses.replace(config, only=(), merge=None, engine=EngineConfig())
-    pairs = [(data, model) for data in data_sets(config.data.data) for model in _models(config)]
-    if len(pairs) == 1:
-        data, model = pairs[0]
-        out = config.out or Path("runs") / f"compare-{data.replace(':', '-').replace('/', '-')}"
-        return out, {"": (config.replace(data=data, model=model, sizes=()), out)}
+    pairs, inputs = list(product(data_sets(config.data.data), _models(config))), _inputs(config)
     sets = list(dict.fromkeys(short_name(data) for data, _ in pairs))
+    if len(pairs) == 1:
+        sets = [pairs[0][0].replace(":", "-").replace("/", "-")]
     out, found = config.out or Path("runs") / f"compare-{'-'.join(sets)}", {}
-    for data, model in pairs:
-        name = f"{short_name(data)}-{model.rpartition('_')[2]}"
+    for (data, model), (label, changes) in product(pairs, inputs.items()):
+        own = f"{short_name(data)}-{model.rpartition('_')[2]}" if len(pairs) > 1 else ""
+        name = f"{own}{'-' * bool(own and label)}{label}"
         if name in found:
             raise UserError(f"two data sets are called {short_name(data)}; compare on them one after the other")
-        folder = inside(out, name)
-        found[name] = config.replace(data=data, model=model, sizes=(), out=folder), folder
+        folder = inside(out, name) if name else out
+        one = config.replace(data=data, model=model, sizes=(), patch=(), img_sizes=(), **changes)
+        found[name] = one.replace(out=folder) if name else one, folder
     return out, found
+
+
+def _inputs(config: CompareConfig) -> dict[str, dict[str, Any]]:
+    """The options of each patch and image size, by a label that names those of which there are several."""
+    patches, sides = (tuple(dict.fromkeys(axis)) for axis in (config.patch, config.img_sizes))
+    found: dict[str, dict[str, Any]] = {}
+    for patch, side in product(patches or (None,), sides or (None,)):
+        words = [f"patch{patch}"] * (len(patches) > 1) + [f"{side}px"] * (len(sides) > 1)
+        kwargs = {} if patch is None else {"model_kwargs": {**config.model.model_kwargs, "patch_size": patch}}
+        found["-".join(words)] = kwargs | ({} if side is None else {"img_size": side})
+    return found
 
 
 def _models(config: CompareConfig) -> list[str]:
@@ -88,11 +102,15 @@ def merge_settings(config: CompareConfig, folders: Sequence[Path]) -> CompareCon
     first, before = found[0], found[0].flat()
     for folder, other in zip(folders, found):
         for name, value in other.flat().items():
-            if name not in (*FREE, "data", "model") and value != before[name]:
+            if name not in (*FREE, *AXES, "data", "model") and value != before[name]:
                 raise UserError(
                     f"{folder} holds a comparison with {name} {value}, {folders[0]} one with {before[name]}; "
                     "merge comparisons that differ only in mixers, seeds, data and sizes"
                 )
+    if first.budget == "seconds":
+        raise UserError(
+            "--merge takes no comparisons with --budget seconds, whose steps each machine measured for itself"
+        )
     models = list(dict.fromkeys(model for one in found for model in _models(one)))
     return first.replace(
         **{name: getattr(config.loop, name) for name in ("device", "threads")},
@@ -101,6 +119,7 @@ def merge_settings(config: CompareConfig, folders: Sequence[Path]) -> CompareCon
         data=",".join(dict.fromkeys(data for one in found for data in data_sets(one.data.data))),
         model=models[0],
         sizes=tuple(model.rpartition("_")[2] for model in models) if len(models) > 1 else (),
+        **{axis: tuple(dict.fromkeys(n for one in found for n in getattr(one, axis))) for axis in AXES},
         out=config.out,
     )
 
@@ -119,13 +138,13 @@ def copy_runs(folders: Sequence[Path], cells: Sequence[Cell]) -> None:
     Raises:
         UserError: a run has other settings than the cell.
     """
-    sources: dict[tuple[str, str], list[Path]] = {}
+    sources: dict[tuple[Any, ...], list[Path]] = {}
     for folder in folders:
         for one, place in split_grid(_settings(folder))[1].values():
-            sources.setdefault((one.data.data, one.model.model), []).append(place)
+            sources.setdefault(_place(one), []).append(place)
     for cell in cells:
-        for place in sources.get((cell.config.data.data, cell.config.model.model), []):
-            run = place / "runs" / cell.folder.name
+        for place in sources.get(_place(cell.config), []):
+            run = place / cell.folder.parent.name / cell.folder.name
             if (run / "result.json").is_file() and not cell.is_finished:
                 # A finished run is only compared with the config.
                 finish_run(cell.config.replace(out=run))
@@ -134,8 +153,14 @@ def copy_runs(folders: Sequence[Path], cells: Sequence[Cell]) -> None:
                     copy_folder(run, partial)
 
 
+def _place(config: CompareConfig | TrainConfig) -> tuple[Any, ...]:
+    """What differs between the comparisons of a grid."""
+    patch, side = config.model.model_kwargs.get("patch_size"), getattr(config.options, "img_size", None)
+    return config.data.data, config.model.model, patch, side
+
+
 def write_grid(results: Mapping[str, Results], out: Path) -> Path:
-    """Write results.md and report.html: for each mixer its score in every comparison, which is linked.
+    """Write results.md and report.html: the score of each mixer in every comparison, which is linked, and its costs.
 
     Args:
         results: by the names of the comparisons, which are those of their folders.
@@ -145,9 +170,23 @@ def write_grid(results: Mapping[str, Results], out: Path) -> Path:
     rows = [(mixer, [_entry(one, mixer) for one in results.values()]) for mixer in mixers]
     headings = ["mixer", *(f"[{name}]({name}/results.md)" for name in results)]
     cells = [[mixer, *(f"**{text}**" if best else text for text, best in row)] for mixer, row in rows]
-    replace_file(out / "results.md", f"{to_markdown(headings, cells)}\n".encode())
+    costs = [("tokens", [_tokens(one) for one in results.values()])]
+    costs += [(mixer, [_macs(one, mixer) for one in results.values()]) for mixer in mixers]
+    tables = to_markdown(headings, cells), to_markdown(["multiply-adds", *headings[1:]], [[n, *c] for n, c in costs])
+    replace_file(out / "results.md", "\n\n".join([*tables, ""]).encode())
     metric = next(iter(results.values())).metric
-    return write_page(out / "report.html", "grid.html", metric=metric, results=results, rows=rows)
+    return write_page(out / "report.html", "grid.html", metric=metric, results=results, rows=rows, costs=costs)
+
+
+def _tokens(results: Results) -> str:
+    """Of one sample; of a network of several stages the tokens of each."""
+    tokens = results.skeleton.get("num_tokens", "–")
+    return ", ".join(map(str, tokens)) if isinstance(tokens, list) else str(tokens)
+
+
+def _macs(results: Results, mixer: str) -> str:
+    variant = results.variant(mixer)
+    return "–" if variant is None or variant.macs is None else count(variant.macs)
 
 
 def _entry(results: Results, mixer: str) -> tuple[str, bool]:

@@ -22,14 +22,32 @@ def budget_sentence(results: Results) -> str:
     place = f"the block after {config['insert_after']}" if config.get("insert_after") else place
     start = f", starting from the weights of {config['init_from']}," if config.get("init_from") else ""
     listed = f" ({', '.join(known)})" if known else ""
+    seen = f"the same {results.different_samples():,} {unit}, {results.seen:,} counting repeats,"
+    free = "Parameters, multiply-adds, time and memory"
+    if results.budget != unit:
+        steps = ", ".join(f"{variant.name} {variant.steps:,}" for variant in results.variants)
+        what = " by the time of a step, measured before," * (results.budget == "seconds")
+        seen = f"{unit} of the same set for equal {results.budget} of training{what} (steps: {steps}),"
+        free = f"The {unit} seen, parameters, {'time' if results.budget != 'seconds' else 'multiply-adds'} and memory"
+    rate = _rates(results) or f"peak learning rate {config['lr']:g}"
     return (
         f"Every variant is {config['model']}{listed} and differs from the others "
-        f"only in {place}. Each was trained{start} on the same {results.different_samples():,} {unit}, "
-        f"{results.seen:,} counting repeats, in the same order {order}, in batches of {config['batch_size']}, with "
-        f"{config['opt']}, peak learning rate {config['lr']:g}, {config['schedule']} schedule, weight decay "
+        f"only in {place}. Each was trained{start} on {seen} "
+        f"in the same order {order}, in batches of {config['batch_size']}, with "
+        f"{config['opt']}, {rate}, {config['schedule']} schedule, weight decay "
         f"{config['weight_decay']:g}{augmented}. "
-        "Parameters, multiply-adds, time and memory are not made equal: they are what is compared."
+        f"{free} are not made equal: they are what is compared."
     )
+
+
+def _rates(results: Results) -> str:
+    """Which learning rates were chosen among which; "" if none were."""
+    tuned = [variant for variant in results.variants if variant.tuned]
+    if not tuned:
+        return ""
+    chosen = ", ".join(f"{variant.name} {variant.learning_rate:g}" for variant in tuned)
+    tried = ", ".join(tuned[0].tuned)
+    return f"a peak learning rate chosen on validation samples for each of them ({chosen}; tried: {tried})"
 
 
 def finding_sentence(results: Results) -> str:
@@ -74,6 +92,8 @@ def difference_sentence(results: Results, a: Variant, b: Variant) -> str:
     more = f"{found.value:.4f} {'higher' if results.higher else 'lower'}"
     if not found.known:
         return f"The {metric} of {a.name} is {more} than that of {b.name}; nothing says how much of it is chance."
+    if found.same:
+        return f"{a.name} and {b.name} predict the same."
     low, high = found.interval()
     sampling = results.sampling
     tested = "these test samples" if sampling is None else f"{sampling.samples:,} test {sampling.unit}"
@@ -98,6 +118,7 @@ def mixing_sentence(results: Results) -> list[str]:
     if found.value < 0 and found.real:
         return [f"This data rewards no mixing: {text} is better by {-found.value:.4f}."]
     close = f"{text} is within the critical difference of {found.critical:.4f} from self-attention"
+    close = f"{none.name}, which mixes no tokens, predicts the same as self-attention" if found.same else close
     return [f"This comparison is no evidence on mixing: {close}."]
 
 
@@ -121,6 +142,16 @@ def uncertainty(results: Results) -> list[str]:
             f"One seed was run; another seed moves the {results.metric} too. --seeds 0,1,2 measures by how much; a "
             "claim needs 10."
         )
+    ends = [
+        v.name
+        for v in results.variants
+        if v.tuned and f"{v.learning_rate:g}" in (min(v.tuned, key=float), max(v.tuned, key=float))
+    ]
+    if ends:
+        found.append(
+            f"The best learning rate on validation samples is the lowest or highest that was tried: {', '.join(ends)}; "
+            "another one outside of them may be better. Give more values to --tune."
+        )
     learning = [variant.name for variant in results.variants if still_learning(results, variant)]
     if learning:
         found.append(
@@ -135,6 +166,8 @@ def _resolution(results: Results, best: Variant, second: Variant) -> list[str]:
     one, metric = results.difference(best, second), results.metric.replace("_", " ")
     if not one.known:
         return []
+    if one.same:
+        return [f"{best.name} and {second.name} predict the same: no test sample tells them apart."]
     what = "mixers" if one.between_mixers else "networks of one seed"
     found = [
         f"Two {what} whose {metric} differs by less than {one.critical:.4f} may differ by chance (critical difference "

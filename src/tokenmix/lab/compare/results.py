@@ -58,7 +58,8 @@ class Variant:
     """One variant: what it has, what it costs, and its runs. Memory is bytes above weights, optimiser and input.
 
     `macs` are those of a forward pass of one sample, `layer_macs` those of one layer of its mixer, as wide and with as
-    many tokens as in the model; None where they are not known.
+    many tokens as in the model; None where they are not known. `steps` and `learning_rate` are those of each run, and
+    `tuned` the scores on validation samples by the learning rates that were tried.
     """
 
     name: str
@@ -73,6 +74,9 @@ class Variant:
     inference_memory: int | None = None
     runs: list[Run] = field(default_factory=list)
     growth: Growth = field(default_factory=Growth)
+    steps: int | None = None
+    learning_rate: float | None = None
+    tuned: dict[str, float | None] = field(default_factory=dict)
 
     @property
     def scores(self) -> list[float]:
@@ -180,6 +184,11 @@ class Results:
         """The best value of a column; None if no variant has one."""
         values = [v for v in map(value, self.variants) if v is not None]
         return (max if higher else min)(values) if values else None
+
+    @property
+    def budget(self) -> str:
+        """What was equal for all variants."""
+        return {"macs": "multiply-adds", "seconds": "seconds"}.get(self.config.get("budget", ""), self.unit)
 
     def different_samples(self) -> int:
         """Different samples that each variant was trained on; `seen` counts one each time that it is seen."""

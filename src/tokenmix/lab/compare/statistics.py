@@ -102,6 +102,11 @@ class Difference:
         return 2 * float(stdtr(self.freedom, -abs(self.value) / self.error))
 
     @property
+    def same(self) -> bool:
+        """Whether nothing tells the two apart: each test sample counts alike for both, with every seed."""
+        return self.known and abs(self.value) < 1e-9 and self.error < 1e-9
+
+    @property
     def real(self) -> bool:
         """Whether the interval excludes 0."""
         return self.known and self.probability < 1 - CONFIDENCE

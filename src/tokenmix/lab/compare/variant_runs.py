@@ -17,7 +17,14 @@ from tokenmix.lab.compare.statistics import covariance_of_means, covariance_of_r
 from tokenmix.lab.compare.variants import plan_variants
 from tokenmix.lab.grid.cells import Cell
 from tokenmix.lab.registry import get_task
-from tokenmix.lab.train.config import BudgetConfig, CompareConfig, EngineConfig, LoopConfig, TrainConfig
+from tokenmix.lab.train.config import (
+    BudgetConfig,
+    CompareConfig,
+    EngineConfig,
+    LoopConfig,
+    TrainConfig,
+    comparison_config,
+)
 from tokenmix.lab.train.identity import read_result
 from tokenmix.lab.train.predictions import FILE, SampledMetric, read_predictions
 from tokenmix.lab.train.schema import Range, fitted
@@ -84,7 +91,8 @@ def check_folder(out: Path, config: CompareConfig, name: str = "compare.json", f
     file = out / name
     if file.exists():
         plain = json.loads(to_json(config.flat()))
-        before = read_part(out, file.name)
+        # A folder of an older version does not name a newer setting, which was at its default.
+        before = json.loads(to_json(comparison_config(config.task).flat())) | read_part(out, file.name)
         other = [key for key in plain if key not in free and plain[key] != before.get(key)]
         if other:
             told = ", ".join(f"{key} {before.get(key)} instead of {plain[key]}" for key in other)

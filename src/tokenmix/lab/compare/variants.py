@@ -42,6 +42,13 @@ def plan_variants(config: CompareConfig) -> dict[str, dict[str, Any]]:
     return {ORIGINAL: {}, **{name: {"swap": name, **swapped} for name in mixers if name not in (NONE, ORIGINAL)}}
 
 
+def with_usual_mixers(config: CompareConfig) -> CompareConfig:
+    """The config of a caller who named no mixers: without `self` where it would replace attention like itself."""
+    if config.merge or config.insert_after or takes_mixer(config.model.model):
+        return config
+    return config.replace(mixers=tuple(name for name in config.mixers if name != "self"))
+
+
 def takes_mixer(model: str) -> bool:
     """Whether the model of that name has an argument `mixer` for any mixer of the table."""
     return model in MODELS and "mixer" in inspect.signature(load_object(MODELS[model].build)).parameters

@@ -12,7 +12,7 @@ import tyro
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.lab.registry import TASKS
 from tokenmix.lab.train.schema import Document, Part, Range
-from tokenmix.lab.train.words import Folders, Jobs, Names, Needed, Numbers, Pairs
+from tokenmix.lab.train.words import Axis, Folders, Jobs, Names, Needed, Numbers, Pairs
 from tokenmix.registry import load_object
 
 
@@ -371,6 +371,16 @@ class CompareConfig(TaskDocument):
     sizes: Names = ()
     """Sizes of the network, separated by commas: nano,small compares in mixer_nano and in mixer_small.
     Each size, and each data set of several after --data, separated by commas, has a report of its own."""
+    patch: Annotated[Axis, Range(least=1)] = ()
+    """Patch size of the model; each of several, separated by commas, has a report of its own: 8,4."""
+    img_sizes: Annotated[Axis, Range(least=1, most=16384)] = ()
+    """Sides of the images, separated by commas, each with a report of its own; --img-size 144,288 is the same."""
+    tune: str | None = None
+    """Choose each variant's learning rate on validation samples, by runs of half the length: lr=1e-3,2e-3,4e-3.
+    auto: half of --lr, --lr, and twice that."""
+    budget: Literal["images", "macs", "seconds"] = "images"
+    """What is equal for all variants: training samples; or the multiply-adds or the time that the training of the
+    first one takes, with the number of steps scaled by its cost for each other."""
     only: Names = ()
     """Train only these runs, separated by commas, such as self-seed0 or '*-seed0', and report on the finished ones."""
     merge: Folders = None
@@ -385,6 +395,12 @@ class CompareConfig(TaskDocument):
     options: Annotated[Any, tyro.conf.arg(name="task")] = field(
         default_factory=lambda: default_config(CompareConfig.task).options
     )
+
+    def replace(self, **values: Any) -> Self:
+        """As there; several values of `img_size` are `img_sizes`."""
+        sides = values.get("img_size")
+        several = {"img_size": None, "img_sizes": tuple(sides)} if isinstance(sides, tuple | list) else {}
+        return super().replace(**{**values, **several})
 
 
 def comparison_config(task: str = CompareConfig.task, **values: Any) -> CompareConfig:

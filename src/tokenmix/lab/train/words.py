@@ -86,4 +86,10 @@ Jobs = Annotated[
     ),
 ]
 Numbers = Annotated[tuple[int, ...], _list("1,2,3", int, "a whole number")]
+Axis = Annotated[
+    tuple[int, ...],
+    _list("A,B,C", int, "a whole number"),
+    tyro.conf.arg(help_behavior_hint=lambda default: "(default: none)" if default == "''" else f"(default: {default})"),
+]
+"""Whole numbers, none by default, of which each has a comparison of its own."""
 Factors = Annotated[tuple[float, ...], _list("0.5,1,2", float, "a number")]
