@@ -38,7 +38,8 @@ def equal_steps(config: CompareConfig, out: Path, total: int, measured: Sequence
     """
     if config.budget == "images":
         return {}
-    costs = {v.name: v.macs if config.budget == "macs" else v.step and v.step.median for v in measured}
+    seconds = {v.name: v.step.median if v.step else None for v in measured}
+    costs: Mapping[str, float | None] = {v.name: v.macs for v in measured} if config.budget == "macs" else seconds
     unknown = next((name for name, cost in costs.items() if not cost), None)
     if unknown is not None:
         raise UserError(f"the {config.budget} of {unknown} are not known; give --budget images")
