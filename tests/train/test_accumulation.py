@@ -93,7 +93,7 @@ def test_ignored_pixels_weigh_nothing(labelled: list[int]) -> None:
     config = make_config("semantic-segmentation", data="none", model="eanet_seg_nano")
     assert isinstance(config.options, SegmentationOptions)
     torch.manual_seed(0)
-    task = SemanticSegmentation(Pixels(3, 3, 1), config, {"classes": ["a", "b", "c"], "ignore": 9})
+    task = SemanticSegmentation(Pixels(3, 3, 1), config, {"classes": ["a", "b", "c"], "ignore": 9, "img_size": [6, 6]})
     classes = torch.randint(0, 3, (4, 6, 6))
     classes[: labelled[0]] = classes[labelled[1] :, :4] = 9
     batch = {"image": torch.randn(4, 3, 6, 6), "classes": classes}
@@ -104,7 +104,7 @@ def test_ignored_pixels_weigh_nothing(labelled: list[int]) -> None:
 
 def test_a_step_without_anything_that_counts_is_a_step() -> None:
     config = make_config("semantic-segmentation", data="none", model="eanet_seg_nano")
-    task = SemanticSegmentation(Pixels(3, 3, 1), config, {"classes": ["a", "b", "c"], "ignore": 9})
+    task = SemanticSegmentation(Pixels(3, 3, 1), config, {"classes": ["a", "b", "c"], "ignore": 9, "img_size": [6, 6]})
     batch = {"image": torch.randn(2, 3, 6, 6), "classes": torch.full((2, 6, 6), 9)}
     assert not any(value.any() for value in gradients(task, cut(batch, [1, 1])).values())
 
