@@ -2,7 +2,7 @@
 
 import fnmatch
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, NamedTuple
@@ -212,7 +212,7 @@ def insert(
     patterns = [after] if isinstance(after, str) else list(after)
     hosts = _find_hosts(model, patterns)
     example = _example(model, img_size, example_inputs)
-    calls, macs_before = _watch(model, hosts, example)
+    calls, macs_before, device = _watch(model, hosts, example)
     blocks: dict[str, tuple[nn.Module, InsertedBlock]] = {}
     rows, skipped = [], []
     for name, host in hosts.items():
@@ -247,8 +247,7 @@ def insert(
         for host, _ in blocks.values():
             delattr(host, INSERTED)
 
-    remedy = "name another module, or give the layout of its output"
-    macs_after = check_runs(model, example, undo, _device(model, example), "insertion", remedy)
+    macs_after = _check(model, example, undo, device)
     return InsertReport(
         model=model,
         mixer=label,
@@ -307,29 +306,38 @@ def _example(model: nn.Module, img_size: int | tuple[int, int] | None, given: Ex
     return example
 
 
-def _device(model: nn.Module, example: Example) -> torch.device:
-    """Where the example's forward pass runs: on the meta device if the model can, else where the model is."""
-    try:
-        model_macs(model, example, META)
-        return META
-    except Exception:  # whatever a stranger's forward pass may raise
-        return next((p.device for p in model.parameters()), META)
-
-
-def _watch(model: nn.Module, hosts: Mapping[str, nn.Module], example: Example) -> tuple[dict[str, list[_Call]], int]:
-    """The calls of each host in a forward pass, and the multiply-adds of the pass."""
+def _watch(
+    model: nn.Module, hosts: Mapping[str, nn.Module], example: Example
+) -> tuple[dict[str, list[_Call]], int, torch.device]:
+    """The calls of each host in a forward pass, its multiply-adds, and the device on which the model can run it."""
     calls: dict[str, list[_Call]] = {name: [] for name in hosts}
-    device = _device(model, example)
     with ExitStack() as stack:
         for name, host in hosts.items():
             stack.enter_context(watch_calls(host, calls[name], _observe))
+        own, failure = next((p.device for p in model.parameters()), META), None
+        for device in dict.fromkeys((META, own)):
+            for seen in calls.values():
+                seen.clear()
+            try:
+                return calls, model_macs(model, example, device), device
+            except Exception as error:  # whatever a stranger's forward pass may raise
+                failure = error
+    assert failure is not None
+    raise UserError(
+        f"the forward pass on the example fails with {one_line(failure)}; give example_inputs that fit the model"
+    ) from failure
+
+
+def _check(model: nn.Module, example: Example, undo: Callable[[], None], device: torch.device) -> int:
+    """Multiply-adds of the changed model, where it ran before, else where the model is; undone if it does not run."""
+    what = "insertion", "name another module, or give the layout of its output"
+    own = next((p.device for p in model.parameters()), META)
+    if device != own:
         try:
-            macs = model_macs(model, example, device)
-        except Exception as error:  # whatever a stranger's forward pass may raise
-            raise UserError(
-                f"the forward pass on the example fails with {one_line(error)}; give example_inputs that fit the model"
-            ) from error
-    return calls, macs
+            return check_runs(model, example, lambda: None, device, *what)
+        except UserError:  # A mixer of the user's may not run on shapes alone.
+            pass
+    return check_runs(model, example, undo, own, *what)
 
 
 def _observe(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> _Call:
