@@ -39,15 +39,18 @@ def load_task(run: Path, options: Mapping[str, Any] | None = None) -> tuple[Task
     if not weights.exists():
         raise UserError(f"{run} has not finished its first epoch; continue with: tokenmix train --resume {run}")
     kind = get_task(config.task)
+    stored = None
     changed = config.swap.swap is not None or config.swap.insert is not None
     if max(description.get("img_size") or [0]) > LARGE and not changed:
         # A model with a weight for each token of such images may not fit into memory.
         with torch.device("meta"):
             shapes = kind.model_from_config(config, description)
-        check_weights(shapes, read_weights(run), weights, stored_types(config))
+        stored = read_weights(run)
+        check_weights(shapes, stored, weights, stored_types(config))
     task = kind(kind.model_from_config(config, description), config, description)
     swap_mixers(task)
-    put_weights(task.model, read_weights(run), weights, stored_types(config))
+    # Read after the model is built, whose mistakes come first.
+    put_weights(task.model, read_weights(run) if stored is None else stored, weights, stored_types(config))
     return task.eval(), config, description
 
 
