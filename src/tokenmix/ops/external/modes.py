@@ -37,6 +37,22 @@ class AnyMode:
         return (out, offsets), (0, 0)
 
 
+def of_any_mode(form: Any) -> Any:
+    """An `autograd.Function` with the rules of forward mode and vmap too, which `torch.compile` does not take."""
+
+    class Form(AnyMode, form):  # type: ignore[misc]
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+            form.setup_context(ctx, inputs, output)
+            ctx.save_for_forward(*inputs[:6])
+
+        @staticmethod
+        def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
+            return Form.one_by_one(info, in_dims, args)
+
+    return Form
+
+
 def written_gradients(grad: Tensor, tensors: Sequence[Any], num_steps: int) -> list[Tensor | None]:
     """The gradients of the five factors as expressions of the reference, for who differentiates once more."""
     run, there = _written(tensors, num_steps)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tokenmix.kernels.support import autocast_inputs
-from tokenmix.ops.external.modes import AnyMode, empty_like_heads, written_gradients
+from tokenmix.ops.external.modes import empty_like_heads, of_any_mode, written_gradients
 from tokenmix.ops.normalize import slot_offset
 
 Merge = Callable[[Tensor], Tensor]
@@ -160,14 +160,4 @@ class _Streams(torch.autograd.Function):
         return grad_query, *(None if each is None else each.to(query.dtype) for each in sums), *[None] * 5
 
 
-class _StreamsOfAnyMode(AnyMode, _Streams):
-    """The same with the rules of forward mode and vmap, which `torch.compile` does not take."""
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        _Streams.setup_context(ctx, inputs, output)
-        ctx.save_for_forward(*inputs[:6])
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
-        return _StreamsOfAnyMode.one_by_one(info, in_dims, args)
+_StreamsOfAnyMode = of_any_mode(_Streams)

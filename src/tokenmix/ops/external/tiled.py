@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tokenmix.ops.external.modes import AnyMode, empty_like_heads, written_gradients
+from tokenmix.ops.external.modes import empty_like_heads, of_any_mode, written_gradients
 
 TILE_ENTRIES = 2**20
 """Entries of the map that are worked on at a time: 4 MiB in float32."""
@@ -125,17 +125,7 @@ class _Tiles(torch.autograd.Function):
         return grad_query, *(None if total is None else total.to(query.dtype) for total in sums), None, None
 
 
-class _TilesOfAnyMode(AnyMode, _Tiles):
-    """The same with the rules of forward mode and vmap, which `torch.compile` does not take."""
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        _Tiles.setup_context(ctx, inputs, output)
-        ctx.save_for_forward(*inputs[:6])
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
-        return _TilesOfAnyMode.one_by_one(info, in_dims, args)
+_TilesOfAnyMode = of_any_mode(_Tiles)
 
 
 def _groups(query: Tensor, slots: int) -> Iterator[tuple[slice, slice]]:
