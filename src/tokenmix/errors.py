@@ -60,21 +60,26 @@ class MissingExtra(UserError, ImportError):
 
 @contextmanager
 def needs(what: str) -> Iterator[None]:
-    """Raise `MissingExtra` if an import in the block fails for a package of an extra; `what` is what needs it."""
+    """Raise `MissingExtra` if an import in the block fails in a package of an extra; `what` is what needs it."""
     try:
         yield
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         missing = missing_extra(what, error)
         if missing is None:
             raise
         raise missing from None
 
 
-def missing_extra(what: str, error: ModuleNotFoundError) -> MissingExtra | None:
-    """The error that names the extra with the module that was not found; None if no extra has it."""
-    module = (error.name or "").partition(".")[0]
-    extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
-    return None if extra is None else MissingExtra(f"{what} needs {module}: pip install 'tokenmix[{extra}]'")
+def missing_extra(what: str, error: ImportError) -> MissingExtra | None:
+    """The error that names the extra with the package that is missing or too old; None if no extra has it."""
+    module = error.name or ""
+    package = module.partition(".")[0]
+    extra = next((extra for extra, modules in EXTRAS.items() if package in modules), None)
+    if extra is None or isinstance(error, MissingExtra):
+        return None
+    if package == module and isinstance(error, ModuleNotFoundError):
+        return MissingExtra(f"{what} needs {package}: pip install 'tokenmix[{extra}]'")
+    return MissingExtra(f"{what} needs a newer {package} ({error}): pip install --upgrade 'tokenmix[{extra}]'")
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UserError:

@@ -170,7 +170,7 @@ def test_what_a_function_needs(monkeypatch) -> None:
         "fid": InceptionFeatures,
         "onnx": lambda: _write_onnx(torch.nn.Identity(), {}, Path("model.onnx")),
     }.items():
-        with pytest.raises(errors.UserError, match=rf"needs [\w-]+.*: pip install 'tokenmix\[{extra}\]'"):
+        with pytest.raises(errors.UserError, match=rf"needs .*: pip install (--upgrade )?'tokenmix\[{extra}\]'"):
             call()
 
 
@@ -197,3 +197,18 @@ def test_every_import_is_declared() -> None:
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
             undeclared = {name.partition(".")[0] for name in names} - known
             assert not undeclared, f"{file}:{node.lineno} imports {undeclared}; declare it in pyproject.toml"
+
+
+def test_a_package_that_is_too_old_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "timm" / "layers").mkdir(parents=True)
+    for package in (tmp_path / "timm", tmp_path / "timm" / "layers"):
+        (package / "__init__.py").write_text("")
+    done = python(f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+from tokenmix.lab.cli.command import run_command
+print(run_command(["list", "models"]), run_command(["info", "vit_nano"]))
+""")
+    assert done.stdout.split()[-1] == "2", done
+    assert done.stderr.splitlines()[-1].endswith("pip install --upgrade 'tokenmix[vision]'"), done.stderr
+    assert "needs a newer timm" in done.stderr

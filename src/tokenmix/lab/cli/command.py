@@ -93,7 +93,7 @@ def run_command(argv: Sequence[str] | None = None) -> int:
             return command.run() or 0 if processes == 1 else launch(processes, arguments)
     except UserError as error:
         return _fail(str(error))
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         missing = missing_extra(" ".join(["tokenmix", *arguments[:1]]), error)
         if missing is None:
             raise

@@ -204,7 +204,7 @@ def _one_line(url: str) -> Iterator[None]:
             raise
         # fsspec hides which module it lacks behind its own words.
         cause = error.__cause__
-        missing = missing_extra(url, cause) if isinstance(cause, ModuleNotFoundError) else None
+        missing = missing_extra(url, cause) if isinstance(cause, ImportError) else None
         if missing is not None:
             raise missing from None
         raise UserError(f"{url} cannot be read ({one_line(error)}); check address, network and credentials") from None
