@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from packaging.version import Version
 from swap_families import FAMILIES, TIMM, TRANSFORMERS, Family
 from torch import Tensor, nn
 
@@ -77,6 +78,8 @@ def test_names_of_timm(name: str) -> None:
 @pytest.mark.parametrize("name", names(TRANSFORMERS))
 def test_names_of_transformers(name: str) -> None:
     config, said = TRANSFORMERS[name]
+    if name == "Dinov2" and Version(transformers.__version__) < Version("5.20"):
+        pytest.skip("Dinov2's projections had other names")
     check(getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**config)), said)
 
 

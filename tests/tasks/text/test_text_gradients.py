@@ -22,7 +22,7 @@ MASKS = {
 def test_gradients_reach_states_and_attentions(build, ids, model, kind, mask, padding, checkpointed):
     built = build(model, kind, padding=padding).train()
     if checkpointed:
-        built.activation_checkpointing_enable()
+        getattr(built, "activation_checkpointing_enable", built.gradient_checkpointing_enable)()
     labels = ids if model is GMLPForMaskedLM else ids[:, 0] % 2
     out = built(ids, attention_mask=MASKS[mask], labels=labels, output_hidden_states=True, output_attentions=True)
     kept = (*out.hidden_states, *(out.attentions or ()))
