@@ -31,7 +31,7 @@ PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md")])
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 HOME = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
 MECHANISMS = sorted(p for p in (DOCS / "mechanisms").glob("*.md") if p.stem != "index")
-NO_MECHANISM = {"counting", "__init__", "base", "masked_norm", "memory", "own", "splitting", "table"}
+NO_MECHANISM = {"counting", "__init__", "base", "masked_norm", "memory", "own", "table"}
 SECTIONS = [
     "Equation",
     "Use",

@@ -20,12 +20,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tokenmix.errors import UserError
 from tokenmix.layers import MIXERS, ExternalAttention, MultiHeadExternalAttention, create_mixer
-from tokenmix.layers.splitting import NOTED, split_convolution, splittable
 from tokenmix.models import create_model
 from tokenmix.models.isotropic import IsotropicNet, MixerBlock
 from tokenmix.models.stems import PatchStem
-from tokenmix.ops.token_shard import TokenShard, check_rows
-from tokenmix.parallel import TokenParallel
+from tokenmix.parallel import NOTED, TokenParallel, TokenShard, check_token_parallel, own_rows, split_convolution
 
 CLASSES = 5
 
@@ -60,6 +58,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "EAMLP of two unfoldings": lambda: create_model(
         "eamlp_7_bn", num_classes=CLASSES, img_size=24, embed_dim=16, depth=1, num_splits=2
     ),
+    "stem of convolutions": lambda: create_model(
+        "mixer_nano", num_classes=CLASSES, img_size=24, mixer="external", depth=2, embed_dim=16
+    ),
     "EANet": lambda: segmenter(upsampling="corners"),
     "EANet of self-attention": lambda: segmenter(mixer="self"),
     # Max pooling, bottlenecks, dilations up to 4.
@@ -81,23 +82,12 @@ def problem(name: str) -> tuple[nn.Module, Tensor, Tensor]:
     return model, images, torch.randint(CLASSES, shape, generator=gen)
 
 
-def loss_of(model: Any, images: Tensor, labels: Tensor, parts: int = 1) -> Tensor:
-    """Cross-entropy whose mean over the processes is that of one; `parts` have pixels of their own."""
-    own = model.module if isinstance(model, DistributedDataParallel) else model
-    logits = model(images)
-    if labels.dim() == 1:
-        return F.cross_entropy(logits, labels)
-    return parts * F.cross_entropy(logits, own.own_rows(labels, 1), reduction="sum") / labels.numel()
-
-
-def trained(
-    model: nn.Module, images: Tensor, labels: Tensor, steps: int, parts: int = 1, average: bool = False
-) -> list[float]:
+def trained(model: nn.Module, images: Tensor, labels: Tensor, steps: int, average: bool = False) -> list[float]:
     """The losses of some steps."""
     optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), []
     for _ in range(steps):
         optimizer.zero_grad()
-        loss = loss_of(model, images, labels, parts)
+        loss = F.cross_entropy(model(images), labels)
         loss.backward()
         for parameter in model.parameters() if average else ():
             assert parameter.grad is not None
@@ -125,16 +115,10 @@ def check_models(mesh: DeviceMesh) -> None:
         expected = copy.deepcopy(model)
         right = trained(expected, images, labels, 20)
         parallelize_module(model, mesh, TokenParallel())
-        losses = trained(model, images, labels, 20, mesh.size() if labels.dim() > 1 else 1, average=True)
+        losses = trained(model, images, labels, 20, average=True)
         assert_same(model, expected, losses, right, name)
         with torch.no_grad():
             out, whole = model.eval()(images), expected.eval()(images)
-        if labels.dim() > 1:
-            torch.testing.assert_close(model.all_rows(out), whole)  # type: ignore[operator]
-            whole = model.own_rows(whole, 2)  # type: ignore[operator]
-            with torch.no_grad():
-                of_rows = model(model.own_rows(images, 2), images.shape[2])  # type: ignore[operator]
-            torch.testing.assert_close(of_rows, out, rtol=0, atol=0)
         torch.testing.assert_close(out, whole)
     assert {"SelfAttention", "SelfAttention2d", "LessAttention", "GatedMLP", "GridMixer"} >= NOTED
     assert (dist.get_rank() == 0) == bool(NOTED)
@@ -230,8 +214,7 @@ def check_data_parallel(world: int) -> None:
                 for block in getattr(model, "blocks", ()):
                     fully_shard(block, mesh=everyone)
                 fully_shard(model, mesh=everyone)
-            parts = mesh["tokens"].size() if labels.dim() > 1 else 1
-            losses = trained(wrapped, images[part], labels[part], 5, parts)
+            losses = trained(wrapped, images[part], labels[part], 5)
             assert_same(model, expected, losses, right, f"{name}, {wrap}")
 
 
@@ -257,20 +240,16 @@ def test_several_processes_train_as_one(tmp_path: Path, world: int) -> None:
 
 
 def test_rows_that_cannot_be_shared() -> None:
-    check_rows(12, 4, 3)
+    assert [own_rows(20, 4, rank, 3) for rank in range(3)] == [slice(0, 4), slice(4, 12), slice(12, 20)]
     with pytest.raises(UserError, match=r"images of 10 rows cannot be split over 2 processes by multiples of 4 rows"):
-        check_rows(10, 4, 2)
+        own_rows(10, 4, 0, 2)
     with pytest.raises(UserError, match="at least 16"):
-        check_rows(12, 4, 4)
+        own_rows(12, 4, 0, 4)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda: create_model("eamlp_7", img_size=32, embed_dim=32, depth=1, attn_drop_rate=0.1),
-            r"attn_drop_rate=0\.1 has no token-parallel form; give 0",
-        ),
         (lambda: create_model("fpn_seg_nano"), "FPNSegmenter has no token-parallel form"),
         (
             lambda: segmenter(backbone="seresnet18", stem="large", output_stride=8, img_size=64, backbone_kwargs={}),
@@ -284,12 +263,13 @@ def test_rows_that_cannot_be_shared() -> None:
             lambda: mixer_net("multihead-external", mixer_kwargs={"attention_dropout": 0.1}),
             "attention_dropout=0.1 has no token-parallel form",
         ),
-        (lambda: create_model("vit_nano", img_size=(8, 64), patch_size=8), "images of 8 rows cannot be split over 2"),
+        (lambda: create_model("vit_nano", img_size=8, patch_size=8), "1 tokens of an image cannot be split over 2"),
+        (lambda: segmenter(img_size=(10, 24)), "images of 10 rows cannot be split over 2"),
     ],
 )
 def test_what_has_no_token_parallel_form(make: Callable[[], nn.Module], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        splittable(make()).check_token_parallel(2)
+        check_token_parallel(make(), 2)
 
 
 def test_a_part_must_hold_the_rows_that_its_neighbours_need() -> None:

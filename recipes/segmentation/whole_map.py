@@ -95,8 +95,7 @@ def predict(run: Path) -> None:
         task, _, _ = load_task(run)
         task.eval()
         task.split_tokens(init_device_mesh("cpu", (here.world_size,)))
-        model: Any = task.model
-        classes, _ = model.token_shard.gather(task.answer(turned(whole_map()).image).byte(), 0)  # type: ignore[operator]
+        classes = task.answer(turned(whole_map()).image)  # type: ignore[operator]
         if here.first:
             colours = np.array(PALETTE, dtype=np.uint8)[classes.mT.numpy()]
             Image.fromarray(colours).resize((900, 450), Image.Resampling.NEAREST).save(run / "predicted.png")

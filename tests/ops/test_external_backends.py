@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tokenmix.errors import UserError
 from tokenmix.layers.multihead_external import MultiHeadExternalAttention
 from tokenmix.ops.external import api as external
-from tokenmix.ops.external import tiled as streaming
+from tokenmix.ops.external import blocks as streaming
 from tokenmix.ops.external.api import external_attention
 from tokenmix.ops.normalize import double_normalize
 
@@ -151,7 +151,7 @@ def test_multiply_adds_of_tiles_are_counted_forward_and_backward() -> None:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The backends that ran, in order."""
     ran: list[str] = []
-    for name, function in (("eager", "_eager"), ("tiled", "tiled_external_attention")):
+    for name, function in (("eager", "_eager"), ("tiled", "external_by_blocks")):
         way = getattr(external, function)
 
         def run(*given: Any, name: str = name, way: Any = way, **more: Any) -> Tensor:

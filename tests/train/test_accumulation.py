@@ -81,11 +81,7 @@ def test_parts_are_one_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ta
 class Pixels(torch.nn.Conv2d):
     """A classifier of pixels."""
 
-    def forward(self, images: Tensor, height: int | None = None) -> Tensor:
-        return super().forward(images)
-
-    def own_rows(self, x: Tensor, dim: int) -> Tensor:
-        return x
+    fixed_size = False
 
 
 @pytest.mark.parametrize("labelled", [[0, 1], [1, 3], [2, 2]])

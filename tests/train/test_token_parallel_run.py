@@ -82,8 +82,6 @@ with process_group("cpu"):
     attempt("pixels-windows", pixels, **WINDOWS)
     attempt("average", images, ema=0.9, grad_checkpointing=True, accumulate=2)
     attempt("three", images, token_parallel=3)
-    eamlp = {"num_splits": 2, "embed_dim": 32, "depth": 1, "attn_drop_rate": 0.1}
-    attempt("dropped maps", images, model="eamlp_7", model_kwargs=eamlp)
     attempt("timm", images, model="resnet18", model_kwargs={})
     attempt("odd", pixels, crop=(38, 24))
 (out / f"outcomes-{distributed_info().rank}.json").write_text(json.dumps(outcomes))
@@ -204,7 +202,6 @@ def test_averages_accumulation_and_checkpointed_blocks(two: Path) -> None:
 def test_what_cannot_be_split_is_one_line_before_anything_is_written(two: Path) -> None:
     for name, message in (
         ("three", "UserError: token_parallel=3 splits each image over as many processes and 2 run; give --devices 3"),
-        ("dropped maps", "UserError: attn_drop_rate=0.1 has no token-parallel form; give 0"),
         ("timm", "UserError: ResNet has no token-parallel form; take an image classifier of patches (mixer_nano"),
         ("odd", "UserError: images of 38 rows cannot be split over 2 processes by multiples of 4 rows"),
     ):

@@ -1,7 +1,7 @@
 """Fused external attention: two passes over the tokens forward, two backward, and no slot map in memory."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import triton
@@ -15,14 +15,7 @@ from tokenmix.kernels.tiles import MAX_SLOTS, Tiles, backward_tiles, forward_til
 
 
 def fused_external_attention(
-    query: Tensor,
-    key_memory: Tensor,
-    value_memory: Tensor,
-    key_bias: Tensor | None = None,
-    value_bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    *,
-    normalization: Literal["double", "softmax"] = "double",
+    query: Tensor, key_memory: Tensor, value_memory: Tensor, *rest: Tensor | None, double: bool
 ) -> Tensor:
     """External attention by Triton kernels that keep the slot map in registers.
 
@@ -38,10 +31,8 @@ def fused_external_attention(
         query: F, (B, H, N, d) or other leading axes; any strides, as a (B, N, H, d) layout seen as (B, H, N, d) has.
         key_memory: M_k, (S, d), S at most 256.
         value_memory: M_v, (S, d_v).
-        key_bias: b_k, (S,).
-        value_bias: b_v, (d_v,).
-        mask: bool, True = the token takes part; broadcastable to (..., N) with as many axes.
-        normalization: `"double"`; `"softmax"` has no L and one pass forward.
+        *rest: both biases and the mask, see `tokenmix.ops.external.reference.Factors`.
+        double: double normalisation; the softmax over slots has no L and one pass forward.
 
     Returns:
         (..., N, d_v) in the query's type, laid out as the query is. Sums and normalisation are in float32; float32 is
@@ -51,6 +42,7 @@ def fused_external_attention(
         UserError: no CUDA device and no interpreter, several devices, types that the kernel does not take, more than
             256 slots.
     """
+    key_bias, value_bias, mask = rest
     require_triton("external_attention", query, key_memory, value_memory, key_bias, value_bias, mask=mask)
     if key_memory.shape[0] > MAX_SLOTS:
         raise UserError(
@@ -61,7 +53,7 @@ def fused_external_attention(
     full = query.reshape(-1, *query.shape[-3:]) if query.dim() > 4 else query[(None,) * (4 - query.dim())]
     if mask is not None:
         mask = mask.expand(query.shape[:-1]).reshape(full.shape[:-1])
-    out, _ = external_forward(full, key_memory, value_memory, key_bias, value_bias, mask, normalization == "double")
+    out, _ = external_forward(full, key_memory, value_memory, key_bias, value_bias, mask, double)
     return out.reshape(*leading, *out.shape[-2:])
 
 

@@ -15,8 +15,6 @@ from tokenmix.ops.external.api import (
     external_attention,
     external_attention_map,
 )
-from tokenmix.ops.sharded import sharded_external_attention
-from tokenmix.ops.token_shard import TokenShard
 
 Tie = Literal["none", "init", "hard"]
 
@@ -31,12 +29,7 @@ class Memory(nn.Module):
 
     `tie="hard"` holds one parameter, `key_memory`, and uses it for both: `value_memory` is None. `"init"` copies the
     numbers once. No two parameters ever share storage, so a copy, `.half()`, a move or a reload train as before.
-
-    Attributes:
-        token_shard: the processes over which the tokens are split; None for tokens that are all here.
     """
-
-    token_shard: TokenShard | None = None
 
     def __init__(
         self,
@@ -87,19 +80,18 @@ class Memory(nn.Module):
 
     def forward(self, query: Tensor, mask: Tensor | None = None, dropout: float = 0.0) -> Tensor:
         """query (B, H, N, d) to (B, H, N, d); masked tokens are 0 in the output."""
-        values = self.key_memory if self.value_memory is None else self.value_memory
-        given: Any = {"key_bias": self.key_bias, "value_bias": self.value_bias, "mask": mask}
-        given |= {"num_steps": self.num_steps, "chunk_size": self.chunk_size}
-        if self.token_shard is not None and self.normalization == "double":
-            return sharded_external_attention(query, self.key_memory, values, group=self.token_shard.group, **given)
         return external_attention(
             query,
             self.key_memory,
-            values,
+            self.key_memory if self.value_memory is None else self.value_memory,
+            key_bias=self.key_bias,
+            value_bias=self.value_bias,
+            mask=mask,
             normalization=self.normalization,
+            num_steps=self.num_steps,
+            chunk_size=self.chunk_size,
             dropout=dropout,
             backend=self.backend,
-            **given,
         )
 
     def attention_map(self, query: Tensor, mask: Tensor | None = None) -> Tensor:

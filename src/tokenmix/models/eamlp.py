@@ -22,8 +22,6 @@ from tokenmix.layers.multihead_external import MultiHeadExternalAttention
 from tokenmix.models.isotropic import IsotropicNet, MixerBlock
 from tokenmix.models.stems import Stem, pair
 from tokenmix.ops.external.api import external_attention
-from tokenmix.ops.sharded import sharded_external_attention
-from tokenmix.ops.token_shard import TokenShard
 
 torch.fx.wrap("external_attention")
 
@@ -43,8 +41,6 @@ class StemAttention(nn.Module):
         (B, N, in_dim) to (B, N, dim).
     """
 
-    token_shard: TokenShard | None = None
-
     def __init__(self, in_dim: int, dim: int, num_slots: int, *, dropout: float, **factory: Any) -> None:
         super().__init__()
         self.in_dim, self.dim, self.num_slots = in_dim, dim, num_slots
@@ -63,12 +59,8 @@ class StemAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Tokens (B, N, in_dim) to (B, N, dim)."""
         h = self.query(self.norm1(x))
-        memories, bias = (self.key_memory, self.value_memory), self.value_bias
-        if self.token_shard is None:
-            dropout = self.drop.p if self.training else 0.0
-            mixed = external_attention(h, *memories, value_bias=bias, dropout=dropout)
-        else:
-            mixed = sharded_external_attention(h, *memories, value_bias=bias, group=self.token_shard.group)
+        dropout = self.drop.p if self.training else 0.0
+        mixed = external_attention(h, self.key_memory, self.value_memory, value_bias=self.value_bias, dropout=dropout)
         y = h + self.drop(self.proj(mixed))
         return y + self.mlp(self.norm2(y))
 
@@ -123,34 +115,22 @@ class T2TStem(Stem):
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, C, H, W) of the stem's size to tokens (B, N, D)."""
-        x = self.own_rows(images)
-        for attention, split, (_, width) in zip(self.attentions, self.splits, self.grids, strict=False):
-            x = attention(self._unfolded(x, split)).transpose(1, 2).unflatten(2, (-1, width))
-        return self.project(self._unfolded(x, self.splits[-1]))
-
-    def _unfolded(self, x: Tensor, split: Split) -> Tensor:
-        """Overlapping patches of a map (B, C, H, W) as tokens (B, N, C * kernel^2)."""
-        kernel, stride, padding = split
-        if self.token_shard is None:
-            return F.unfold(x, kernel, stride=stride, padding=padding).transpose(1, 2)
-        x = self.token_shard.with_edges(x, padding, kernel - stride - padding)
-        return F.unfold(x, kernel, stride=stride, padding=(0, padding)).transpose(1, 2)
-
-    def check_token_parallel(self) -> None:
-        """Raise `UserError` for dropout of the maps, which has no token-parallel form."""
-        if dropout := max(attention.drop.p for attention in self.attentions):  # type: ignore[union-attr]
-            raise UserError(f"attn_drop_rate={dropout:g} has no token-parallel form; give 0")
-
-    def split_tokens(self, shard: TokenShard) -> None:
-        """Make only this process's tokens; unfoldings read the neighbours' rows at the edge."""
-        super().split_tokens(shard)
-        for attention in self.attentions:
-            attention.token_shard = shard  # type: ignore[assignment]
+        self.check(images)
+        x = images
+        for attention, split, grid in zip(self.attentions, self.splits, self.grids, strict=False):
+            x = attention(_unfolded(x, split)).transpose(1, 2).unflatten(2, grid)
+        return self.project(_unfolded(x, self.splits[-1]))
 
     def macs(self) -> int:
         """Multiply-adds of one image."""
         blocks = sum(a.macs(h * w) for a, (h, w) in zip(self.attentions, self.grids, strict=False))  # type: ignore[operator]
         return blocks + self.grid_size[0] * self.grid_size[1] * self.project.in_features * self.dim
+
+
+def _unfolded(x: Tensor, split: Split) -> Tensor:
+    """Overlapping patches of a map (B, C, H, W) as tokens (B, N, C * kernel^2)."""
+    kernel, stride, padding = split
+    return F.unfold(x, kernel, stride=stride, padding=padding).transpose(1, 2)
 
 
 class EAMLP(IsotropicNet):

@@ -14,11 +14,9 @@ from torch.utils.checkpoint import checkpoint
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer, replace_parameter
 from tokenmix.layers.less_attention import LessAttention
-from tokenmix.layers.splitting import check_mixer, sharded_batch_norm, split_mixer
 from tokenmix.models.stems import Stem
 from tokenmix.models.timm_interface import Classifier, make_head, record_input_size, take_indices
 from tokenmix.ops.less import Scores
-from tokenmix.ops.token_shard import TokenShard, check_rows
 
 
 class BlockMap(NamedTuple):
@@ -48,8 +46,6 @@ def mix(
 class TokenBatchNorm(nn.BatchNorm1d):
     """BatchNorm of each channel over images and tokens: (B, N, D) to (B, N, D)."""
 
-    token_shard: TokenShard | None = None
-
     def forward(self, input: Tensor) -> Tensor:
         """Normalise tokens (B, N, D)."""
         return _batch_norm(self, input.transpose(1, 2)).transpose(1, 2)
@@ -58,8 +54,6 @@ class TokenBatchNorm(nn.BatchNorm1d):
 @torch.fx.wrap
 def _batch_norm(norm: TokenBatchNorm, x: Tensor) -> Tensor:
     """BatchNorm looks at the number of axes, which torch.fx does not know."""
-    if norm.token_shard is not None and norm.training:
-        return sharded_batch_norm(norm, x, norm.token_shard)
     return nn.BatchNorm1d.forward(norm, x)
 
 
@@ -117,13 +111,9 @@ class IsotropicNet(Classifier):
 
     Shape:
         images (B, in_chans, H, W) to logits (B, num_classes).
-
-    Attributes:
-        token_shard: the part of the tokens that this process has, see `split_tokens`; None if it has all.
     """
 
     pos_embed: Tensor | None
-    token_shard: TokenShard | None = None
 
     def __init__(
         self,
@@ -194,42 +184,7 @@ class IsotropicNet(Classifier):
         x = self.stem(images)
         if self.cls_token is not None:
             x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], 1)
-        if self.token_shard is None:
-            return x if self.pos_embed is None else x + self.pos_embed
-        if self.pos_embed is not None:
-            prefix, positions = self.pos_embed.tensor_split((self.num_prefix_tokens,), dim=1)
-            own = self.token_shard.rows(positions.shape[1], self.grid_size[1])
-            x = x + torch.cat([prefix, positions[:, own]], 1)
-        # Every process has made the class token, so that its gradient exists in each; the first one keeps it.
-        return x[:, self.num_prefix_tokens - self._num_prefix_here :]
-
-    @property
-    def _num_prefix_here(self) -> int:
-        """Prefix tokens of this process: the first one of a shard has them."""
-        return self.num_prefix_tokens if self.token_shard is None or self.token_shard.rank == 0 else 0
-
-    @property
-    def row_unit(self) -> int:
-        """Rows of an image in one row of tokens: token parallelism cuts images at multiples of it."""
-        return self.stem.reduction
-
-    def check_token_parallel(self, size: int) -> None:
-        """Raise `UserError` unless the tokens of an image can be split over `size` processes."""
-        self.stem.check_token_parallel()
-        check_rows(self.img_size[0], self.row_unit, size)
-        for block in self.blocks:
-            check_mixer(block.mixer)  # type: ignore[arg-type]
-
-    def split_tokens(self, shard: TokenShard) -> None:
-        """Process only this process's rows of patches; images and logits remain whole. See `TokenParallel`."""
-        self.check_token_parallel(shard.size)
-        self.token_shard = shard
-        self.stem.split_tokens(shard)
-        for block in self.blocks:
-            split_mixer(block.mixer, shard)  # type: ignore[arg-type]
-            for norm in block.children():
-                if isinstance(norm, TokenBatchNorm):
-                    norm.token_shard = shard
+        return x if self.pos_embed is None else x + self.pos_embed
 
     def _block(self, block: nn.Module, x: Tensor, carry: Scores | None) -> tuple[Tensor, Scores | None]:
         if self.grad_checkpointing and torch.is_grad_enabled():
@@ -245,21 +200,12 @@ class IsotropicNet(Classifier):
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Tokens (B, N, D) to pooled features, and unless `pre_logits` to logits."""
-        if self.token_shard is not None:
-            x = self._pooled_over(self.token_shard, x)
-        elif self.global_pool == "avg":
+        if self.global_pool == "avg":
             x = x[:, self.num_prefix_tokens :].mean(1)
         elif self.global_pool == "token":
             x = x[:, 0]
         x = self.head_drop(x)
         return x if pre_logits else self.head(x)
-
-    def _pooled_over(self, shard: TokenShard, x: Tensor) -> Tensor:
-        """The pooling over all processes; without one this process's tokens."""
-        if self.global_pool == "avg":
-            return shard.sum(x[:, self._num_prefix_here :].sum(1)) / (self.num_tokens - self.num_prefix_tokens)
-        # The class token is the first process's; the others add nothing.
-        return shard.sum(x[:, :1].sum(1) * (shard.rank == 0)) if self.global_pool == "token" else x
 
     def forward_with_scores(self, images: Tensor) -> tuple[Tensor, list[Scores]]:
         """Logits, and the scores that each less-attention layer made, for a loss such as `losses.diagonality_loss`."""
@@ -300,7 +246,7 @@ class IsotropicNet(Classifier):
         for i, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
             x, carry = self._block(block, x, carry)
             if i in take:
-                prefix, y = (self.norm(x) if norm else x).tensor_split((self._num_prefix_here,), dim=1)
+                prefix, y = (self.norm(x) if norm else x).tensor_split((self.num_prefix_tokens,), dim=1)
                 y = y.transpose(1, 2).unflatten(2, (-1, self.grid_size[1])) if output_fmt == "NCHW" else y
                 kept.append((y, prefix) if return_prefix_tokens else y)
         return kept if intermediates_only else (self.norm(x), kept)

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.models.timm_interface import check_images
-from tokenmix.ops.token_shard import TokenShard
 
 # What looks at sizes is one call for torch.fx, which knows none.
 torch.fx.wrap("check_images")
@@ -19,13 +18,8 @@ def pair(size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 class Stem(nn.Module):
-    """Base of stems: images (B, C, H, W) to tokens (B, N, D), row by row on `grid_size`.
+    """Base of stems: images (B, C, H, W) to tokens (B, N, D), row by row on `grid_size`."""
 
-    Attributes:
-        token_shard: the part of each image's rows that this process has; None if it has all.
-    """
-
-    token_shard: TokenShard | None = None
     dim: int
     in_chans: int
     img_size: tuple[int, int]
@@ -43,20 +37,6 @@ class Stem(nn.Module):
     def check(self, images: Tensor) -> None:
         """Raise `UserError` unless images have the stem's size."""
         check_images(images, self.in_chans, self.img_size)
-
-    def check_token_parallel(self) -> None:
-        """Raise `UserError` for an option that has no token-parallel form."""
-
-    def split_tokens(self, shard: TokenShard) -> None:
-        """Make only this process's tokens of whole images, whose height is a multiple of `reduction`."""
-        self.token_shard = shard
-
-    def own_rows(self, images: Tensor) -> Tensor:
-        """This process's rows of images of the stem's size; `UserError` for another size."""
-        self.check(images)
-        if self.token_shard is None:
-            return images
-        return images[:, :, self.token_shard.rows(images.shape[2], self.reduction)]
 
 
 class PatchStem(Stem):
@@ -88,8 +68,9 @@ class PatchStem(Stem):
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, C, H, W) of the stem's size to tokens (B, N, D)."""
+        self.check(images)
         # Every block would copy tokens that lie apart, and pass on sums that do as well.
-        return self.proj(self.own_rows(images)).flatten(2).transpose(1, 2).contiguous()
+        return self.proj(images).flatten(2).transpose(1, 2).contiguous()
 
     def macs(self) -> int:
         """Multiply-adds of one image."""
@@ -130,13 +111,10 @@ class ConvStem(PatchStem):
         self.convs = nn.Sequential(*layers)
         self.proj = nn.Conv2d(dim, dim, 1, **factory)
 
-    def check_token_parallel(self) -> None:
-        """Raise `UserError`: convolutions over borders of the parts are not implemented."""
-        raise UserError("a stem of convolutions has no token-parallel form; give --model-kwargs stem=patch")
-
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, C, H, W) of the stem's size to tokens (B, N, D)."""
-        return self.proj(self.convs(self.own_rows(images))).flatten(2).transpose(1, 2).contiguous()
+        self.check(images)
+        return self.proj(self.convs(images)).flatten(2).transpose(1, 2).contiguous()
 
     def macs(self) -> int:
         """Multiply-adds of one image."""

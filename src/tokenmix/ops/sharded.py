@@ -1,14 +1,12 @@
 """External attention with tokens sharded over processes: communication does not grow with N."""
 
-from functools import partial
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from tokenmix.errors import UserError
-from tokenmix.ops.external.api import check_chunks, check_memories, check_normalization, without_padding
-from tokenmix.ops.external.streamed import streamed_external_attention
+from tokenmix.ops.external.api import check_chunks, checked_factors
+from tokenmix.ops.external.blocks import external_by_blocks
 
 
 def sharded_external_attention(
@@ -55,43 +53,25 @@ def sharded_external_attention(
     Raises:
         UserError: no process group, or what `external_attention` refuses.
     """
-    check_normalization("double", num_steps)
     check_chunks(chunk_size, 0.0)
-    check_memories(query, key_memory, value_memory, key_bias, value_bias)
-    _check_group()
-    query, full = without_padding(query, mask)
-    return streamed_external_attention(
-        query,
-        key_memory,
-        value_memory,
-        key_bias,
-        value_bias,
-        full,
-        num_steps=num_steps,
-        chunk_size=chunk_size,
-        merge=partial(_merged, group),
-        total=partial(_total, group),
-    )
-
-
-def _merged(group: dist.ProcessGroup | None, here: Tensor) -> Tensor:
-    """L of all ranks from the rank's own, 0 where no token reaches a slot."""
-    largest = here.contiguous().clone()
-    dist.all_reduce(largest, dist.ReduceOp.MAX, group)
-    largest = largest.masked_fill(torch.isneginf(largest), 0.0)
-    merged = largest + torch.log(_total(group, torch.exp(here - largest)))
-    return merged.masked_fill(torch.isneginf(merged), 0.0)
-
-
-def _total(group: dist.ProcessGroup | None, here: Tensor) -> Tensor:
-    total = here.contiguous().clone()
-    dist.all_reduce(total, dist.ReduceOp.SUM, group)
-    return total
-
-
-def _check_group() -> None:
+    factors = checked_factors(query, key_memory, value_memory, key_bias, value_bias, mask, "double", num_steps)
     if not (dist.is_available() and dist.is_initialized()):
         raise UserError(
             "sharded_external_attention found no process group: start the program with torchrun and call "
             "torch.distributed.init_process_group, or use external_attention in a single process"
         )
+
+    def total(here: Tensor) -> Tensor:
+        summed = here.contiguous().clone()
+        dist.all_reduce(summed, dist.ReduceOp.SUM, group)
+        return summed
+
+    def merge(here: Tensor) -> Tensor:
+        """L of all ranks from the rank's own, 0 where no token reaches a slot."""
+        largest = here.contiguous().clone()
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group)
+        largest = largest.masked_fill(torch.isneginf(largest), 0.0)
+        merged = largest + torch.log(total(torch.exp(here - largest)))
+        return merged.masked_fill(torch.isneginf(merged), 0.0)
+
+    return external_by_blocks(factors, num_steps=num_steps, chunk_size=chunk_size, merge=merge, total=total)

@@ -1,7 +1,5 @@
 """Augmentation of scenes and batches of them: image, classes, boxes and masks stay together."""
 
-import dataclasses
-import functools
 import pickle
 import random
 
@@ -24,7 +22,6 @@ from tokenmix.lab.data.scenes import (
     scale_steps,
 )
 from tokenmix.lab.data.scenes.scenes import no_objects, objects_of_boxes, objects_of_masks
-from tokenmix.ops.token_shard import rows_of
 
 
 class Listed(Scenes):
@@ -116,25 +113,6 @@ def test_image_and_classes_stay_together():
     assert torch.equal((batch["image"][:, 0] * 255 / 10).round().long(), batch["classes"])
     unchanged = [torch.equal(b, s.classes[:16, :24]) for b, s in zip(batch["classes"], scenes) if s.classes is not None]
     assert not all(unchanged)
-
-
-def test_rows_are_those_of_the_whole_batch_of_images_of_several_sizes():
-    scenes = [pixels(0), pixels(1, 8, 12), pixels(2, 20, 40)]
-    scenes[1] = dataclasses.replace(scenes[1], classes=scenes[1].classes.byte())  # type: ignore[union-attr]
-    data = set_of(*scenes)
-    for augment in (None, PixelAugment(seed=3, crop=(20, 24), ignore=255, flip=0.5)):
-        samples = PixelSamples(data, data.train, augment)
-        whole = samples.read(torch.arange(3), epoch=1)
-        for rank in range(3):
-            samples.rows = functools.partial(rows_of, rank, 3, 4)
-            part = pickle.loads(pickle.dumps(samples)).read(torch.arange(3), epoch=1)
-            own = samples.rows(20)
-            assert torch.equal(part["image"], whole["image"][:, :, own])
-            assert torch.equal(part["classes"], whole["classes"][:, own])
-            assert part["height"] == 20
-        samples.rows = functools.partial(rows_of, 0, 2, 8)
-        with pytest.raises(UserError, match="images of 20 rows cannot be split over 2 processes by multiples of 8"):
-            samples.read(torch.arange(3), epoch=1)
 
 
 def test_what_is_padded_is_ignored_and_of_the_fill():

@@ -23,7 +23,6 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +80,7 @@ from tokenmix.lab.train.swapping import check_own_mixers, freeze_all_but, start_
 from tokenmix.lab.train.task import TaskData, TaskModule, input_sizes, size_note
 from tokenmix.lab.train.trainer import Session, finite_outputs, fit, validate
 from tokenmix.layers.base import count_parameters
-from tokenmix.layers.splitting import splittable
 from tokenmix.layers.table import get_spec
-from tokenmix.ops.token_shard import rows_of
 from tokenmix.trust import from_caller
 
 # What may differ when a run is resumed: where and how fast it is computed, not what.
@@ -330,9 +327,9 @@ def _prepare(config: TrainConfig, start: Path | None = None) -> Session:
         _checkpoint_blocks(task.model)
     data = data if parts == 1 else data.part(rank, parts)
     if (shared := config.loop.token_parallel) > 1:
-        model = splittable(task.model)
-        model.check_token_parallel(shared)
-        data.split_rows(partial(rows_of, distributed_info().rank % shared, shared, model.row_unit))
+        from tokenmix.parallel import check_token_parallel
+
+        check_token_parallel(task.model, shared)
     # What its settings do not allow is reported here, by one process and before anything is written.
     data.train_batches(batch_size=plan.batch_size, epoch=0, start=0)
     # Counted while the model is whole: fsdp will cut it into parts.

@@ -5,7 +5,7 @@ overrides `training_step` and `configure_optimizers` as well. `LightningTask` pu
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -27,7 +27,6 @@ from tokenmix.lab.train.optimizer import make_optimizer, make_schedule
 from tokenmix.lab.train.predictions import SampledMetric
 from tokenmix.lab.train.pretrained_weights import initial_weights
 from tokenmix.lab.train.programs import ProgramHooks
-from tokenmix.parallel import TokenParallel
 
 
 class TaskData(ABC):
@@ -72,14 +71,6 @@ class TaskData(ABC):
 
     def save(self, run: Path) -> None:
         """Write into the run folder what a later command needs and a description cannot hold, such as a tokenizer."""
-        return
-
-    def split_rows(self, rows: Callable[[int], slice]) -> None:
-        """Let batches have only this process's rows of images, which several share under token parallelism.
-
-        Args:
-            rows: of an image's number of rows those of this process. Data that reads whole images leaves it out.
-        """
         return
 
     def part(self, rank: int, world_size: int) -> "TaskData":
@@ -161,6 +152,7 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         total_steps: optimiser steps of the whole run; the loop sets it before training.
         automatic_optimization: the loop runs the backward pass and steps the optimisers; False: `training_step` does.
         optimizers: those of `configure_optimizers`, for such a `training_step`.
+        own_samples: those of a test batch that this process counts, of processes that share the images.
         part_weight: what the loss of the current batch is multiplied by, see `part_weights`; set before each batch.
         results: the values of `make_metrics()` after the last evaluation.
     """
@@ -182,6 +174,7 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         self.mode = self.mode_of(self.monitor)
         self.total_steps = 0
         self.part_weight = 1.0
+        self.own_samples = slice(None)
         self.optimizers: list[Optimizer] = []
         self.results: dict[str, Any] = {}
         self.kept: list[dict[str, Tensor]] | None = None
@@ -347,7 +340,10 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
 
     def split_tokens(self, mesh: DeviceMesh) -> None:
         """Split the tokens of each image over the processes of a mesh, see `tokenmix.parallel.TokenParallel`."""
+        from tokenmix.parallel import TokenParallel
+
         parallelize_module(self.model, mesh, TokenParallel())
+        self.own_samples = slice(mesh.get_local_rank(), None, mesh.size())
 
     def on_validation_epoch_end(self) -> None:
         """Keep the metrics as plain values."""

@@ -14,7 +14,6 @@ from tokenmix.layers.counting import count_macs, on_meta
 from tokenmix.models.isotropic import BlockMap
 from tokenmix.models.maps import OnMaps, PartCost
 from tokenmix.models.stems import pair
-from tokenmix.ops.token_shard import TokenShard
 
 Upsampling = Literal["corners", "pixels"]
 
@@ -35,12 +34,7 @@ class Segmenter(OnMaps, nn.Module, ABC):
         in_chans: channels of the image.
         upsampling: bilinear from the coarse grid to the pixels: `"corners"` lays the outer centres on each other, as
             the released network does and as suits sides of 8 k + 1; `"pixels"` lays the borders on each other.
-
-    Attributes:
-        token_shard: the part of each image's rows that this process has; None if it has all.
     """
-
-    token_shard: TokenShard | None = None
 
     def __init__(
         self,
@@ -91,34 +85,11 @@ class Segmenter(OnMaps, nn.Module, ABC):
             raise UserError(f"a segmenter takes images (B, {self.in_chans}, height, width), got {tuple(images.shape)}")
         return self.backbone(images)
 
-    def forward(self, images: Tensor, height: int | None = None) -> Tensor:
-        """Logits of each pixel, in the type of the weights; under token parallelism of this process's rows.
-
-        `height` is that of the whole images where `images` are only this process's rows of them.
-        """
-        corners = self.upsampling == "corners"
-        if height is None:
-            height, images = images.shape[2], self.own_rows(images, 2)
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of each pixel, in the type of the weights."""
         logits = self.decode(self.forward_features(images))
-        if self.token_shard is not None:
-            logits = _own_pixel_rows(logits, self.token_shard, height, self.row_unit, corners)
+        corners = self.upsampling == "corners"
         return F.interpolate(logits, size=images.shape[2:], mode="bilinear", align_corners=corners)
-
-    @property
-    def row_unit(self) -> int:
-        """Rows of an image that are one of the map: token parallelism cuts images at multiples of it."""
-        return self.feature_info[-1]["reduction"]
-
-    def own_rows(self, x: Tensor, dim: int) -> Tensor:
-        """This process's rows of images, or of classes of their pixels, whose rows are axis `dim`."""
-        if self.token_shard is None:
-            return x
-        own = self.token_shard.rows(x.shape[dim], self.row_unit)
-        return x.narrow(dim, own.start, own.stop - own.start)
-
-    def all_rows(self, logits: Tensor) -> Tensor:
-        """The logits of all processes' rows, (B, C, H, W)."""
-        return logits if self.token_shard is None else self.token_shard.gather(logits, 2)[0]
 
     @torch.no_grad()
     def attention_maps(self, images: Tensor) -> list[BlockMap]:
@@ -179,16 +150,3 @@ class Segmenter(OnMaps, nn.Module, ABC):
     def no_weight_decay(self) -> set[str]:
         """Parameters without weight decay, next to those of one axis."""
         return set() if self.own is None else {f"backbone.model.{name}" for name in self.own.no_weight_decay()}
-
-
-def _own_pixel_rows(coarse: Tensor, shard: TokenShard, height: int, reduction: int, corners: bool) -> Tensor:
-    """This process's rows of a coarse map, interpolated to its rows of the `height` of the image; columns stay."""
-    total = height // reduction
-    own, pixels = shard.rows(total), shard.rows(height, reduction)
-    y = torch.arange(pixels.start, pixels.stop, device=coarse.device, dtype=torch.float64)
-    y = y * ((total - 1) / max(1, height - 1)) if corners else ((y + 0.5) * (total / height) - 0.5).clamp_min(0)
-    upper = y.floor().long().clamp_max(total - 1)
-    lower = (upper + 1).clamp_max(total - 1)
-    around = shard.with_edges(coarse, 1, 1)
-    above, below = (around.index_select(2, i - own.start + 1) for i in (upper, lower))
-    return torch.lerp(above, below, (y - upper).to(coarse.dtype).unsqueeze(1))

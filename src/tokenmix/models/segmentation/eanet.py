@@ -4,35 +4,13 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
-from timm.layers import DropPath
-from timm.models import FeatureListNet
-from timm.models.resnet import BasicBlock, Bottleneck
 from torch import Tensor, nn
 
-from tokenmix.errors import UserError
-from tokenmix.layers.base import Mixer
 from tokenmix.layers.memory import Tie
-from tokenmix.layers.splitting import check_mixer, split_batch_norm, split_convolution, split_mixer, split_pooling
 from tokenmix.models.context import make_context
 from tokenmix.models.segmentation.backbones import make_dilated
 from tokenmix.models.segmentation.base import Segmenter, Upsampling
 from tokenmix.ops.external.api import Normalization
-from tokenmix.ops.token_shard import TokenShard, check_rows
-
-SPLITTABLE = {
-    nn.Conv2d,
-    nn.BatchNorm2d,
-    nn.MaxPool2d,
-    nn.ReLU,
-    nn.Dropout2d,
-    nn.Identity,
-    nn.Sequential,
-    DropPath,
-    FeatureListNet,
-    BasicBlock,
-    Bottleneck,
-}
-"""What can be split by rows; a subclass or another module may mix rows in a way of its own."""
 
 
 class EANetSegmenter(Segmenter):
@@ -118,40 +96,6 @@ class EANetSegmenter(Segmenter):
         self.feature_info[-1]["reduction"] = output_stride
         self.reduce = _conv_norm_relu(self.feature_info[-1]["num_chs"], width, **factory)
         self.head = _conv_norm_relu(width, head_width, **factory)
-
-    def check_token_parallel(self, size: int) -> None:
-        """Raise `UserError` unless images of `img_size` can be split over `size` processes."""
-        check_rows(self.img_size[0], self.row_unit, size)
-        unknown = next((part for part in self._outside_context() if type(part) not in SPLITTABLE), None)
-        if unknown is not None:
-            raise UserError(
-                f"{type(unknown).__name__} in this network has no token-parallel form; take a plain ResNet, such as "
-                "resnet18 or resnet50s, as the backbone"
-            )
-        if isinstance(self.context, Mixer):
-            check_mixer(self.context)
-
-    def split_tokens(self, shard: TokenShard) -> None:
-        """Process only this process's rows of the images, see `TokenParallel`: logits are those of its rows.
-
-        A convolution reads its neighbours' rows at the edge, BatchNorm takes its statistics over all.
-        """
-        self.check_token_parallel(shard.size)
-        self.token_shard = shard
-        if isinstance(self.context, Mixer):
-            split_mixer(self.context, shard)
-        for part in self._outside_context():
-            if isinstance(part, nn.Conv2d):
-                split_convolution(part, shard)
-            elif isinstance(part, nn.BatchNorm2d):
-                split_batch_norm(part, shard)
-            elif isinstance(part, nn.MaxPool2d):
-                split_pooling(part, shard)
-
-    def _outside_context(self) -> list[nn.Module]:
-        """All modules but the network itself and those of its block of attention."""
-        inside = {self, *self.context.modules()}
-        return [part for part in self.modules() if part not in inside]
 
     def before_context(self, maps: list[Tensor]) -> Tensor:
         """The backbone's map at the width of the block."""

@@ -8,12 +8,11 @@ from torch.nn import functional as F
 
 from tokenmix.errors import UserError
 from tokenmix.kernels.support import autocast_inputs, require_triton
+from tokenmix.ops.attention import attention
 from tokenmix.ops.checks import check_choice, check_chunk_size, check_rates, check_tensor, check_whole
-from tokenmix.ops.external.reference import Normalization, reference_map
-from tokenmix.ops.external.sdpa import external_by_sdpa
-from tokenmix.ops.external.streamed import streamed_external_attention
-from tokenmix.ops.external.tiled import tiled_external_attention
-from tokenmix.ops.normalize import broadcast_mask, double_normalize
+from tokenmix.ops.external.blocks import external_by_blocks
+from tokenmix.ops.external.reference import Factors, Normalization, reference_map
+from tokenmix.ops.normalize import broadcast_mask, double_normalize, slot_offset
 
 Backend = Literal["eager", "tiled", "sdpa", "triton"]
 
@@ -75,33 +74,30 @@ def external_attention(
         UserError: shapes that do not match, an unknown normalisation, options that exclude each other, a backend that
             does not support the call.
     """
-    check_normalization(normalization, num_steps)
-    check_memories(query, key_memory, value_memory, key_bias, value_bias)
     check_rates(dropout=dropout)
     check_chunks(chunk_size, dropout)
     check_backend(backend, chunk_size, dropout)
-    query, full = without_padding(query, mask)
-    given = query, key_memory, value_memory, key_bias, value_bias
-    double = normalization == "double"
+    factors = checked_factors(query, key_memory, value_memory, key_bias, value_bias, mask, normalization, num_steps)
+    steps = num_steps if normalization == "double" else 0
     in_graph = torch.compiler.is_exporting() or torch.jit.is_tracing()
     if chunk_size is not None and not in_graph and chunk_size < query.shape[-2]:
-        steps = num_steps if double else 0
-        return streamed_external_attention(*given, full, num_steps=steps, chunk_size=chunk_size)
+        return external_by_blocks(factors, num_steps=steps, chunk_size=chunk_size)
     chosen = backend or _choose(query, key_memory.shape[0], num_steps, dropout)
     if chosen == "eager":
-        return _eager(*given, full, normalization, num_steps, dropout)
+        return _eager(factors, normalization, num_steps, dropout)
     if num_steps != 1:
         raise UserError(f"backend={chosen!r} has one Sinkhorn step, got num_steps={num_steps}; use 'eager'")
-    if chosen == "sdpa":
-        return external_by_sdpa(*given, full, double=double)
-    given = autocast_inputs(*given)
     if chosen == "tiled":
-        return tiled_external_attention(*given, full, double=double)  # pyrefly: ignore[bad-argument-count]
+        return external_by_blocks(factors, num_steps=steps)
+    if chosen == "sdpa":
+        return _by_sdpa(factors, double=bool(steps))
+    *given, full = factors
+    given = autocast_inputs(*given)
     require_triton("external_attention", *given)
     # It imports triton, which a CPU does without.
     from tokenmix.kernels.external import fused_external_attention
 
-    return fused_external_attention(*given, mask=full, normalization=normalization)
+    return fused_external_attention(*given, full, double=bool(steps))
 
 
 def external_attention_map(
@@ -114,24 +110,11 @@ def external_attention_map(
     num_steps: int = 1,
 ) -> Tensor:
     """The map A (..., N, S) that `external_attention` uses with the same arguments; rows of masked tokens are 0."""
-    check_normalization(normalization, num_steps)
-    _check_keys(query, key_memory, key_bias)
-    query, mask = without_padding(query, mask)
+    values = key_memory
+    query, *_, mask = checked_factors(query, key_memory, values, key_bias, None, mask, normalization, num_steps)
     return reference_map(
         query, key_memory, key_bias=key_bias, mask=mask, normalization=normalization, num_steps=num_steps
     )
-
-
-def without_padding(query: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The query with 0 where no token takes part, so that no value there, NaN included, reaches a memory's gradient.
-
-    The mask then broadcasts against the tokens (..., N).
-    """
-    if mask is None:
-        return query, None
-    full = broadcast_mask(mask, query)
-    # Other than masked_fill it keeps the layout of heads that lie side by side.
-    return torch.where(full.unsqueeze(-1), query, 0.0), full
 
 
 def check_normalization(normalization: str, num_steps: int) -> None:
@@ -168,27 +151,25 @@ def check_backend(backend: Backend | None, chunk_size: int | None, dropout: floa
         )
 
 
-def check_memories(
-    query: Tensor, key_memory: Tensor, value_memory: Tensor, key_bias: Tensor | None, value_bias: Tensor | None
-) -> None:
-    """Raise `UserError` for memories and biases that do not fit the query or each other."""
-    _check_keys(query, key_memory, key_bias)
-    check_tensor("value_memory", value_memory)
-    if value_memory.dim() != 2 or value_memory.shape[0] != key_memory.shape[0]:
-        raise UserError(
-            f"value_memory must be (S = {key_memory.shape[0]}, d_v), got {tuple(value_memory.shape)}; both memories "
-            "have a row for each slot"
-        )
-    if value_bias is not None and value_bias.shape != value_memory.shape[1:]:
-        raise UserError(
-            f"value_bias must be (d_v,) = {tuple(value_memory.shape[1:])}, got {tuple(value_bias.shape)}; it is added "
-            "to each token's output"
-        )
+def checked_factors(
+    query: Tensor,
+    key_memory: Tensor,
+    value_memory: Tensor,
+    key_bias: Tensor | None,
+    value_bias: Tensor | None,
+    mask: Tensor | None,
+    normalization: str,
+    num_steps: int,
+) -> Factors:
+    """The tensors if they fit each other, the query with 0 where no token takes part, so that no value there, NaN
+    included, reaches a memory's gradient. The mask then broadcasts against the tokens (..., N).
 
-
-def _check_keys(query: Tensor, key_memory: Tensor, key_bias: Tensor | None) -> None:
-    check_tensor("query", query)
-    check_tensor("key_memory", key_memory)
+    Raises:
+        UserError: tensors that do not fit, or a normalisation that is not there.
+    """
+    check_normalization(normalization, num_steps)
+    for name, tensor in (("query", query), ("key_memory", key_memory), ("value_memory", value_memory)):
+        check_tensor(name, tensor)
     if query.dim() < 2 or key_memory.dim() != 2 or query.shape[-1] != key_memory.shape[-1]:
         raise UserError(
             f"external attention takes query (..., N, d) and key_memory (S, d) of one width d, "
@@ -199,6 +180,21 @@ def _check_keys(query: Tensor, key_memory: Tensor, key_bias: Tensor | None) -> N
             f"key_bias must be (S,) = {tuple(key_memory.shape[:1])}, got {tuple(key_bias.shape)}; it has a number for "
             "each slot"
         )
+    if value_memory.dim() != 2 or value_memory.shape[0] != key_memory.shape[0]:
+        raise UserError(
+            f"value_memory must be (S = {key_memory.shape[0]}, d_v), got {tuple(value_memory.shape)}; both memories "
+            "have a row for each slot"
+        )
+    if value_bias is not None and value_bias.shape != value_memory.shape[1:]:
+        raise UserError(
+            f"value_bias must be (d_v,) = {tuple(value_memory.shape[1:])}, got {tuple(value_bias.shape)}; it is added "
+            "to each token's output"
+        )
+    if mask is not None:
+        mask = broadcast_mask(mask, query)
+        # Other than masked_fill it keeps the layout of heads that lie side by side.
+        query = torch.where(mask.unsqueeze(-1), query, 0.0)
+    return Factors(query, key_memory, value_memory, key_bias, value_bias, mask)
 
 
 def _choose(query: Tensor, num_slots: int, num_steps: int, dropout: float) -> Backend:
@@ -211,17 +207,8 @@ def _choose(query: Tensor, num_slots: int, num_steps: int, dropout: float) -> Ba
     return "tiled" if heads > 1 and map_entries > LEAST_ENTRIES else "eager"
 
 
-def _eager(
-    query: Tensor,
-    key_memory: Tensor,
-    value_memory: Tensor,
-    key_bias: Tensor | None,
-    value_bias: Tensor | None,
-    mask: Tensor | None,
-    normalization: Normalization,
-    num_steps: int,
-    dropout: float,
-) -> Tensor:
+def _eager(factors: Factors, normalization: Normalization, num_steps: int, dropout: float) -> Tensor:
+    query, key_memory, value_memory, key_bias, value_bias, mask = factors
     plain = mask is None and key_bias is None and normalization == "double" and num_steps == 1
     # The same in two fused softmaxes. They cannot have a slot that is closed by -inf, which only a bias or float16
     # brings; on CUDA the first would have one block of threads for all tokens of a head.
@@ -241,3 +228,27 @@ def _eager(
         weights = F.dropout(weights, dropout)
     out = F.linear(weights, value_memory.t(), value_bias)
     return out if mask is None or value_bias is None else out.masked_fill(~mask.unsqueeze(-1), 0.0)
+
+
+def _by_sdpa(factors: Factors, *, double: bool) -> Tensor:
+    """PyTorch's attention over the slots, with a bias that is their offset; for comparison with `tokenmix.kernels`.
+
+        out = SDPA(F, M_k, M_v, bias = b_k - L, scale = 1) + b_v
+
+    L is made from logits that are written once; the map after it stays inside the kernel that PyTorch picks, forward.
+    """
+    query, key_memory, value_memory, key_bias, value_bias, mask = factors
+    shift = query.new_zeros(key_memory.shape[0]) if key_bias is None else key_bias
+    if double:
+        offset = slot_offset(F.linear(query, key_memory, key_bias), mask=mask)
+        offset = offset.masked_fill(offset == -torch.inf, 0.0)
+        # A softmax does not see what all slots have in common, and half precision rounds a small number less.
+        shift = (shift - (offset - offset.mean(-1, keepdim=True))).unsqueeze(-2).to(query.dtype)
+    keys, values = (m.expand(*query.shape[:-2], *m.shape) for m in (key_memory, value_memory))
+    bias = shift.expand(*query.shape[:-1], key_memory.shape[0])
+    out = attention(query, keys, values, bias=bias, scale=1.0)
+    if value_bias is not None:
+        out = out + value_bias
+    if mask is not None:
+        return out.masked_fill(~mask.unsqueeze(-1), 0.0)
+    return out.clone() if out.dim() == 3 else out  # without an axis of heads PyTorch's attention returns a view

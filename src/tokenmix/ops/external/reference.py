@@ -4,7 +4,7 @@ A   = Norm(F M_k^T + b_k)          (N x S)
 out = A M_v + b_v                  (N x d_v)
 """
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,26 @@ from torch.nn import functional as F
 from tokenmix.ops.normalize import broadcast_mask, double_normalize
 
 Normalization = Literal["double", "softmax"]
+
+
+class Factors(NamedTuple):
+    """The tensors of external attention, as a form of it takes them.
+
+    Attributes:
+        query: F, (..., N, d).
+        key_memory: M_k, (S, d).
+        value_memory: M_v, (S, d_v).
+        key_bias: b_k, (S,), or None.
+        value_bias: b_v, (d_v,), or None.
+        mask: bool, broadcastable to (..., N), True = the token takes part; the others are 0 in the output. Or None.
+    """
+
+    query: Tensor
+    key_memory: Tensor
+    value_memory: Tensor
+    key_bias: Tensor | None = None
+    value_bias: Tensor | None = None
+    mask: Tensor | None = None
 
 
 def reference(

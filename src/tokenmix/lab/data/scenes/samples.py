@@ -4,7 +4,7 @@ The augmentation of a sample is a function of (seed, epoch, index); global rando
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -210,22 +210,16 @@ class PixelSamples(SceneSamples):
 
     `read` gives {"image": float32 (B, 3, H, W), normalised, "classes": int64 (B, H, W), "index": int64 (B,)}. Whole
     images of several sizes in one batch are padded to the largest, below and on the right, with the ignored class; a
-    network that mixes all tokens sees that, so evaluate such sets one image at a time. With `rows` a batch has only
-    those rows, which alone are converted, and "height", the whole H.
+    network that mixes all tokens sees that, so evaluate such sets one image at a time.
 
     Args:
         data: where mean, std and the ignored class are.
         scenes: `data.train` or `data.test`.
         augment: of training; None for whole images as they are.
 
-    Attributes:
-        rows: of a number of rows those to read, see `TaskData.split_rows`; None for all.
-
     Raises:
         UserError: a scene without classes.
     """
-
-    rows: Callable[[int], slice] | None = None
 
     def __init__(self, data: SceneData, scenes: Scenes, augment: PixelAugment | None = None) -> None:
         super().__init__(scenes)
@@ -235,14 +229,11 @@ class PixelSamples(SceneSamples):
         """The batch of these images."""
         images, classes, kept = self._readable(indices, epoch)
         height, width = (max(part.shape[side] for part in classes) for side in (0, 1))
-        own = slice(0, height) if self.rows is None else self.rows(height)
-        size = (own.stop - own.start, width)
-        batch: dict[str, Any] = {
-            "image": _stacked([normalize(image[:, own], self.mean, self.std) for image in images], size, 0.0),
-            "classes": _stacked([labels[own].long() for labels in classes], size, self.ignore),
+        return {
+            "image": _stacked([normalize(image, self.mean, self.std) for image in images], (height, width), 0.0),
+            "classes": _stacked([labels.long() for labels in classes], (height, width), self.ignore),
             "index": kept,
         }
-        return batch if self.rows is None else {**batch, "height": height}
 
     def shown(self, index: int) -> set[int]:
         """The classes in this image, or in the first after it that can be read, without the ignored one."""

@@ -230,10 +230,8 @@ class ImageClassification(ImageTask, ClassTask):
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> None:
         """Logits of the batch against its labels; of processes that share the images each counts some of them."""
-        logits, labels, index = self.model(batch["image"]).float(), batch["label"], batch["index"]
-        shard = getattr(self.model, "token_shard", None)
-        if shard is not None:
-            logits, labels, index = (part[shard.rank :: shard.size] for part in (logits, labels, index))
+        found = self.model(batch["image"]).float(), batch["label"], batch["index"]
+        logits, labels, index = (part[self.own_samples] for part in found)
         if len(labels):
             self.judge(logits, labels, index)
 

@@ -25,14 +25,14 @@ MOST_WHOLE = 1 << 26
 
 
 class _Foreign:
-    """A segmenter from elsewhere, called as ours are: for images of any size, in one process."""
+    """A segmenter from elsewhere, called as ours are: for images of any size."""
 
-    fixed_size, token_shard, context = False, None, None
+    fixed_size, context = False, None
 
     def __init__(self, model: nn.Module, num_classes: int, img_size: tuple[int, int]) -> None:
         self.model, self.num_classes, self.img_size = model, num_classes, img_size
 
-    def __call__(self, images: Tensor, height: int | None = None) -> Tensor:
+    def __call__(self, images: Tensor) -> Tensor:
         try:
             logits: Tensor = self.model(images)
         except Exception as error:  # whatever a stranger's forward pass may raise
@@ -44,15 +44,10 @@ class _Foreign:
             ) from error
         return logits
 
-    def own_rows(self, x: Tensor, dim: int) -> Tensor:
-        return x
-
-    all_rows = staticmethod(lambda logits: logits)
-
 
 def as_segmenter(model: nn.Module, num_classes: int, img_size: Sequence[int]) -> Segmenter:
     """The model, if it is one of ours; else the same calls for one from elsewhere."""
-    ours: Any = model if hasattr(model, "own_rows") else _Foreign(model, num_classes, (img_size[0], img_size[1]))
+    ours: Any = model if hasattr(model, "fixed_size") else _Foreign(model, num_classes, (img_size[0], img_size[1]))
     return cast(Segmenter, ours)
 
 
@@ -102,11 +97,8 @@ def _spans(length: int, side: int) -> list[tuple[slice, slice]]:
 
 
 @torch.no_grad()
-def pixel_logits(model: Segmenter, images: Tensor, how: Inference, height: int | None = None) -> Tensor:
-    """(B, classes, H, W) for images (B, C, H, W) of any size; under token parallelism this process's rows of them.
-
-    With sliding windows or test-time augmentation every process averages whole images; otherwise it has only its rows,
-    and `images` may be those, with the `height` of the whole ones.
+def pixel_logits(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
+    """(B, classes, H, W) for images (B, C, H, W) of any size.
 
     With test-time augmentation these are logarithms of mean probabilities, whose softmax is the mean again.
 
@@ -115,23 +107,23 @@ def pixel_logits(model: Segmenter, images: Tensor, how: Inference, height: int |
     """
     looks = list(product(how.scales, (False, True) if how.mirror == "yes" else (False,)))
     if looks == [(1.0, False)]:
-        return _look(model, images, how, height)
+        return _look(model, images, how)
     total: Tensor | None = None
     for scale, mirrored in looks:
         seen = images.flip(-1) if mirrored else images
         if scale != 1.0:
             size = [max(1, round(side * scale)) for side in images.shape[2:]]
             seen = F.interpolate(seen, size=size, mode="bilinear", align_corners=False, antialias=True)
-        logits = model.all_rows(_look(model, seen, how))
+        logits = _look(model, seen, how)
         if logits.shape[2:] != images.shape[2:]:
             logits = F.interpolate(logits, size=images.shape[2:], mode="bilinear", align_corners=False)
         shares = (logits.flip(-1) if mirrored else logits).softmax(1)
         total = shares if total is None else total.add_(shares)
     assert total is not None
-    return model.own_rows(total.div_(len(looks)).clamp_min_(1e-12).log_(), 2)
+    return total.div_(len(looks)).clamp_min_(1e-12).log_()
 
 
-def _look(model: Segmenter, images: Tensor, how: Inference, height: int | None = None) -> Tensor:
+def _look(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
     if how.way == "whole" and model.fixed_size and tuple(images.shape[2:]) != model.img_size:
         raise UserError(
             f"the model takes images of {model.img_size[0]} x {model.img_size[1]} only, got "
@@ -140,7 +132,7 @@ def _look(model: Segmenter, images: Tensor, how: Inference, height: int | None =
     if how.way == "sliding" or (how.way == "auto" and model.fixed_size):
         return _sliding(model, images, how)
     with _streaming(model, images, how.chunk_size):
-        return model(images, height).float()
+        return model(images).float()
 
 
 @contextmanager
@@ -175,6 +167,6 @@ def _sliding(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
     for top in rows:
         for left in columns:
             place = (..., slice(top, top + window[0]), slice(left, left + window[1]))
-            total[place] += model.all_rows(model(grown[place]).float())
+            total[place] += model(grown[place]).float()
             count[place] += 1
-    return model.own_rows(total.div_(count)[..., :height, :width], 2)
+    return total.div_(count)[..., :height, :width]

@@ -37,11 +37,6 @@ class Inference(Part):
         if not self.scales:
             raise UserError("scales needs one factor or more, for example 1 or 0.5,1")
 
-    @property
-    def in_one_pass(self) -> bool:
-        """Whether a model of any size sees each image once, as it is: no windows, scales or mirror images."""
-        return self.way != "sliding" and self.scales == (1.0,) and self.mirror == "no"
-
 
 def check_sides(name: str, value: tuple[int, ...] | None) -> None:
     """Raise `UserError` unless these are a side, or height and width."""

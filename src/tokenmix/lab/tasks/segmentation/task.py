@@ -1,6 +1,6 @@
 """Semantic segmentation: a class for each pixel; cross-entropy, mean intersection over union."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from math import isnan
 from pathlib import Path
@@ -27,7 +27,7 @@ from tokenmix.lab.tasks.images import (
     image_view,
     stored_picture,
 )
-from tokenmix.lab.tasks.segmentation.inference import as_segmenter, pixel_logits, tiles
+from tokenmix.lab.tasks.segmentation.inference import Tile, as_segmenter, pixel_logits, tiles
 from tokenmix.lab.tasks.segmentation.loss import pixel_entropy, soft_iou_loss
 from tokenmix.lab.tasks.segmentation.metrics import NUMBERS, PixelEntropy, PixelScores, iou_of, pixel_counts
 from tokenmix.lab.tasks.segmentation.options import SegmentationOptions
@@ -66,7 +66,6 @@ class PixelData(IndexedData):
         size = crop or tuple(PixelSamples(data, data.train).read(torch.tensor([0]), 0)["image"].shape[2:])
         train, test = PixelSamples(data, repeated(data.train, options.crops), augment), PixelSamples(data, data.test)
         held = None if data.validation is None else PixelSamples(data, data.validation)
-        self.samples = (train, test, held)
         super().__init__(
             train,
             test,
@@ -92,13 +91,6 @@ class PixelData(IndexedData):
     def validation_batches(self, *, batch_size: int) -> Iterable[Any]:
         """The validation images likewise."""
         return super().validation_batches(batch_size=min(batch_size, self.options.test_batch))
-
-    def split_rows(self, rows: Callable[[int], slice]) -> None:
-        """Batches of these rows of each image; windows and scaled images are read whole."""
-        train, *evaluated = self.samples
-        for samples in (train, *(evaluated if self.options.in_one_pass else ())):
-            if samples is not None:
-                samples.rows = rows
 
 
 class SemanticSegmentation(ImageTask):
@@ -175,8 +167,7 @@ class SemanticSegmentation(ImageTask):
 
     def loss(self, batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy over the pixels of this step's crops that are not ignored, plus `iou_loss` of the soft IoU."""
-        logits, ignore = self.segmenter(batch["image"], batch.get("height")).float(), self.data["ignore"]
-        classes = self._own_classes(batch)
+        logits, classes, ignore = self.segmenter(batch["image"]).float(), batch["classes"], self.data["ignore"]
         entropy = self.part_weight * pixel_entropy(logits, classes, ignore)
         if not self.options.iou_loss:
             return entropy, {}
@@ -185,18 +176,26 @@ class SemanticSegmentation(ImageTask):
         return entropy + self.options.iou_loss * overlap, parts
 
     def count(self, batch: Mapping[str, Any]) -> int:
-        """Pixels that are not ignored, in the rows of this process."""
-        return int((self._own_classes(batch) != self.data["ignore"]).sum())
+        """Pixels that are not ignored."""
+        return int((batch["classes"] != self.data["ignore"]).sum())
 
     def evaluate(self, batch: Mapping[str, Any]) -> None:
-        """Logits of whole images, as the options look at them, against their classes."""
-        images, classes, model = batch["image"], self._own_classes(batch), self.segmenter
-        if model.token_shard is not None:
-            self._judge(pixel_logits(model, images, self.options, batch.get("height")), classes, batch["index"])
-            return
-        for tile in tiles(model, tuple(images.shape[2:]), self.options):
-            logits = pixel_logits(model, images[..., *tile.seen], self.options)
-            self._judge(logits[..., *tile.inner], classes[..., *tile.kept], batch["index"])
+        """Logits of whole images, as the options look at them, against their classes.
+
+        Of processes that share the images each counts some of them.
+        """
+        images, classes, index = batch["image"], batch["classes"][self.own_samples], batch["index"][self.own_samples]
+        for tile in self._tiles(tuple(images.shape[2:])):
+            logits = pixel_logits(self.segmenter, images[..., *tile.seen], self.options)[self.own_samples]
+            if len(index):
+                self._judge(logits[..., *tile.inner], classes[..., *tile.kept], index)
+
+    def _tiles(self, size: tuple[int, int]) -> list[Tile]:
+        """Those of an image; the whole of one that several processes share, since they split it for that."""
+        if self.own_samples == slice(None):
+            return tiles(self.segmenter, size, self.options)
+        whole = slice(0, size[0]), slice(0, size[1])
+        return [Tile(whole, whole)]
 
     def _judge(self, logits: Tensor, classes: Tensor, index: Tensor) -> None:
         """Count the pixels of images, or of parts of them, and keep the counts of each."""
@@ -220,10 +219,6 @@ class SemanticSegmentation(ImageTask):
             "loss": (torch.cat([predictions["loss"].double()[:, None], pixels], 1), quotient),
         }
         return SampledMetric.of_sums(index, *values[metric]) if metric in values else None
-
-    def _own_classes(self, batch: Mapping[str, Any]) -> Tensor:
-        """The classes of the rows that this process has logits of, (B, H, W); without token parallelism all."""
-        return batch["classes"] if "height" in batch else self.segmenter.own_rows(batch["classes"], 1)
 
     def make_metrics(self) -> MetricCollection:
         """Mean IoU, pixel accuracy, loss, and the IoU of each class."""
@@ -272,27 +267,15 @@ class SemanticSegmentation(ImageTask):
 
     @torch.no_grad()
     def answer(self, image: Tensor | Picture) -> Tensor:
-        """The class of each pixel, uint8 (H, W), of an image uint8 (3, H, W) of any size.
-
-        Under token parallelism those of this process's rows.
-        """
-        model = self.segmenter
-        if model.token_shard is not None:
-            whole, height = image[:, :, :], None
-            if self.options.in_one_pass:
-                height, whole = whole.shape[1], model.own_rows(whole, 1)
-            return pixel_logits(model, self._normalized(whole), self.options, height)[0].argmax(0).byte().cpu()
+        """The class of each pixel, uint8 (H, W), of an image uint8 (3, H, W) of any size."""
         size = (image.shape[1], image.shape[2])
         classes = torch.empty(size, dtype=torch.uint8)
-        for tile in tiles(model, size, self.options):
-            logits = pixel_logits(model, self._normalized(image[:, *tile.seen]), self.options)
+        mean, std = channel_columns(self.data["mean"]), channel_columns(self.data["std"])
+        for tile in self._tiles(size):
+            seen = image[:, *tile.seen].float().div_(255).sub_(mean).div_(std)[None].to(next(self.model.parameters()))
+            logits = pixel_logits(self.segmenter, seen, self.options)
             classes[tile.kept] = logits[0][:, *tile.inner].argmax(0).byte().cpu()
         return classes
-
-    def _normalized(self, image: Tensor) -> Tensor:
-        """A batch (1, 3, H, W) of this image, as the model takes it."""
-        mean, std = channel_columns(self.data["mean"]), channel_columns(self.data["std"])
-        return image.float().div_(255).sub_(mean).div_(std)[None].to(next(self.model.parameters()))
 
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
         """Size and share of each class of each image, which may have any size."""

@@ -1,0 +1,245 @@
+"""External attention by blocks of the map: by groups of heads, or by chunks of tokens.
+
+    L^k_j = logsumexp_i (a_ij - r^(k-1)_i)      one number per slot, merged over chunks and processes
+    r^k_i = logsumexp_j (a_ij - L^k_j)          one number per token, made again in each chunk
+    P_ij  = exp(a_ij - L^K_j - r^K_i)
+
+K passes over the tokens collect L^1 .. L^K, and one more emits. The gradient takes the same passes in reverse, each of
+which makes its block's logits again. Where one block has all tokens and K = 1, both passes are one, forward and
+backward. Forward mode, vmap and a derivative of the derivative use the reference instead.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tokenmix.kernels.support import autocast_inputs
+from tokenmix.ops.external.reference import Factors, reference
+from tokenmix.ops.normalize import slot_offset
+
+TILE_ENTRIES = 2**20
+"""Entries of the map in a group of heads: 4 MiB in float32."""
+
+Merge = Callable[[Tensor], Tensor]
+
+
+def external_by_blocks(
+    factors: Factors,
+    *,
+    num_steps: int,
+    chunk_size: int | None = None,
+    merge: Merge | None = None,
+    total: Merge | None = None,
+) -> Tensor:
+    """External attention (..., N, d_v), laid out as the query is.
+
+    Args:
+        factors: the query is 0 where no token takes part.
+        num_steps: Sinkhorn steps K; 0 for the plain softmax over slots.
+        chunk_size: tokens in a chunk, of all heads; None for groups of heads with all their tokens.
+        merge: L of all processes from this one's; None for tokens that are all here.
+        total: the sum over all processes of the gradient of L; given with `merge`, and then there is a first
+            derivative in reverse mode only.
+    """
+    *tensors, mask = factors
+    query, leading = factors.query, factors.query.shape[:-2]
+    if chunk_size is None and merge is None:
+        query = query.reshape(-1, *query.shape[-3:]) if query.dim() > 4 else query[(None,) * (4 - query.dim())]
+    mask = None if mask is None else mask.expand(factors.query.shape[:-1]).reshape(query.shape[:-1])
+    blocks = _Blocks if torch.compiler.is_compiling() or merge is not None else _BlocksOfAnyMode
+    given = autocast_inputs(query, *tensors[1:])
+    out = blocks.apply(*given, mask, num_steps, chunk_size, merge, total)[0]
+    # A tensor of its own, never a view.
+    return out if out.shape[:-2] == leading else out.reshape(*leading, *out.shape[-2:]).clone()
+
+
+class _Blocks(torch.autograd.Function):
+    """The output (..., N, d_v) and the offsets L^1 .. L^K, (K, ..., 1, S)."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
+        query, key_memory, value_memory, key_bias, value_bias, mask, num_steps, size, merge, _ = inputs
+        out, slots = empty_like_heads(query, value_memory.shape[1]), key_memory.shape[0]
+        wide = torch.promote_types(query.dtype, torch.float32)
+        offsets = query.new_zeros((num_steps, *query.shape[:-2], 1, slots), dtype=wide)
+        for heads, chunks in _blocks(query, slots, size, merge):
+            some, there = query[heads], None if mask is None else mask[heads]
+            logits: Any = None
+            for k in range(num_steps):
+                here = some.new_full((*some.shape[:-2], slots), -torch.inf, dtype=wide)
+                for part in chunks:
+                    logits = F.linear(some[..., part, :], key_memory, key_bias).to(wide)
+                    if k:
+                        logits -= torch.logsumexp(logits - offsets[k - 1][heads], dim=-1, keepdim=True)
+                    taking_part = None if there is None else there[..., part]
+                    here = torch.logaddexp(here, slot_offset(logits, mask=taking_part))
+                # Where no token takes part any finite number will do.
+                here = here.masked_fill(here == -torch.inf, 0.0) if merge is None else merge(here)
+                offsets[k][heads] = here.unsqueeze(-2)
+            for part in chunks:
+                if num_steps != 1 or len(chunks) > 1:
+                    logits = F.linear(some[..., part, :], key_memory, key_bias).to(wide)
+                if num_steps:
+                    logits.sub_(offsets[-1][heads])
+                weights = torch.softmax(logits, dim=-1, out=logits).to(query.dtype)  # pyrefly: ignore[no-matching-overload]
+                mixed = F.linear(weights, value_memory.mT, value_bias)
+                if there is not None:
+                    mixed.masked_fill_(~there[..., part].unsqueeze(-1), 0.0)
+                out[heads][..., part, :] = mixed
+        return out, offsets
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        *tensors, ctx.num_steps, ctx.size, ctx.merge, ctx.total = inputs
+        ctx.save_for_backward(*tensors, output[1])
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
+        saved = ctx.saved_tensors  # Once only: torch.utils.checkpoint refuses a second reading.
+        query, key_memory, value_memory, key_bias, _value_bias, mask, offsets = saved
+        if torch.is_grad_enabled():
+            if ctx.merge is not None:
+                raise RuntimeError("external attention over several processes has a first derivative only")
+            # Expressions of the reference, for who differentiates once more.
+            run, there = _written(saved, ctx.num_steps)
+            found = iter(torch.func.vjp(run, *there)[1](grad))
+            return *(None if tensor is None else next(found) for tensor in saved[:5]), *[None] * 5
+        wide, last = offsets.dtype, ctx.num_steps - 1
+        grad_query = empty_like_heads(query, query.shape[-1])
+        sums: list[Any] = [None if t is None else t.new_zeros(t.shape, dtype=wide) for t in saved[1:5]]
+        grad_keys, grad_values, grad_key_bias, grad_value_bias = sums
+        for heads, chunks in _blocks(query, key_memory.shape[0], ctx.size, ctx.merge):
+            joined = ctx.num_steps == 1 and len(chunks) == 1 and ctx.merge is None
+            grad_before: Any = None
+            grad_offset: Any = None
+            # The pass that emitted, then those that collected, the last one first.
+            for k in range(last + 1, last if joined or not ctx.num_steps else -1, -1):
+                if grad_before is not None:
+                    grad_offset = grad_before if ctx.total is None else ctx.total(grad_before)
+                before = k - 1  # The offsets that this pass read: none for the first.
+                grad_before = query.new_zeros((*query[heads].shape[:-2], 1, key_memory.shape[0]), dtype=wide)
+                for part in chunks:
+                    some = query[heads][..., part, :].contiguous()
+                    left_out = None if mask is None else ~mask[heads][..., part].unsqueeze(-1)
+                    logits = F.linear(some, key_memory, key_bias).to(wide)
+                    if k == last + 1:
+                        columns = logits if before < 0 else logits.sub_(offsets[before][heads])
+                        weights, upstream = torch.softmax(columns, dim=-1), grad[heads][..., part, :].contiguous()
+                        if left_out is not None:
+                            weights.masked_fill_(left_out, 0.0)
+                            upstream = upstream.masked_fill(left_out, 0.0)
+                        grad_logits = F.linear(upstream, value_memory).to(wide).mul_(weights)
+                        grad_logits.addcmul_(weights, grad_logits.sum(-1, keepdim=True), value=-1.0)
+                        grad_values += _product(weights.to(query.dtype), upstream)
+                        if grad_value_bias is not None:
+                            grad_value_bias += upstream.flatten(0, -2).sum(0, dtype=wide)
+                        if joined:
+                            if left_out is not None:
+                                columns.masked_fill_(left_out, -torch.inf)
+                            grad_logits.addcmul_(columns.exp_(), grad_logits.sum(-2, keepdim=True), value=-1.0)
+                        elif ctx.num_steps:
+                            grad_before -= grad_logits.sum(-2, keepdim=True)
+                    else:
+                        shifted = logits if before < 0 else logits - offsets[before][heads]
+                        rows = 0.0 if before < 0 else torch.logsumexp(shifted, dim=-1, keepdim=True)
+                        columns = logits - rows - offsets[k][heads]
+                        if left_out is not None:
+                            columns.masked_fill_(left_out, -torch.inf)
+                        grad_logits = columns.exp_().mul_(grad_offset)
+                        if before >= 0:
+                            through = torch.softmax(shifted, dim=-1) * -grad_logits.sum(-1, keepdim=True)
+                            grad_before -= through.sum(-2, keepdim=True)
+                            grad_logits += through
+                    if grad_key_bias is not None:
+                        grad_key_bias += grad_logits.flatten(0, -2).sum(0)
+                    narrow = grad_logits.to(query.dtype)
+                    grad_keys += _product(narrow, some)
+                    if k == last + 1:
+                        grad_query[heads][..., part, :] = narrow @ key_memory
+                    else:
+                        grad_query[heads][..., part, :] += narrow @ key_memory
+        return grad_query, *(None if each is None else each.to(query.dtype) for each in sums), *[None] * 5
+
+
+class _BlocksOfAnyMode(_Blocks):
+    """The same with the rules of forward mode and vmap, which `torch.compile` does not take."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        _Blocks.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(*inputs[:6])
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor, None]:
+        """The reference's, as the transpose of the transpose: a rule of forward mode has no second level of it."""
+        tensors = ctx.saved_tensors
+        run, there = _written(tensors, ctx.num_steps)
+        directions = [
+            torch.zeros_like(tensor) if tangent is None else tangent
+            for tensor, tangent in zip(tensors[:5], tangents[:5], strict=True)
+            if tensor is not None
+        ]
+        out, pull = torch.func.vjp(run, *there)[:2]
+        return torch.func.vjp(pull, torch.zeros_like(out))[1](tuple(directions))[0], None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
+        """The calls one after the other, each with its memories and its mask."""
+        calls = [
+            _BlocksOfAnyMode.apply(
+                *(arg if dim is None else arg.select(dim, i) for arg, dim in zip(args, in_dims, strict=True))
+            )
+            for i in range(info.batch_size)
+        ]
+        out, offsets = (torch.stack(each) for each in zip(*calls, strict=True))
+        return (out, offsets), (0, 0)
+
+
+def _written(tensors: Sequence[Any], num_steps: int) -> tuple[Callable[..., Tensor], list[Tensor]]:
+    """The reference as a function of those of its five factors that are there, and these."""
+
+    def run(*there: Tensor) -> Tensor:
+        found = iter(there)
+        factors = Factors(*(None if tensor is None else next(found) for tensor in tensors[:5]), tensors[5])
+        normalization = "double" if num_steps else "softmax"
+        return reference(**factors._asdict(), normalization=normalization, num_steps=max(1, num_steps))
+
+    return run, [tensor for tensor in tensors[:5] if tensor is not None]
+
+
+def _blocks(query: Tensor, slots: int, size: int | None, merge: Merge | None) -> Iterator[tuple[Any, list[slice]]]:
+    """Places in a query's leading axes, and the chunks of their tokens.
+
+    Without a size these are some heads, or all heads of some samples, whose map has about TILE_ENTRIES entries.
+    """
+    num_tokens = query.shape[-2]
+    if size is not None or merge is not None:
+        size = size or max(1, num_tokens)
+        yield ..., [slice(start, start + size) for start in range(0, num_tokens, size)]
+        return
+    num_samples, num_heads = query.shape[:2]
+    together = max(1, TILE_ENTRIES // max(1, num_tokens * slots))
+    samples = max(1, together // max(1, num_heads))
+    # Groups as even as can be, for which they may be a little larger.
+    heads = max(1, math.ceil(num_heads / math.ceil(max(1, num_heads) / (1.1 * together))))
+    for sample in range(0, num_samples, samples):
+        for head in range(0, num_heads, heads):
+            yield (slice(sample, sample + samples), slice(head, head + heads)), [slice(0, num_tokens)]
+
+
+def empty_like_heads(query: Tensor, width: int) -> Tensor:
+    """An unwritten (..., N, width), heads inside tokens where a query (B, H, N, d) has them so."""
+    shape = *query.shape[:-1], width
+    if query.dim() == 4 and query.stride(1) < query.stride(2):
+        return torch.empty_permuted(shape, (0, 2, 1, 3), dtype=query.dtype, device=query.device)
+    return query.new_empty(shape)
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """The sum over all but the last axis of (..., a)^T (..., c), (a, c)."""
+    return left.flatten(0, -2).mT @ right.flatten(0, -2)
