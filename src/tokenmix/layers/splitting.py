@@ -63,6 +63,8 @@ def check_mixer(mixer: Mixer) -> None:
         return
     if memory.backend is not None:
         raise UserError(f"backend={memory.backend!r} has no token-parallel form; leave backend out")
+    if memory.normalization not in ("double", "softmax"):
+        raise UserError(f"normalization={memory.normalization!r} has no token-parallel form; give 'double'")
     if dropout := getattr(mixer, "attention_dropout", 0.0):
         raise UserError(f"attention_dropout={dropout:g} has no token-parallel form; give 0")
 

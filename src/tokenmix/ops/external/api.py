@@ -9,13 +9,16 @@ from torch.nn import functional as F
 from tokenmix.errors import UserError
 from tokenmix.kernels.support import autocast_inputs, require_triton
 from tokenmix.ops.checks import check_choice, check_chunk_size, check_rates, check_tensor, check_whole
-from tokenmix.ops.external.reference import Normalization, reference_map
+from tokenmix.ops.external.reference import Normalization, cosine, reference_map
 from tokenmix.ops.external.sdpa import external_by_sdpa
 from tokenmix.ops.external.streamed import streamed_external_attention
 from tokenmix.ops.external.tiled import tiled_external_attention
 from tokenmix.ops.normalize import broadcast_mask, double_normalize
 
 Backend = Literal["eager", "tiled", "sdpa", "triton"]
+
+WHOLE_MAP = ("sigmoid", "entmax15")
+"""Normalisations of the materialized map alone."""
 
 # Several heads whose maps have more entries than this are worked on in tiles.
 LEAST_ENTRIES = 2**21
@@ -52,8 +55,10 @@ def external_attention(
         value_bias: b_v, (d_v,).
         mask: bool, True = the token takes part; (B, N) or (..., N). The others may hold anything, NaN
             included, and are 0 in the output.
-        normalization: `"double"`, see `double_normalize`; `"softmax"`, over the slots alone, does not mix tokens.
-        num_steps: Sinkhorn steps of `"double"`.
+        normalization: `"double"`, see `double_normalize`, or a form of it: `"sigmoid"` puts the sigmoid in place of the
+            exponential, `"l2"` takes sqrt(d) cos(F, M_k) as logits, `"entmax15"` is sparse over the slots.
+            `"softmax"`, over the slots alone, does not mix tokens.
+        num_steps: Sinkhorn steps; 1 for `"softmax"` and `"entmax15"`.
         chunk_size: tokens that are worked on at a time, forward and backward. Working memory is then
             O(chunk_size * S) a head, whatever N; the tokens are read num_steps + 1 times. Under the derivatives of
             torch.func the maps are kept; an exported or traced graph does all at once, for any N. Not with a backend.
@@ -80,13 +85,18 @@ def external_attention(
     check_rates(dropout=dropout)
     check_chunks(chunk_size, dropout)
     check_backend(backend, chunk_size, dropout)
+    check_whole_map(normalization, backend, chunk_size)
     query, full = without_padding(query, mask)
+    if normalization == "l2":
+        (query, key_memory), normalization = cosine(query, key_memory), "double"
     given = query, key_memory, value_memory, key_bias, value_bias
     double = normalization == "double"
     in_graph = torch.compiler.is_exporting() or torch.jit.is_tracing()
     if chunk_size is not None and not in_graph and chunk_size < query.shape[-2]:
         steps = num_steps if double else 0
         return streamed_external_attention(*given, full, num_steps=steps, chunk_size=chunk_size)
+    if normalization in WHOLE_MAP:
+        backend = "eager"
     chosen = backend or _choose(query, key_memory.shape[0], num_steps, dropout)
     if chosen == "eager":
         return _eager(*given, full, normalization, num_steps, dropout)
@@ -101,7 +111,7 @@ def external_attention(
     # It imports triton, which a CPU does without.
     from tokenmix.kernels.external import fused_external_attention
 
-    return fused_external_attention(*given, mask=full, normalization=normalization)
+    return fused_external_attention(*given, mask=full, normalization="double" if double else "softmax")
 
 
 def external_attention_map(
@@ -136,12 +146,23 @@ def without_padding(query: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor 
 
 def check_normalization(normalization: str, num_steps: int) -> None:
     """Raise `UserError` for a normalisation that is not there, or steps that it does not have."""
-    check_choice("normalization", normalization, ("double", "softmax"))
+    check_choice("normalization", normalization, get_args(Normalization))
     check_whole(num_steps=num_steps)
-    if normalization == "softmax" and num_steps != 1:
+    if normalization in ("softmax", "entmax15") and num_steps != 1:
         raise UserError(
-            f"normalization='softmax' has no Sinkhorn steps, got num_steps={num_steps}; leave it at 1 or use 'double'"
+            f"normalization={normalization!r} has no Sinkhorn steps, got num_steps={num_steps}; leave it at 1 or use "
+            "'double'"
         )
+
+
+def check_whole_map(normalization: str, backend: Backend | None, chunk_size: int | None) -> None:
+    """Raise `UserError` for a normalisation that only the eager backend computes, with another one or with chunks."""
+    if normalization not in WHOLE_MAP:
+        return
+    if backend not in (None, "eager"):
+        raise UserError(f"backend={backend!r} has no normalization={normalization!r}; leave backend out")
+    if chunk_size is not None:
+        raise UserError(f"normalization={normalization!r} does all tokens at once; leave chunk_size out")
 
 
 def check_chunks(chunk_size: int | None, dropout: float) -> None:
