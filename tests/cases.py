@@ -115,6 +115,10 @@ VARIANTS: dict[str, Case] = {
     "sagan-compact": Case("sagan", {"variant": "compact"}, except_for=UNPOOLED),
     "external-tied": Case("external", {**SMALL_MEMORY, "tie": "hard"}),
     "external-sinkhorn": Case("external", {**SMALL_MEMORY, "num_steps": 3}),
+    **{
+        f"external-{name}": Case("external", {**SMALL_MEMORY, "normalization": name})
+        for name in ("sigmoid", "l2", "entmax15")
+    },
     "external-chunked": Case("external", {**SMALL_MEMORY, "chunk_size": 5}, except_for=STREAMED),
     "offset-chunked": Case("offset", {"chunk_size": 5}, except_for=TWICE),
     "gating-causal": Case("gating", {"causal": True}),

@@ -127,6 +127,8 @@ def check_token_parallel(model: nn.Module, size: int) -> None:
             continue
         if mixer.memory.backend is not None:
             raise UserError(f"backend={mixer.memory.backend!r} has no token-parallel form; leave backend out")
+        if mixer.memory.normalization not in ("double", "softmax"):
+            raise UserError(f"normalization={mixer.memory.normalization!r} has no token-parallel form; give 'double'")
         if dropout := getattr(mixer, "attention_dropout", 0.0):
             raise UserError(f"attention_dropout={dropout:g} has no token-parallel form; give 0")
 

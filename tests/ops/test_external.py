@@ -1,6 +1,7 @@
 """External attention against loops, whole and in chunks, with what the chunks save."""
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,18 @@ from tokenmix.ops.external.api import external_attention, external_attention_map
 from tokenmix.profiling.memory import peak_memory
 
 FORMS = (("double", 1), ("double", 2), ("double", 3), ("softmax", 1))
+VARIANTS = (("sigmoid", 1), ("sigmoid", 2), ("l2", 1), ("l2", 3), ("entmax15", 1))
 MASK = torch.tensor([[1, 0, 1, 1, 0, 1, 1], [0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1, 1]]).bool()
+
+
+def entmax_by_bisection(logits: list[float]) -> list[float]:
+    """max(a / 2 - tau, 0)^2 with the tau for which they sum to 1."""
+    low, high = max(logits) / 2 - 1, max(logits) / 2
+    for _ in range(100):
+        tau = (low + high) / 2
+        total = sum(max(a / 2 - tau, 0.0) ** 2 for a in logits)
+        low, high = (tau, high) if total > 1 else (low, tau)
+    return [max(a / 2 - tau, 0.0) ** 2 for a in logits]
 
 
 def loop_oracle(
@@ -36,13 +48,19 @@ def loop_oracle(
         taking = [i for i in range(query.shape[2]) if mask[b, i]]
         share: dict[int, list[float]] = {}
         for i in taking:
-            share[i] = [
-                float(torch.exp(query[b, h, i] @ key + bias)) for key, bias in zip(key_memory, key_bias.detach())
-            ]
+            share[i] = []
+            for key, bias in zip(key_memory, key_bias.detach()):
+                product = query[b, h, i] @ key
+                if normalization == "l2":
+                    product = len(key) ** 0.5 * product / (query[b, h, i].norm() * key.norm())
+                grown = torch.sigmoid if normalization == "sigmoid" else torch.exp
+                share[i].append(float(grown(product + bias)))
         for _ in range(num_steps):
-            if normalization == "double":
+            if normalization != "softmax":
                 columns = [sum(share[i][j] for i in taking) for j in range(len(key_memory))]
                 share = {i: [s / c for s, c in zip(share[i], columns)] for i in taking}
+            if normalization == "entmax15":
+                share = {i: entmax_by_bisection([math.log(s) for s in share[i]]) for i in taking}
             share = {i: [s / sum(share[i]) for s in share[i]] for i in taking}
         for i in taking:
             out[b, h, i] = sum(s * value for s, value in zip(share[i], value_memory)) + value_bias
@@ -191,6 +209,29 @@ def test_the_key_bias_cancels_under_double_normalisation_only() -> None:
     assert grads(softmax, inputs)[3].abs().max() > 1e-3
 
 
+@pytest.mark.parametrize(("normalization", "num_steps"), VARIANTS)
+def test_variants_of_the_double_normalisation_equal_loops(normalization: Any, num_steps: int) -> None:
+    inputs = problem(3, 2, 7, 3)
+    options: dict[str, Any] = {"mask": MASK, "normalization": normalization, "num_steps": num_steps}
+    expected = loop_oracle(**inputs, **options)
+    torch.testing.assert_close(external_attention(**inputs, **options), expected, rtol=1e-5, atol=1e-5)
+    shares = external_attention_map(inputs["query"], inputs["key_memory"], mask=MASK, normalization=normalization)
+    torch.testing.assert_close(shares.sum(-1), MASK[:, None].expand(3, 2, 7).double())
+    if normalization == "entmax15":
+        assert 0.1 < (shares[MASK[:, None].expand(3, 2, 7)] == 0).double().mean() < 0.9
+    assert gradcheck(lambda *given: external_attention(*given, **options), tuple(inputs.values())[:3])
+
+
+@pytest.mark.parametrize("backend", ["eager", "tiled", "sdpa"])
+def test_cosines_take_every_backend(backend: Any) -> None:
+    inputs = problem(2, 2, 7, 3)
+    expected = external_attention(**inputs, normalization="l2")
+    torch.testing.assert_close(external_attention(**inputs, normalization="l2", backend=backend), expected)
+    torch.testing.assert_close(external_attention(**inputs, normalization="l2", chunk_size=2), expected)
+    larger = {**inputs, "query": 5 * inputs["query"]}
+    torch.testing.assert_close(external_attention(**larger, normalization="l2"), expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(("normalization", "num_steps"), FORMS)
 def test_the_map_is_the_one_that_was_used(normalization: Any, num_steps: int) -> None:
     inputs = problem(3, 2, 7, 3)
@@ -201,11 +242,12 @@ def test_the_map_is_the_one_that_was_used(normalization: Any, num_steps: int) ->
     torch.testing.assert_close(shares @ inputs["value_memory"], out)
 
 
-def test_plain_softmax_mixes_no_tokens_and_double_does() -> None:
+def test_plain_softmax_mixes_no_tokens_and_the_others_do() -> None:
     inputs = problem(1, 1, 6, 3)
     other = {**inputs, "query": inputs["query"].detach().clone()}
     other["query"][..., -1, :] += 3.0
-    for normalization, moves in (("softmax", False), ("double", True)):
+    mixing = (("softmax", False), ("double", True), ("sigmoid", True), ("l2", True), ("entmax15", True))
+    for normalization, moves in mixing:
         before, after = (external_attention(**i, normalization=normalization)[0, 0, 0] for i in (inputs, other))
         assert ((after - before).abs().max() > 1e-3).item() is moves
 
@@ -276,6 +318,9 @@ def _change(**changes: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
         (_change(normalization="duoble"), "did you mean double"),
         (_change(num_steps=0), "num_steps must be at least 1, got 0"),
         (_change(normalization="softmax", num_steps=2), "no Sinkhorn steps"),
+        (_change(normalization="entmax15", num_steps=2), "no Sinkhorn steps"),
+        (_change(normalization="entmax15", backend="tiled"), "'tiled' has no normalization='entmax15'; leave backend"),
+        (_change(normalization="sigmoid", chunk_size=2), "'sigmoid' does all tokens at once; leave chunk_size out"),
         (_change(chunk_size=0), "chunk_size must be at least 1 token, got 0"),
         (_change(chunk_size=2, dropout=0.1), "excludes dropout"),
     ],

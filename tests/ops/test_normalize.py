@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tokenmix.errors import UserError
-from tokenmix.ops.normalize import double_normalize, slot_offset
+from tokenmix.ops.normalize import double_normalize, entmax15, slot_offset
 
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -186,3 +186,35 @@ def test_a_mask_that_does_not_fit_is_named(mask: Tensor, says: str) -> None:
 def test_no_step_is_an_error() -> None:
     with pytest.raises(UserError, match="num_steps must be at least 1, got 0"):
         double_normalize(torch.randn(5, 4), num_steps=0)
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 5.0, 1000.0])
+def test_entmax_solves_its_equation(scale: float) -> None:
+    logits = (scale * torch.randn(50, 7, dtype=torch.float64)).requires_grad_()
+    shares = entmax15(logits)
+    torch.testing.assert_close(shares.sum(-1), torch.ones(50, dtype=torch.float64))
+    # p = max(a / 2 - tau, 0)^2: all entries of the support give one tau, the others are below it.
+    tau = logits / 2 - shares.sqrt()
+    highest = tau.masked_fill(shares == 0, -torch.inf).amax(-1, keepdim=True)
+    lowest = tau.masked_fill(shares == 0, torch.inf).amin(-1, keepdim=True)
+    torch.testing.assert_close(highest, lowest)
+    assert bool((tau <= highest + 1e-9).all())
+    assert torch.autograd.gradcheck(entmax15, logits)
+
+
+def test_entmax_of_equal_and_closed_entries() -> None:
+    torch.testing.assert_close(entmax15(torch.zeros(2, 4)), torch.full((2, 4), 0.25))
+    torch.testing.assert_close(entmax15(torch.tensor([0.0, -torch.inf, 0.0])), torch.tensor([0.5, 0.0, 0.5]))
+    torch.testing.assert_close(entmax15(torch.tensor([3.0])), torch.tensor([1.0]))
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 10.0])
+def test_entmax_is_that_of_its_authors(scale: float) -> None:
+    """The package entmax, where it is installed."""
+    authors = pytest.importorskip("entmax")
+    logits = (scale * torch.randn(20, 6, dtype=torch.float64)).requires_grad_()
+    upstream = torch.randn(20, 6, dtype=torch.float64)
+    ours, theirs = entmax15(logits), authors.entmax15(logits, dim=-1)
+    torch.testing.assert_close(ours, theirs)
+    given = (torch.autograd.grad(out, logits, upstream)[0] for out in (ours, theirs))
+    torch.testing.assert_close(*given)

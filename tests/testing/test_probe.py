@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from tokenmix import UserError
 from tokenmix.layers import Mixer, Pooling2d, SelfAttention
 from tokenmix.layers.base import Capabilities
-from tokenmix.testing.probe import ProbeNet, look, make_mixers, probe, train_one
+from tokenmix.testing.probe import ProbeNet, ProbeReport, Score, look_at, make_mixers, probe, train_one
 from tokenmix.testing.probe_tasks import KEYS, SHIFT, SYMBOLS, TASKS, VALUES
 
 
@@ -108,19 +108,91 @@ class Leaking(nn.Module):
         return self.linear(x) + x.mean((0, 1))
 
 
-def test_planted_layers_are_named() -> None:
-    assert "mixes nothing" in look(Nothing).sentence()
-    assert "sees only neighbours: one layer reaches 1 of 15" in look(Neighbours).sentence()
-    assert "leaks across samples" in look(Leaking).sentence()
-    assert look(SelfAttention).sentence() == ""
-    assert look("gating").sentence() == ""
-    assert "mixes nothing" in look("external-softmax").sentence()
+class Places(nn.Module):
+    """A learned matrix over tokens."""
+
+    def __init__(self, dim: int, num_tokens: int) -> None:
+        super().__init__()
+        self.linear, self.weight = nn.Linear(dim, dim), nn.Parameter(torch.randn(num_tokens, num_tokens))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight @ self.linear(x)
+
+
+class Mean(nn.Module):
+    """All tokens meet in one vector of 8 numbers."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(dim, 8), nn.Linear(8, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.up(self.down(x).mean(1, keepdim=True))
+
+
+@pytest.mark.parametrize(
+    ("target", "sentence"),
+    [
+        (Nothing, "mixes nothing: each output depends on its own token alone"),
+        ("external-softmax", "mixes nothing"),
+        ("simplified", "hardly mixes"),
+        (Neighbours, "sees only neighbours: one layer reaches 1 of 15"),
+        ("pool", "sees only neighbours: one layer reaches 1 of 15"),
+        (Leaking, "leaks across samples"),
+        (SelfAttention, ""),
+        ("gating", ""),
+    ],
+)
+def test_planted_layers_are_named(target, sentence: str) -> None:
+    assert look_at("it", target).sentence().startswith(sentence)
+    assert bool(sentence) == bool(look_at("it", target).sentence())
+
+
+@pytest.mark.parametrize(
+    ("target", "task", "reason"),
+    [
+        (Nothing, "recall", "each output depends on its own token alone"),
+        ("external-softmax", "majority", "each output depends on its own token alone"),
+        (Neighbours, "recall", "2 layers reach 2 tokens far, and 16 are asked for"),
+        ("depthwise", "shift", ""),
+        ("depthwise", "same", "2 layers reach 6 tokens far, and 12 are asked for"),
+        ("external", "recall", r"its memory is the same for every sample (63 of 512 numbers pass"),
+        ("external", "path", "which tokens an output listens to depends on what they hold, not on their places"),
+        ("em", "recall", ""),
+        (Mean, "count", "its passage is narrow (8 of 512 numbers pass"),
+        (Places, "same", "which tokens an output listens to depends on their places, not on what they hold"),
+        ("gating", "recall", "which tokens an output listens to depends on their places"),
+        (Places, "path", ""),
+        ("self", "recall", ""),
+    ],
+)
+def test_reasons_are_measured(target, task: str, reason: str) -> None:
+    found = look_at("it", target).reason(TASKS[task].distance, TASKS[task].needs, 2)
+    assert found.startswith(reason)
+    assert bool(found) == bool(reason)
+
+
+def test_sentences_give_the_reason_for_what_fails_only() -> None:
+    structures = {name: look_at(name, name) for name in ("self", "external")}
+    values = {"self": {"recall": 1.0, "path": 0.9}, "external": {"recall": 0.14, "path": 0.9}}
+    scores = (Score(task, name, (value,), 0.1) for name, row in values.items() for task, value in row.items())
+    report = ProbeReport(tuple(scores), structures, {"self": 1.0, "external": 1.0}, 1)
+    recall, path = report.sentences("external")
+    assert recall.startswith(
+        "external cannot recall in context what was paired with a token: its memory is the same for every sample"
+    )
+    assert recall.endswith(". 0.14 right, guessing 0.10, self-attention 1.00.")
+    assert path.startswith("external can partly follow a path")
+    assert report.sentences("self")[0] == (
+        "self can recall in context what was paired with a token. 1.00 right, guessing 0.10."
+    )
+    assert ProbeReport.from_json(report.to_json()) == report
 
 
 def test_a_class_is_probed_as_its_name_is() -> None:
     """A 2-d class too, which sees the tokens as a grid."""
-    assert look(Pooling2d) == look("pool")
-    assert look("less").reach == 15
+    assert look_at("a", Pooling2d) == look_at("b", "pool")
+    assert look_at("less", "less").reach == 15
     kinds = [[type(mixer) for mixer in make_mixers(target, (4, 4), 32, 2)] for target in (Pooling2d, "pool")]
     assert kinds[0] == kinds[1]
 
@@ -179,8 +251,8 @@ class Broken(nn.Module):
         (lambda: probe("self", tasks=[]), "no task given; name one or more of recall"),
         (lambda: probe(None), "a mixer must be a name .* or a class, got None"),
         (lambda: probe(nn.Linear(8, 8)), "a mixer must be a name .* or a class, got Linear"),
-        (lambda: probe(Wider, tasks=["shift"]), r"Wider.* gives \(1, 16, 64\) for tokens \(1, 16, 32\)"),
-        (lambda: probe(Broken, tasks=["shift"]), "cannot be built with the width 32: RuntimeError: no such width"),
+        (lambda: probe(Wider, tasks=["shift"]), r"Wider.* gives \(1, 16, 128\) for tokens \(1, 16, 64\)"),
+        (lambda: probe(Broken, tasks=["shift"]), "cannot be built with the width 64: RuntimeError: no such width"),
     ],
 )
 def test_mistakes_are_found_before_training(call, message: str, monkeypatch: pytest.MonkeyPatch) -> None:

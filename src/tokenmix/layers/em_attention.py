@@ -88,10 +88,11 @@ class EMAttention(Mixer):
     def _fit(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Z (B, H, N, S) and mu (B, H, S, d) after all steps."""
         features = self.query(x).unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2)
+        scaled = features / self.temperature
         bases = self.bases.to(features.dtype)  # (H, S, d) for all samples, (B, H, S, d) from the first step on
         weights = features.new_zeros(())
         for _ in range(self.num_steps):
-            logits = features @ bases.transpose(-2, -1) / self.temperature
+            logits = scaled @ bases.transpose(-2, -1)
             weights = logits.float().softmax(-1).to(features.dtype) if logits.dtype.itemsize < 4 else logits.softmax(-1)
             if mask is not None:
                 weights = weights.masked_fill(~mask[:, None, :, None], 0.0)

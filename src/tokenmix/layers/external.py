@@ -29,8 +29,9 @@ class ExternalAttention(Mixer):
         dropout: of the output.
         num_slots: S, rows of each memory.
         tie: `"none"`, two memories; `"init"`, equal at the start and trained apart; `"hard"`, one memory for both.
-        normalization: `"double"`, or `"softmax"` over the slots, the ablation, in which tokens do not mix at all.
-        num_steps: Sinkhorn steps of `"double"`.
+        normalization: `"double"`; `"sigmoid"`, `"l2"` and `"entmax15"`, see `tokenmix.ops.external_attention`; or
+            `"softmax"` over the slots, the ablation, in which tokens do not mix at all.
+        num_steps: Sinkhorn steps of the double normalisation.
         chunk_size: tokens worked on at a time, see `tokenmix.ops.external_attention`; None does all at once.
         backend: implementation of the mixing, see `tokenmix.ops.external_attention`.
 
@@ -115,8 +116,9 @@ class ExternalAttention2d(Mixer):
         dim: channels.
         num_slots: S, rows of each memory.
         tie: `"none"`, two memories; `"init"`, equal at the start and trained apart; `"hard"`, one memory for both.
-        normalization: `"double"`, or `"softmax"` over the slots, the ablation, in which tokens do not mix at all.
-        num_steps: Sinkhorn steps of `"double"`.
+        normalization: `"double"`; `"sigmoid"`, `"l2"` and `"entmax15"`, see `tokenmix.ops.external_attention`; or
+            `"softmax"` over the slots, the ablation, in which tokens do not mix at all.
+        num_steps: Sinkhorn steps of the double normalisation.
         chunk_size: tokens worked on at a time, see `tokenmix.ops.external_attention`; None does all at once.
         backend: implementation of the mixing, see `tokenmix.ops.external_attention`.
 

@@ -12,6 +12,7 @@ from tokenmix.ops.external.api import (
     check_backend,
     check_chunks,
     check_normalization,
+    check_whole_map,
     external_attention,
     external_attention_map,
 )
@@ -49,6 +50,7 @@ class Memory(nn.Module):
         check_choice("tie", tie, get_args(Tie))
         check_whole(dim=dim, num_slots=num_slots)
         check_normalization(normalization, num_steps)
+        check_whole_map(normalization, backend, chunk_size)
         self.tie, self.num_steps, self.chunk_size = tie, num_steps, chunk_size
         self.normalization: Normalization = normalization
         self.backend: Backend | None = backend

@@ -32,7 +32,7 @@ def slot_offset(logits: Tensor, *, mask: Tensor | None = None) -> Tensor:
     return torch.logsumexp(wide, dim=-2)
 
 
-def double_normalize(logits: Tensor, *, mask: Tensor | None = None, num_steps: int = 1) -> Tensor:
+def double_normalize(logits: Tensor, *, mask: Tensor | None = None, num_steps: int = 1, sparse: bool = False) -> Tensor:
     """Softmax over the tokens, then L1 over the slots.
 
         L_j  = logsumexp_i a_ij
@@ -50,6 +50,7 @@ def double_normalize(logits: Tensor, *, mask: Tensor | None = None, num_steps: i
         mask: bool, True = the token takes part; (B, N), or (..., N) with one axis less than the logits. A token that
             takes no part is left out of L, and its own row is 0.
         num_steps: Sinkhorn steps, each a pass over columns and one over rows.
+        sparse: `entmax15` instead of the last softmax over the slots.
 
     Returns:
         A (..., N, S) in the type of the logits; half precision is computed in float32.
@@ -66,10 +67,41 @@ def double_normalize(logits: Tensor, *, mask: Tensor | None = None, num_steps: i
     for _ in range(num_steps - 1):
         rows = torch.logsumexp(wide - offset, dim=-1, keepdim=True)
         offset = _finite(slot_offset(wide - rows, mask=mask))
-    shares = torch.softmax(wide - offset, dim=-1)
+    shares = entmax15(wide - offset) if sparse else torch.softmax(wide - offset, dim=-1)
     if mask is not None:
         shares = shares.masked_fill(_left_out(mask, logits), 0.0)
     return shares.to(logits.dtype)
+
+
+def entmax15(logits: Tensor) -> Tensor:
+    """A sparse softmax over the last axis: 1.5-entmax.
+
+        p_j = max(a_j / 2 - tau, 0)^2,   tau such that sum_j p_j = 1
+
+    Paper: Peters, Niculae, Martins, Sparse Sequence-to-Sequence Models, 2019, arXiv 1905.05702, Algorithm 2.
+
+    Args:
+        logits: a, (..., S).
+
+    Returns:
+        p (..., S), in the type of the logits. Rows sum to 1.
+    """
+    half = logits / 2
+    half = half - half.detach().amax(-1, keepdim=True)
+    with torch.no_grad():  # Which entries are above tau: as many of the largest as give a tau below the last of them.
+        ordered = half.sort(dim=-1, descending=True).values
+        ranks = torch.arange(1, ordered.shape[-1] + 1, device=ordered.device, dtype=ordered.dtype)
+        taus = _threshold(ordered.cumsum(-1), ordered.square().cumsum(-1), ranks)
+        support = half >= ordered.gather(-1, (taus <= ordered).sum(-1, keepdim=True).clamp_min(1) - 1)
+    inside = torch.where(support, half, 0.0)
+    tau = _threshold(inside.sum(-1, True), inside.square().sum(-1, True), support.sum(-1, keepdim=True))
+    return torch.where(support, half - tau, 0.0).clamp_min(0.0).square()
+
+
+def _threshold(total: Tensor, squares: Tensor, count: Tensor) -> Tensor:
+    """tau of `count` entries with this sum and sum of squares."""
+    mean = total / count
+    return mean - ((1.0 - (squares - total * mean)) / count).clamp_min(0.0).sqrt()
 
 
 def broadcast_mask(mask: Tensor, logits: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """`tokenmix.probe`: what a token mixer can do, measured on synthetic tasks next to self-attention and to no mixing."""
 
 import inspect
+import json
 import math
 import statistics
 import time
@@ -14,11 +15,11 @@ from torch.nn import functional as F
 
 from tokenmix.errors import UserError, one_line, unknown_name
 from tokenmix.files import to_json
-from tokenmix.layers.base import Mixer, near_square
+from tokenmix.layers.base import Mixer
 from tokenmix.layers.table import MixerSpec, build_on_grid, build_stack, get_spec, spec_of
 from tokenmix.registry import import_object
-from tokenmix.testing.harness import Builder, awake
 from tokenmix.testing.probe_tasks import TASKS, ProbeTask
+from tokenmix.testing.structure import Structure, look
 from tokenmix.trust import from_caller
 
 Target = str | Callable[..., nn.Module]
@@ -103,56 +104,26 @@ def _spec_of(target: Target) -> tuple[str, MixerSpec | None]:
     return name, spec_of(name, target) if isinstance(target, type) and issubclass(target, Mixer) else None
 
 
-@dataclass(frozen=True)
-class Structure:
-    """What a single layer with random weights depends on.
+def look_at(label: str, target: Target, num_tokens: int = 16) -> Structure:
+    """What one layer of a mixer depends on.
 
-    Attributes:
-        reach: largest distance between two tokens of which one changes the other's output; 0 mixes nothing.
-        tokens: number of tokens that the layer was tried with.
-        leaks: a sample's output changes with the other samples of the batch, in evaluation mode.
+    Raises:
+        UserError: it cannot be built or run, or changes the shape.
     """
-
-    reach: int
-    tokens: int
-    leaks: bool
-
-    def sentence(self) -> str:
-        """What is wrong or special; empty if each token can see all others."""
-        if self.leaks:
-            return "leaks across samples: an output changes with the other samples of the batch"
-        if self.reach == 0:
-            return "mixes nothing: each output depends on its own token alone"
-        if self.reach < self.tokens - 1:
-            return f"sees only neighbours: one layer reaches {self.reach} of {self.tokens - 1} tokens"
-        return ""
-
-
-@torch.no_grad()
-def look(target: Target, num_tokens: int = 16, dim: int = 32) -> Structure:
-    """Change one token, or another sample, and see which outputs change."""
-    grid, (label, spec) = near_square(num_tokens), _spec_of(target)
+    name, spec = _spec_of(target)
+    grid = 1, num_tokens
 
     def build() -> nn.Module:
         if spec is None:
-            return make_mixers(target, grid, dim, 1)[0]
-        return build_on_grid(spec.layer, f"mixer {label!r}", dim, grid, {"num_heads": HEADS}, spec.fixed)
+            return make_mixers(target, grid, DIM, 1)[0]
+        return build_on_grid(spec.layer, f"mixer {name!r}", DIM, grid, {"num_heads": HEADS}, spec.fixed)
 
-    layer = awake(Builder(build)).double()
-    x = torch.randn(num_tokens + 1, num_tokens, dim, generator=torch.Generator().manual_seed(0)).double()
-    if (found := layer(x[:1])).shape != x[:1].shape:
-        raise UserError(f"{target} gives {tuple(found.shape)} for tokens {tuple(x[:1].shape)}; a mixer keeps the shape")
-    alone = x[:1].expand(num_tokens, -1, -1).clone()
-    changed = alone.clone()
-    index = torch.arange(num_tokens)
-    changed[index, index] += 1.0
-    # Samples one at a time, so that a leak between samples is not taken for mixing of tokens.
-    difference = torch.stack([layer(a[None])[0] - layer(b[None])[0] for a, b in zip(changed, alone)])
-    influence = difference.abs().amax(2) > 0  # [changed token, output]
-    distance = (index[:, None] - index).abs()
-    pair, other = x[:2], torch.cat([x[:1], x[2:3]])
-    leaks = not torch.allclose(layer(pair)[0], layer(other)[0], atol=1e-9)
-    return Structure(int((distance * influence).max()), num_tokens, leaks)
+    try:
+        return look(build, label, num_tokens, DIM)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{label} fails on tokens {(1, num_tokens, DIM)}: {one_line(error)}") from error
 
 
 @dataclass(frozen=True)
@@ -223,15 +194,25 @@ class ProbeReport:
         """What a mixer can and cannot do, a sentence for each task."""
         structure = self.structures[mixer].sentence()
         lines = [f"{mixer} {structure}."] if structure else []
-        for score in (one for one in self.scores if one.mixer == mixer and not one.task.endswith("x2")):
-            teacher = self.score(score.task, "self")
-            beside = "" if teacher is None or mixer == "self" else f"; self-attention {teacher.mean:.2f}"
+        for score in (one for one in self.scores if one.mixer == mixer):
+            task, longer = TASKS[score.task.removesuffix(" x2")], score.task.endswith(" x2")
             verb = "can" if score.level >= SOLVED else "cannot" if score.level < NOTHING else "can partly"
+            reason = self.structures[mixer].reason(task.distance, task.needs, DEPTH) if verb != "can" else ""
+            teacher = self.score(score.task, "self")
+            beside = "" if teacher is None or mixer == "self" else f", self-attention {teacher.mean:.2f}"
             lines.append(
-                f"{mixer} {verb} {TASKS[score.task].ability}: {score.mean:.2f} right "
-                f"(guessing {score.guess:.2f}{beside})."
+                f"{mixer} {verb} {task.ability}{' at twice the trained length' * longer}{': ' * bool(reason)}{reason}. "
+                f"{score.mean:.2f} right, guessing {score.guess:.2f}{beside}."
             )
         return lines
+
+    @classmethod
+    def from_json(cls, text: str) -> "ProbeReport":
+        """The report that `to_json` wrote."""
+        told = json.loads(text)
+        scores = (Score(one["task"], one["mixer"], tuple(one["values"]), one["guess"]) for one in told["scores"])
+        structures = {name: Structure(**one) for name, one in told["structures"].items()}
+        return cls(tuple(scores), structures, told["seconds"], told["seeds"])
 
     def to_json(self) -> str:
         """The report for programs."""
@@ -388,7 +369,7 @@ def probe(
     for target in [*BASELINES, *given]:
         label = target if isinstance(target, str) else getattr(target, "__name__", str(target))
         named.setdefault(label, _class_of(target))
-    structures = {label: _structure(label, target) for label, target in named.items()}
+    structures = {label: look_at(label, target) for label, target in named.items()}
     scores: dict[tuple[str, str], list[float]] = {}
     seconds: dict[str, float] = {}
     for label, target in named.items():
@@ -418,12 +399,3 @@ def _class_of(target: Any) -> Target:
     if isinstance(target, nn.Module) or not (isinstance(target, str) or callable(target)):
         raise UserError(f"a mixer must be a name of tokenmix.list_mixers() or a class, got {target!r}")
     return import_object(target) if isinstance(target, str) and ":" in target else target
-
-
-def _structure(label: str, target: Target) -> Structure:
-    try:
-        return look(target)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"{label} fails on tokens (1, 16, 32): {one_line(error)}") from error

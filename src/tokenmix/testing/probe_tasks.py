@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ class ProbeTask:
         classes: number of answers.
         grid: (height, width) of the tokens in training; a sequence has height 1.
         sample: batch size, grid and generator to a batch.
+        distance: between tokens that have to meet, in half of the questions or more.
+        needs: `"content"` if a token has to be found by what it holds, `"place"` if by where it is.
         double: grid of twice as many tokens, for the test of longer inputs; None if the task has none.
         known_guess: accuracy of a guess that is better than `guess` finds, see there.
     """
@@ -33,6 +36,8 @@ class ProbeTask:
     classes: int
     grid: tuple[int, int]
     sample: Callable[[int, tuple[int, int], torch.Generator], Batch]
+    distance: int
+    needs: Literal["content", "place"]
     double: tuple[int, int] | None = None
     known_guess: float | None = None
 
@@ -173,6 +178,8 @@ TASKS: dict[str, ProbeTask] = {
             VALUES,
             (1, 32),
             recall,
+            16,
+            "content",
             double=(1, 64),
             known_guess=1 / 16,
         ),
@@ -183,12 +190,28 @@ TASKS: dict[str, ProbeTask] = {
             SYMBOLS,
             (1, 24),
             selective_copy,
+            12,
+            "content",
         ),
-        ProbeTask("shift", "find a token by its distance", SYMBOLS, SYMBOLS, (1, 24), shift),
-        ProbeTask("count", "count", SYMBOLS, 8, (1, 24), count),
-        ProbeTask("majority", "weigh all tokens against each other", 2, 2, (1, 24), majority, double=(1, 48)),
-        ProbeTask("same", "compare two distant tokens", SYMBOLS + 2, 2, (1, 24), same_or_different, double=(1, 48)),
-        ProbeTask("path", "follow a path through a picture", 3, 2, (6, 6), connected),
+        ProbeTask(
+            "shift", "find a token by its distance", SYMBOLS, SYMBOLS, (1, 24), shift, SHIFT, "place", double=(1, 48)
+        ),
+        ProbeTask("count", "count", SYMBOLS, 8, (1, 24), count, 12, "content"),
+        ProbeTask(
+            "majority", "weigh all tokens against each other", 2, 2, (1, 24), majority, 12, "content", double=(1, 48)
+        ),
+        ProbeTask(
+            "same",
+            "compare two distant tokens",
+            SYMBOLS + 2,
+            2,
+            (1, 24),
+            same_or_different,
+            12,
+            "content",
+            double=(1, 48),
+        ),
+        ProbeTask("path", "follow a path through a picture", 3, 2, (6, 6), connected, 5, "place"),
     )
 }
 """The tasks by name."""

@@ -11,10 +11,13 @@ from tokenmix.kernels.support import autocast_inputs, require_triton
 from tokenmix.ops.attention import attention
 from tokenmix.ops.checks import check_choice, check_chunk_size, check_rates, check_tensor, check_whole
 from tokenmix.ops.external.blocks import external_by_blocks
-from tokenmix.ops.external.reference import Factors, Normalization, reference_map
+from tokenmix.ops.external.reference import Factors, Normalization, cosine, reference_map
 from tokenmix.ops.normalize import broadcast_mask, double_normalize, slot_offset
 
 Backend = Literal["eager", "tiled", "sdpa", "triton"]
+
+WHOLE_MAP = ("sigmoid", "entmax15")
+"""Normalisations of the materialized map alone."""
 
 # Several heads whose maps have more entries than this are worked on in tiles.
 LEAST_ENTRIES = 2**21
@@ -51,8 +54,10 @@ def external_attention(
         value_bias: b_v, (d_v,).
         mask: bool, True = the token takes part; (B, N) or (..., N). The others may hold anything, NaN
             included, and are 0 in the output.
-        normalization: `"double"`, see `double_normalize`; `"softmax"`, over the slots alone, does not mix tokens.
-        num_steps: Sinkhorn steps of `"double"`.
+        normalization: `"double"`, see `double_normalize`, or a form of it: `"sigmoid"` puts the sigmoid in place of the
+            exponential, `"l2"` takes sqrt(d) cos(F, M_k) as logits, `"entmax15"` is sparse over the slots.
+            `"softmax"`, over the slots alone, does not mix tokens.
+        num_steps: Sinkhorn steps; 1 for `"softmax"` and `"entmax15"`.
         chunk_size: tokens that are worked on at a time, forward and backward. Working memory is then
             O(chunk_size * S) a head, whatever N; the tokens are read num_steps + 1 times. Under the derivatives of
             torch.func the maps are kept; an exported or traced graph does all at once, for any N. Not with a backend.
@@ -77,7 +82,13 @@ def external_attention(
     check_rates(dropout=dropout)
     check_chunks(chunk_size, dropout)
     check_backend(backend, chunk_size, dropout)
+    check_whole_map(normalization, backend, chunk_size)
     factors = checked_factors(query, key_memory, value_memory, key_bias, value_bias, mask, normalization, num_steps)
+    if normalization == "l2":
+        query, key_memory = cosine(factors.query, factors.key_memory)
+        factors, normalization = factors._replace(query=query, key_memory=key_memory), "double"
+    if normalization in WHOLE_MAP:
+        backend = "eager"
     steps = num_steps if normalization == "double" else 0
     in_graph = torch.compiler.is_exporting() or torch.jit.is_tracing()
     if chunk_size is not None and not in_graph and chunk_size < query.shape[-2]:
@@ -119,12 +130,23 @@ def external_attention_map(
 
 def check_normalization(normalization: str, num_steps: int) -> None:
     """Raise `UserError` for a normalisation that is not there, or steps that it does not have."""
-    check_choice("normalization", normalization, ("double", "softmax"))
+    check_choice("normalization", normalization, get_args(Normalization))
     check_whole(num_steps=num_steps)
-    if normalization == "softmax" and num_steps != 1:
+    if normalization in ("softmax", "entmax15") and num_steps != 1:
         raise UserError(
-            f"normalization='softmax' has no Sinkhorn steps, got num_steps={num_steps}; leave it at 1 or use 'double'"
+            f"normalization={normalization!r} has no Sinkhorn steps, got num_steps={num_steps}; leave it at 1 or use "
+            "'double'"
         )
+
+
+def check_whole_map(normalization: str, backend: Backend | None, chunk_size: int | None) -> None:
+    """Raise `UserError` for a normalisation that only the eager backend computes, with another one or with chunks."""
+    if normalization not in WHOLE_MAP:
+        return
+    if backend not in (None, "eager"):
+        raise UserError(f"backend={backend!r} has no normalization={normalization!r}; leave backend out")
+    if chunk_size is not None:
+        raise UserError(f"normalization={normalization!r} does all tokens at once; leave chunk_size out")
 
 
 def check_chunks(chunk_size: int | None, dropout: float) -> None:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from tokenmix.ops.normalize import broadcast_mask, double_normalize
 
-Normalization = Literal["double", "softmax"]
+Normalization = Literal["double", "softmax", "sigmoid", "l2", "entmax15"]
 
 
 class Factors(NamedTuple):
@@ -63,10 +63,20 @@ def reference_map(
     normalization: Normalization = "double",
     num_steps: int = 1,
 ) -> Tensor:
-    """A (..., N, S): double normalisation over tokens and slots, or a softmax over the slots only."""
+    """A (..., N, S): double normalisation over tokens and slots, a form of it, or a softmax over the slots only."""
+    if normalization == "l2":
+        query, key_memory = cosine(query, key_memory)
     logits = F.linear(query, key_memory, key_bias)
-    if normalization == "double":
-        return double_normalize(logits, mask=mask, num_steps=num_steps)
+    if normalization == "sigmoid":
+        logits = F.logsigmoid(logits)
+    if normalization != "softmax":
+        return double_normalize(logits, mask=mask, num_steps=num_steps, sparse=normalization == "entmax15")
     wide = torch.promote_types(logits.dtype, torch.float32)
     attention = torch.softmax(logits, dim=-1, dtype=wide).to(logits.dtype)
     return attention if mask is None else attention.masked_fill(~broadcast_mask(mask, logits).unsqueeze(-1), 0.0)
+
+
+def cosine(query: Tensor, key_memory: Tensor) -> tuple[Tensor, Tensor]:
+    """Query and memory whose products are sqrt(d) times the cosine of the angle between them."""
+    width = query.shape[-1]
+    return F.rms_norm(query, (width,), eps=1e-6), F.rms_norm(key_memory, (width,), eps=1e-6) / width**0.5
