@@ -8,7 +8,7 @@ import gc
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,8 @@ from torch.optim import Optimizer
 from tokenmix.errors import UserError, one_line
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.launch import START, DistributedInfo, distributed_info, number_in
+
+T = TypeVar("T")
 
 
 class PeerFailure(Exception):
@@ -148,13 +150,27 @@ def _check_devices(here: DistributedInfo) -> None:
     )
 
 
-def all_reduce_mean(values: Tensor) -> Tensor:
-    """The mean over the processes of a tensor on the CPU."""
+def all_reduce_sum(values: Tensor) -> Tensor:
+    """The sum over the processes of a tensor on the CPU."""
     if not dist.is_initialized():
         return values
     values = values.clone()
     dist.all_reduce(values)
-    return values / dist.get_world_size()
+    return values
+
+
+def all_reduce_mean(values: Tensor) -> Tensor:
+    """The mean over the processes of a tensor on the CPU."""
+    return all_reduce_sum(values) / (dist.get_world_size() if dist.is_initialized() else 1)
+
+
+def all_gather(value: T) -> list[T]:
+    """The value of each process, by rank."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def all_reduce_max(count: int) -> int:
@@ -196,8 +212,7 @@ def raise_on_all_ranks() -> Iterator[None]:
         yield
     except Exception as caught:
         error = caught
-    codes: list[int] = [0] * dist.get_world_size()
-    dist.all_gather_object(codes, 0 if error is None else 2 if isinstance(error, UserError | OSError) else 1)
+    codes = all_gather(0 if error is None else 2 if isinstance(error, UserError | OSError) else 1)
     first = next((rank for rank, code in enumerate(codes) if code), None)
     if first is None:
         return

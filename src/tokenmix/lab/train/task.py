@@ -16,13 +16,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.optim import Optimizer
-from torchmetrics import MetricCollection
 
 from tokenmix.errors import UserError, one_line, unknown_name
 from tokenmix.files import user_path
 from tokenmix.lab.data.lookup import with_absolute_paths
 from tokenmix.lab.train.config import TeacherOptions, TrainConfig
 from tokenmix.lab.train.distributed import all_reduce_mean
+from tokenmix.lab.train.metrics import Metric, Metrics
 from tokenmix.lab.train.optimizer import make_optimizer, make_schedule
 from tokenmix.lab.train.predictions import SampledMetric
 from tokenmix.lab.train.pretrained_weights import initial_weights
@@ -154,7 +154,7 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
     Attributes:
         monitor: the metric that picks the best checkpoint: `--monitor`, else `usual_monitor()`.
         mode: whether more (max) or less (min) of it is better; a task's own is that of metrics that do not say it
-            themselves, by torchmetrics' `higher_is_better`.
+            themselves, by `higher_is_better`.
         options: the task's own options, `config.options`.
         writes: `predict_into` writes files, such as masks.
         tables: those of `make_metrics()` that are not a single number, such as a confusion matrix.
@@ -175,7 +175,7 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         super().__init__()
         self.model, self.config, self.data = model, config, data
         self.options: Any = config.options
-        self.metrics = self.make_metrics()
+        self.metrics = Metrics(self.make_metrics())
         self.monitor = config.loop.monitor or self.usual_monitor()
         if config.loop.monitor not in (None, *self.numbers()):
             raise unknown_name(f"metric of {config.task}", self.monitor, self.numbers())
@@ -268,8 +268,8 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         return None
 
     @abstractmethod
-    def make_metrics(self) -> MetricCollection:
-        """The metrics of an evaluation, by the names that logs and results use."""
+    def make_metrics(self) -> Mapping[str, Metric]:
+        """The metrics of an evaluation, by the names that logs and results use; torchmetrics' serve as well."""
 
     def usual_monitor(self) -> str:
         """The metric that picks the best checkpoint of such data; the task's `monitor` if no other is chosen here."""
@@ -277,12 +277,12 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
 
     def mode_of(self, metric: str) -> Literal["max", "min"]:
         """Whether more or less of a metric is better."""
-        known = {str(name): value.higher_is_better for name, value in self.metrics.items()}.get(metric)
+        known = self.metrics.higher_is_better().get(metric)
         return type(self).mode if known is None else "max" if known else "min"
 
     def numbers(self) -> list[str]:
         """Names of the results that are single numbers, which are logged after each epoch."""
-        return [str(name) for name in self.metrics if name not in self.tables]
+        return [name for name in self.metrics.higher_is_better() if name not in self.tables]
 
     @abstractmethod
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
@@ -328,7 +328,7 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
 
     def on_validation_epoch_start(self) -> None:
         """Reset the metrics of the previous evaluation."""
-        self.metrics.reset()
+        self.metrics.reset(self.device)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Evaluate a batch of validation or test samples; as `evaluate` for most tasks."""
@@ -357,9 +357,7 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
     def name_classes(self, *tables: str) -> None:
         """Results of these names, a number for each class, become one by the name of the class."""
         for table in tables:
-            # torchmetrics makes one number of a table of one.
-            values = self.results[table] if isinstance(self.results[table], list) else [self.results[table]]
-            self.results[table] = dict(zip(self.data["classes"], values, strict=True))
+            self.results[table] = dict(zip(self.data["classes"], self.results[table], strict=True))
 
     def parameter_groups(self) -> nn.Module | list[dict[str, Any]]:
         """What `make_optimizer` takes: the model, or groups with rates and decays of their own."""

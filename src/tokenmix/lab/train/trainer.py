@@ -1,5 +1,6 @@
 """The training loop: which batch, step and epoch comes next. A run that continues in mid-epoch does so bit for bit."""
 
+import copy
 import itertools
 import sys
 import warnings
@@ -316,7 +317,7 @@ def _evaluate(engine: Engine, task: TaskModule, batches: Iterable[tuple[Any, boo
             batch = engine.move(batch)
             metrics, kept = task.metrics, task.kept
             if not counted:
-                task.metrics, task.kept = metrics.clone(), None
+                task.metrics, task.kept = copy.deepcopy(metrics), None
             with engine.computing():
                 task.validation_step(batch, number)
             task.metrics, task.kept = metrics, kept

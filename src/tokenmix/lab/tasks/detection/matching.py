@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# As torchmetrics has them, in single precision.
+# In single precision, as most of COCO's users have them.
 OVERLAPS = torch.linspace(0.5, 0.95, 10).double()
 RECALLS = torch.linspace(0.0, 1.0, 101).double()
 
@@ -24,7 +24,7 @@ def matched_rows(
     scores, labels = found["scores"][order].cpu(), found["labels"][order].cpu()
     objects, crowd = there["labels"].cpu(), there["iscrowd"].cpu().bool()
     right, ignored = (torch.zeros(len(OVERLAPS), len(scores), dtype=torch.bool) for _ in range(2))
-    ours, theirs = (_encoded(one[kind].cpu(), kind) for one in ({kind: found[kind][order]}, there))
+    ours, theirs = (encoded(one[kind].cpu(), kind) for one in ({kind: found[kind][order]}, there))
     for label in labels.unique().tolist():
         mine, true = (labels == label).nonzero()[:, 0], (objects == label).nonzero()[:, 0]
         overlap = _overlaps([ours[i] for i in mine], [theirs[i] for i in true], crowd[true])
@@ -101,7 +101,7 @@ def average_precision(
     return torch.stack(means).nanmean(0)
 
 
-def _encoded(shapes: Tensor, kind: Literal["boxes", "masks"]) -> list[Any]:
+def encoded(shapes: Tensor, kind: Literal["boxes", "masks"]) -> list[Any]:
     """As pycocotools takes them: boxes as left, top, width and height, masks as run lengths."""
     if kind == "boxes":
         return torch.cat([shapes[:, :2], shapes[:, 2:] - shapes[:, :2]], 1).double().tolist()

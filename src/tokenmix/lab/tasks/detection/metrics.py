@@ -1,100 +1,119 @@
 """Average precision as COCO measures it, of boxes or of masks."""
 
-from itertools import chain, zip_longest
+import contextlib
+import io
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torchmetrics.detection import MeanAveragePrecision
 
 from tokenmix.errors import needs
+from tokenmix.lab.tasks.detection.matching import OVERLAPS, RECALLS, encoded
+from tokenmix.lab.train.distributed import all_gather
+from tokenmix.lab.train.metrics import Metric
 
 NUMBERS = ("map", "map_50", "map_75", "map_small", "map_medium", "map_large", "mar")
-"""What is measured; next to them `per_class`, one number for each class."""
 
 
-class AveragePrecision(MeanAveragePrecision):
-    """torchmetrics' mAP by pycocotools, averaged here from its table of precisions.
+class AveragePrecision(Metric):
+    """COCO's average precision by pycocotools.
 
     `map` is the mean over overlaps of 0.5, 0.55, ..., 0.95 and over the classes that occur; small ends at an area of
-    32 x 32 pixels, medium at 96 x 96; `mar` is the recall. The area of a true object is its target's `area`, which COCO
-    annotates; that of its mask, or of its box, where there is none. -1 where nothing of the kind is in the data.
-    torchmetrics' own averages are -1 for any other number of boxes in an image than 100, and its averages by class run
-    COCO's evaluation once more for each.
+    32 x 32 pixels, medium at 96 x 96; `mar` is the recall; `per_class` (num_classes,) has the mean of each class. The
+    area of a true object is its target's `area`, which COCO annotates; that of its mask, or of its box, where there is
+    none. -1 where nothing of the kind is in the data.
 
     Masks are kept run-length encoded, so thousands of images fit in memory.
 
     Args:
-        iou: of boxes; or of masks, and under `box_*` of their boxes as well. (Of masks alone torchmetrics drops the
-            images in which there are none, found or true.)
+        iou: of boxes; or of masks, and under `box_*` of their boxes as well.
         num_classes: length of `per_class`.
         count: boxes of an image that count, those of the highest scores.
     """
 
+    higher_is_better = True
+
     def __init__(self, iou: Literal["bbox", "segm"], *, num_classes: int, count: int = 100) -> None:
-        self.kinds = {"": ""} if iou == "bbox" else {"": "segm_", "box_": "bbox_"}
         with needs("COCO's average precision"):
-            import pycocotools  # noqa: F401  (torchmetrics' backend)
-        super().__init__(
-            iou_type="bbox" if iou == "bbox" else ("bbox", "segm"),
-            extended_summary=True,
-            max_detection_thresholds=[1, min(10, count), count],
-            backend="pycocotools",
-            sync_on_compute=False,
-        )
-        self.warn_on_many_detections = False
-        self.num_classes = num_classes
+            import pycocotools  # noqa: F401
+        self.kinds = {"": "bbox"} if iou == "bbox" else {"": "segm", "box_": "bbox"}
+        self.names = tuple(f"{prefix}{name}" for prefix in self.kinds for name in (*NUMBERS, "per_class"))
+        self.num_classes, self.count = num_classes, count
+        self.reset()
 
-    def update(self, preds: list[dict[str, Tensor]], target: list[dict[str, Tensor]]) -> None:
+    def reset(self) -> None:
+        self.images: list[tuple[list[dict[str, Any]], list[dict[str, Any]]]] = []
+
+    def update(self, preds: Sequence[Mapping[str, Tensor]], target: Sequence[Mapping[str, Tensor]]) -> None:
         """Add images: what is found in each, and what is there."""
-        # torchmetrics takes an area of 0 for one that is not given.
-        known = [{**one, "area": one["area"].clamp_min(1e-6)} if "area" in one else one for one in target]
-        super().update(preds, known)
+        self.images += [(self._rows(found), self._rows(there)) for found, there in zip(preds, target, strict=True)]
 
-    def compute(self) -> dict[str, Any]:
-        """The numbers of `NUMBERS`, and `per_class` (num_classes,)."""
-        own = self.metric_state
-        if dist.is_initialized():
-            self._take(_of_all_processes(own))
-        found = super().compute()
-        self._take(own)
-        named = {ours: self._numbers(found, theirs) for ours, theirs in self.kinds.items()}
-        return {f"{prefix}{name}": value for prefix, values in named.items() for name, value in values.items()}
+    def _rows(self, objects: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+        """Objects of an image as COCO's annotations, with their areas by kind."""
+        boxes = encoded(objects["boxes"].detach().cpu(), "boxes")
+        columns: dict[str, list[Any]] = {
+            "category_id": objects["labels"].tolist(),
+            "bbox": boxes,
+            "score": objects["scores"].tolist() if "scores" in objects else [0.0] * len(boxes),
+            "iscrowd": objects["iscrowd"].int().tolist() if "iscrowd" in objects else [0] * len(boxes),
+            "areas": [{"bbox": width * height} for _, _, width, height in boxes],
+        }
+        rows = [dict(zip(columns, values)) for values in zip(*columns.values(), strict=True)]
+        if "segm" in self.kinds.values():
+            from pycocotools.mask import area
 
-    def _take(self, state: dict[str, Any]) -> None:
-        for name, values in state.items():
-            setattr(self, name, [_moved(value, self.device) for value in values])
+            for row, mask in zip(rows, encoded(objects["masks"].detach().cpu(), "masks"), strict=True):
+                row["segmentation"], row["areas"]["segm"] = mask, float(area(mask))
+        if "area" in objects:
+            for row, given in zip(rows, objects["area"].tolist(), strict=True):
+                row["areas"] = dict.fromkeys(row["areas"], given)
+        return rows
 
-    def _numbers(self, found: dict[str, Any], kind: str) -> dict[str, Tensor]:
-        shape = (10, 101, 0, 4, 3)
-        precision = found.get(f"{kind}precision", torch.empty(shape)).float()[..., -1]
-        recall = found.get(f"{kind}recall", torch.empty(10, 0, 4, 3)).float()[..., -1]
-        parts = (precision[..., 0], precision[0, ..., 0], precision[5, ..., 0], *precision[..., 1:].unbind(-1))
-        values = dict(zip(NUMBERS, [_mean(part) for part in (*parts, recall[..., 0])], strict=True))
-        per_class = torch.full((self.num_classes,), -1.0)
-        for i, label in enumerate(found["classes"].reshape(-1).tolist() if precision.shape[2] else []):
-            per_class[label] = _mean(precision[:, :, i, 0])
-        return {**values, "per_class": per_class}
+    def compute(self) -> dict[str, Tensor]:
+        """The numbers by their names; of all processes, process r having every R-th image."""
+        images = [image for row in zip_longest(*all_gather(self.images)) for image in row if image is not None]
+        found = {prefix: self._evaluated(images, kind) for prefix, kind in self.kinds.items()}
+        return {f"{prefix}{name}": value for prefix, values in found.items() for name, value in values.items()}
+
+    def _evaluated(self, images: Sequence[tuple[list[dict[str, Any]], ...]], kind: str) -> dict[str, Tensor]:
+        from pycocotools.coco import COCO
+        from pycocotools.cocoeval import COCOeval
+
+        with contextlib.redirect_stdout(io.StringIO()):
+            sides = COCO(), COCO()
+            for place, side in enumerate(sides):
+                rows = [(number, row) for number, image in enumerate(images) for row in image[place]]
+                side.dataset = {
+                    "images": [{"id": number, **_size(image)} for number, image in enumerate(images)],
+                    "categories": [{"id": label} for label in range(self.num_classes)],
+                    # 0 would stand for no object.
+                    "annotations": [
+                        {**row, "id": i, "image_id": number, "area": row["areas"][kind]}
+                        for i, (number, row) in enumerate(rows, 1)
+                    ],
+                }
+                side.createIndex()
+            evaluation = COCOeval(sides[1], sides[0], kind)
+            evaluation.params.maxDets = [self.count]
+            evaluation.params.iouThrs, evaluation.params.recThrs = OVERLAPS.numpy(), RECALLS.numpy()
+            evaluation.evaluate()
+            evaluation.accumulate()
+        precision, recall = (torch.from_numpy(evaluation.eval[name])[..., 0] for name in ("precision", "recall"))
+        whole = precision[..., 0]
+        parts = (whole, whole[0], whole[5], *precision[..., 1:].unbind(-1), recall[..., 0])
+        values = {name: _mean(part) for name, part in zip(NUMBERS, parts, strict=True)}
+        return {**values, "per_class": torch.stack([_mean(one) for one in whole.unbind(2)])}
 
 
-def _moved(value: Any, device: Any) -> Any:
-    """A tensor on another device; masks are run lengths, which are on none."""
-    return value.to(device) if isinstance(value, Tensor) else value
+def _size(image: Sequence[list[dict[str, Any]]]) -> dict[str, int]:
+    """Height and width of an image with masks."""
+    sizes = (row["segmentation"]["size"] for rows in image for row in rows if "segmentation" in row)
+    return dict(zip(("height", "width"), next(sizes, ())))
 
 
 def _mean(values: Tensor) -> Tensor:
     """The mean over what COCO evaluated; it marks the rest by -1."""
     known = values[values > -1]
-    return known.mean() if len(known) else torch.tensor(-1.0)
-
-
-def _of_all_processes(state: dict[str, Any]) -> dict[str, Any]:
-    """The images of all processes in the order of one, process r having every R-th.
-
-    torchmetrics gathers image by image, and hangs, or mixes them up, if one process has one more.
-    """
-    parts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, {name: [_moved(value, "cpu") for value in values] for name, values in state.items()})
-    rows = {name: chain(*zip_longest(*(part[name] for part in parts))) for name in state}
-    return {name: [value for value in values if value is not None] for name, values in rows.items()}
+    return known.mean() if len(known) else torch.tensor(-1.0, dtype=values.dtype)

@@ -9,20 +9,20 @@ from typing import Any, ClassVar, Literal, cast
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torchmetrics import MetricCollection
 
 from tokenmix.errors import UserError
 from tokenmix.files import replace_file, replacing
 from tokenmix.lab.data.indexed import subset
 from tokenmix.lab.data.scenes import ObjectAugment, ObjectSamples, SceneData, hold_out_scenes, load_scenes, repeated
 from tokenmix.lab.tasks.detection.matching import average_precision, matched_rows
-from tokenmix.lab.tasks.detection.metrics import NUMBERS, AveragePrecision
+from tokenmix.lab.tasks.detection.metrics import AveragePrecision
 from tokenmix.lab.tasks.detection.options import ObjectOptions
 from tokenmix.lab.tasks.detection.output import coco_results, draw_objects, image_numbers, object_rows
 from tokenmix.lab.tasks.detection.tiling import Found, find_in_windows
 from tokenmix.lab.tasks.fitting import check_model, check_own
 from tokenmix.lab.tasks.images import ImageTask, Picture, channel_columns, check_stems, shown_image, stored_picture
 from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.metrics import Metric
 from tokenmix.lab.train.predictions import SampledMetric
 from tokenmix.lab.train.programs import Shown, View
 from tokenmix.lab.train.task_data import IndexedData, check_names
@@ -148,16 +148,10 @@ class ObjectTask(ImageTask):
             lambda weights: average_precision(predictions, weights, len(data["classes"]), overlaps),
         )
 
-    def make_metrics(self) -> MetricCollection:
+    def make_metrics(self) -> dict[str, Metric]:
         """The numbers of `AveragePrecision`, of boxes, or of masks and under `box_*` of their boxes."""
         iou: Literal["bbox", "segm"] = "segm" if self.want == "masks" else "bbox"
-        found = AveragePrecision(iou, num_classes=len(self.data["classes"]), count=self.options.detections)
-        return MetricCollection({"map": found}, compute_groups=False)
-
-    def numbers(self) -> list[str]:
-        """Those that are logged."""
-        prefixes = ("", "box_") if self.want == "masks" else ("",)
-        return [f"{prefix}{name}" for prefix in prefixes for name in NUMBERS]
+        return {"map": AveragePrecision(iou, num_classes=len(self.data["classes"]), count=self.options.detections)}
 
     def on_validation_epoch_end(self) -> None:
         """Keep the metrics as plain values, those of the classes by name."""

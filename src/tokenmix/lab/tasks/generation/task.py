@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchmetrics import Metric, MetricCollection
 
 from tokenmix.errors import UserError
 from tokenmix.files import user_path
@@ -22,6 +21,7 @@ from tokenmix.lab.tasks.generation.samples import noise_of, save_grid, strips
 from tokenmix.lab.tasks.images import image_data, with_size_of_start
 from tokenmix.lab.tasks.summary import summarize_image_model
 from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.metrics import Metric
 from tokenmix.lab.train.task import TaskModule
 from tokenmix.lab.train.task_data import IndexedData
 from tokenmix.models.generation import GAN
@@ -216,12 +216,12 @@ class ImageGeneration(TaskModule):
             }
         self.metrics.update(real=real, fake=fake, **judged)
 
-    def make_metrics(self) -> MetricCollection:
+    def make_metrics(self) -> dict[str, Metric]:
         """Distance of thumbnails; with `features` what the classifier says besides."""
         chosen: dict[str, Metric] = {"thumbnail_fd": ThumbnailFrechet()}
         if self.options.features is not None:
             chosen |= features_kind(self.options.features).make_metrics()
-        return MetricCollection({**chosen}, compute_groups=False)
+        return chosen
 
     @torch.no_grad()
     def draw(self, folder: Path, step: int) -> None:

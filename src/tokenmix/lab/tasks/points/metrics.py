@@ -1,10 +1,10 @@
-"""Metrics of point clouds that torchmetrics does not have with these definitions."""
-
-from typing import Literal
+"""Intersection over union of the parts of point clouds."""
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
+
+from tokenmix.lab.tasks.points.data import NO_PART
+from tokenmix.lab.train.metrics import Sums, class_counts, iou_of
 
 
 def cloud_iou(answered: Tensor, part: Tensor, label: Tensor, allowed: Tensor) -> Tensor:
@@ -18,42 +18,27 @@ def cloud_iou(answered: Tensor, part: Tensor, label: Tensor, allowed: Tensor) ->
         label: (B,), categories.
         allowed: (C, P) bool, which parts a category has.
     """
-    both, there, found = part_counts(answered, part, allowed.shape[1]).unbind(1)
-    either = there + found - both
-    each = torch.where(either > 0, both / either.clamp(min=1), 1.0)
+    each = iou_of(class_counts(answered, part, allowed.shape[1], NO_PART)).nan_to_num(1.0)
     return (each * allowed[label]).sum(1) / allowed[label].sum(1)
 
 
-def part_counts(answered: Tensor, part: Tensor, size: int) -> Tensor:
-    """Points of each of `size` parts that are right, true and predicted, int64 (B, 3, size); as of `cloud_iou`."""
-    real = part >= 0
-    rows = size * torch.arange(len(part), device=part.device).unsqueeze(1)
+class CategoryIoU(Sums):
+    """The mean IoU over all clouds, over the means of the categories that occur, and that of each category."""
 
-    def count(values: Tensor, where: Tensor) -> Tensor:
-        return torch.bincount((values + rows)[where], minlength=size * len(part)).view(-1, size)
+    higher_is_better = True
+    names = ("instance_miou", "category_miou", "iou_by_category")
 
-    return torch.stack([count(part, real & (answered == part)), count(part, real), count(answered, real)], 1)
-
-
-class CategoryIoU(Metric):
-    """The mean over the clouds of each category: their mean over those that occur, or all as a table."""
-
-    full_state_update = False
-    total: Tensor
-    clouds: Tensor
-
-    def __init__(self, num_categories: int, answer: Literal["mean", "table"]) -> None:
-        super().__init__()
-        self.answer: Literal["mean", "table"] = answer
-        for name in ("total", "clouds"):
-            self.add_state(name, torch.zeros(num_categories), dist_reduce_fx="sum")
+    def __init__(self, num_categories: int) -> None:
+        super().__init__(2, num_categories)
 
     def update(self, iou: Tensor, label: Tensor) -> None:
         """Add clouds: what `cloud_iou` gives, and their categories."""
-        self.total = self.total.index_add(0, label, iou.to(self.total))
-        self.clouds = self.clouds.index_add(0, label, torch.ones_like(self.total[label]))
+        empty = iou.new_zeros(self.shape[1])
+        self.add(torch.stack([empty.index_add(0, label, values) for values in (iou, torch.ones_like(iou))]))
 
-    def compute(self) -> Tensor:
-        """The mean, or the table, in which -1 is a category without clouds."""
-        shares = self.total / self.clouds.clamp(min=1)
-        return shares[self.clouds > 0].mean() if self.answer == "mean" else shares.where(self.clouds > 0, -1.0)
+    def compute(self) -> dict[str, Tensor]:
+        """All three; -1 for a category without clouds."""
+        total, clouds = self.total()
+        means = total / clouds
+        values = (total.sum() / clouds.sum(), means.nanmean(), means.nan_to_num(-1.0))
+        return dict(zip(self.names, values, strict=True))

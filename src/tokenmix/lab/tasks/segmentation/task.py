@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
-from torchmetrics import MetricCollection
 
 from tokenmix.errors import UserError
 from tokenmix.lab.data.fetch import log
@@ -29,10 +28,10 @@ from tokenmix.lab.tasks.images import (
 )
 from tokenmix.lab.tasks.segmentation.inference import as_segmenter, pixel_logits, tiles
 from tokenmix.lab.tasks.segmentation.loss import pixel_entropy, soft_iou_loss
-from tokenmix.lab.tasks.segmentation.metrics import NUMBERS, PixelEntropy, PixelScores, iou_of, pixel_counts
 from tokenmix.lab.tasks.segmentation.options import SegmentationOptions
 from tokenmix.lab.tasks.segmentation.output import shares, veiled, write_answer
 from tokenmix.lab.train.config import OptimConfig, TrainConfig
+from tokenmix.lab.train.metrics import ClassCounts, CrossEntropy, Metric, accuracy_of, class_counts, iou_of
 from tokenmix.lab.train.predictions import SampledMetric, quotient
 from tokenmix.lab.train.programs import PlainSamples, Shown, View
 from tokenmix.lab.train.task_data import IndexedData, check_names
@@ -44,6 +43,13 @@ from tokenmix.registry import is_foreign
 
 FROM_DATA = {"num_classes": "--data", "img_size": "--crop"}
 MOST_CLASSES = 256
+PIXELS: dict[str, Callable[[Tensor], Tensor]] = {
+    "accuracy": accuracy_of,
+    "miou": lambda counts: iou_of(counts).nanmean(-1),
+    # JSON has no nan for a class that never occurs.
+    "class_iou": lambda counts: iou_of(counts).nan_to_num(-1.0),
+}
+"""What is measured of the pixels that are not ignored."""
 
 
 class PixelData(IndexedData):
@@ -204,7 +210,7 @@ class SemanticSegmentation(ImageTask):
         if self.kept is not None:
             ignore = int(self.data["ignore"])
             entropy = F.cross_entropy(logits.float(), classes, ignore_index=ignore, reduction="none").sum((1, 2))
-            counts = pixel_counts(logits.argmax(1), classes, len(self.data["classes"]), ignore)
+            counts = class_counts(logits.argmax(1), classes, len(self.data["classes"]), ignore)
             self.keep(index=index, counts=counts.int(), loss=entropy)
 
     @classmethod
@@ -215,7 +221,7 @@ class SemanticSegmentation(ImageTask):
         index, counts = predictions["index"], predictions["counts"].double()
         pixels = counts[:, 1].sum(1, keepdim=True)
         values = {
-            "miou": (counts.flatten(1), lambda sums: iou_of(sums.unflatten(1, (3, -1))).nanmean(1)),
+            "miou": (counts.flatten(1), lambda sums: PIXELS["miou"](sums.unflatten(1, (3, -1)))),
             "accuracy": (torch.cat([counts[:, 0].sum(1, keepdim=True), pixels], 1), quotient),
             "loss": (torch.cat([predictions["loss"].double()[:, None], pixels], 1), quotient),
         }
@@ -225,15 +231,10 @@ class SemanticSegmentation(ImageTask):
         """The classes of the rows that this process has logits of, (B, H, W); without token parallelism all."""
         return batch["classes"] if "height" in batch else self.segmenter.own_rows(batch["classes"], 1)
 
-    def make_metrics(self) -> MetricCollection:
+    def make_metrics(self) -> dict[str, Metric]:
         """Mean IoU, pixel accuracy, loss, and the IoU of each class."""
-        classes, ignore = len(self.data["classes"]), int(self.data["ignore"])
-        scores = {"pixels": PixelScores(classes, ignore), "loss": PixelEntropy(ignore)}
-        return MetricCollection({**scores}, compute_groups=False)
-
-    def numbers(self) -> list[str]:
-        """Those that are logged."""
-        return list(NUMBERS)
+        ignore = int(self.data["ignore"])
+        return {"pixels": ClassCounts(len(self.data["classes"]), PIXELS, ignore), "loss": CrossEntropy(ignore)}
 
     def on_validation_epoch_end(self) -> None:
         """Keep the metrics as plain values, those of the classes by name; `UserError` if no pixel counted."""
