@@ -14,23 +14,10 @@ from typing import Any
 from tokenmix.errors import UserError
 from tokenmix.files import read_json
 from tokenmix.lab.data.fetch import log
+from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.sources import read_part
 
 ID = "run_id"
-# Where, how fast and how often, not what: these may differ when a run is taken up again.
-FREE = (
-    "out",
-    "resume",
-    "device",
-    "devices",
-    "num_nodes",
-    "workers",
-    "threads",
-    "grad_checkpointing",
-    "log_every",
-    "checkpoint_every",
-    "logger",
-)
 
 
 def identity_of(run: Path) -> dict[str, str]:
@@ -49,7 +36,7 @@ def _settings(config: Any) -> Any:
     if not isinstance(config, dict):
         return config
     parts = {name: part if isinstance(part, dict) else {name: part} for name, part in config.items()}
-    free = {*FREE, "data"}
+    free = {*TrainConfig().marked("free"), "data"}
     return {name: {key: value for key, value in part.items() if key not in free} for name, part in parts.items()}
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from tokenmix.errors import UserError, unknown_name
+from tokenmix.errors import UserError
 from tokenmix.lab.train.config import OptimConfig
 
 
@@ -43,19 +43,6 @@ SHAPES: dict[str, Callable[[float], float]] = {
     "poly": lambda done: (1 - done) ** 0.9,
     "constant": lambda done: 1.0,
 }
-
-
-def check_optimizer(name: str, eps: float | None = None) -> None:
-    """Raise `UserError` unless timm has an optimiser of this name, and it takes `eps` if one is given."""
-    # Here, since timm takes seconds and only training needs it.
-    from timm.optim import get_optimizer_info, list_optimizers
-
-    known = [str(known) for known in list_optimizers()]
-    if name not in known:
-        raise unknown_name("optimiser", name, known)
-    # timm would leave it out without a word.
-    if eps is not None and not get_optimizer_info(name).has_eps:
-        raise UserError(f"optimiser {name!r} has no epsilon; leave opt_eps={eps} out")
 
 
 def make_optimizer(model: nn.Module | list[dict[str, Any]], optim: OptimConfig) -> Optimizer:

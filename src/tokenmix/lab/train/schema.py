@@ -26,6 +26,12 @@ WORDS: dict[type, str] = {
 }
 
 
+FREE = {"free": True}
+"""Metadata of a field that says where, how fast and how often, not what: it may differ when a run is taken up again."""
+RESUMABLE = {**FREE, "resumable": True}
+"""The same; and it may be given with --resume."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Range:
     """Annotation of a number's range; of a list, the range of each of its numbers."""
@@ -132,6 +138,11 @@ class Document:
         for name, value in vars(self).items():
             leaves |= vars(value) if isinstance(value, Part) else {name: value}
         return leaves
+
+    def marked(self, mark: str) -> set[str]:
+        """Names of the leaves with this mark in their metadata."""
+        parts = (part for part in vars(self).values() if isinstance(part, Part))
+        return {field.name for part in parts for field in dataclasses.fields(part) if mark in field.metadata}
 
     def replace(self, **values: Any) -> Self:
         """The same with other values, by the names of the leaves, or a table of them by the name of a part.
