@@ -17,10 +17,9 @@ from predictions import check_predictions
 from tokenmix.errors import UserError
 from tokenmix.lab.data.scenes import Objects, Scene, SceneData, Scenes
 from tokenmix.lab.tasks.detection import task as objects
-from tokenmix.lab.tasks.detection.boxes_and_masks import Detection
-from tokenmix.lab.tasks.detection.matching import average_precision, matched_rows
-from tokenmix.lab.tasks.detection.metrics import AveragePrecision
+from tokenmix.lab.tasks.detection.metrics import AveragePrecision, average_precision, matched_rows
 from tokenmix.lab.tasks.detection.output import class_color, draw_objects, image_numbers
+from tokenmix.lab.tasks.detection.task import Detection
 from tokenmix.lab.tasks.detection.tiling import find_in_windows
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.export import export

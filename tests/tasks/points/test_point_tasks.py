@@ -13,7 +13,7 @@ from predictions import check_predictions
 from tokenmix.errors import UserError
 from tokenmix.lab import cli
 from tokenmix.lab.tasks.points.data.samples import scale_axes
-from tokenmix.lab.tasks.points.metrics import CategoryIoU, cloud_iou
+from tokenmix.lab.tasks.points.segmentation import CategoryIoU, cloud_iou
 from tokenmix.lab.tasks.points.task import predict_with_tta
 from tokenmix.lab.train import run as runs
 from tokenmix.lab.train import trainer

@@ -11,8 +11,20 @@ import tyro
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.lab.registry import TASKS
-from tokenmix.lab.train.schema import FREE, RESUMABLE, Document, Part, Range
-from tokenmix.lab.train.words import Axis, Folders, Jobs, Names, Needed, Numbers, Pairs
+from tokenmix.lab.train.schema import (
+    FREE,
+    RESUMABLE,
+    Axis,
+    Document,
+    Folders,
+    Jobs,
+    Names,
+    Needed,
+    Numbers,
+    Pairs,
+    Part,
+    Range,
+)
 from tokenmix.registry import load_object
 
 

@@ -16,7 +16,7 @@ from tokenmix.errors import UserError
 from tokenmix.files import replace_file
 from tokenmix.lab.data.tensor_files import read_sealed, sealed
 from tokenmix.lab.train.distributed import all_gather
-from tokenmix.lab.train.identity import check_identity
+from tokenmix.lab.train.sources import check_identity
 
 FILE, INDEX = "predictions.safetensors", "index"
 Rows = Mapping[str, Tensor]

@@ -61,19 +61,16 @@ from tokenmix.lab.train.distributed import (
     process_group,
     raise_on_all_ranks,
 )
-from tokenmix.lab.train.identity import ID, edited_files, identity_of
-from tokenmix.lab.train.interrupt import Interrupted
-from tokenmix.lab.train.load import load_task, stored_types
+from tokenmix.lab.train.load import check_own_mixers, freeze_all_but, load_task, start_and_swap, stored_types
 from tokenmix.lab.train.plan import (
     Progress,
     make_plan,
     seed_everything,
     warmup_note,
 )
-from tokenmix.lab.train.sources import read_config, read_description
-from tokenmix.lab.train.swapping import check_own_mixers, freeze_all_but, start_and_swap
+from tokenmix.lab.train.sources import ID, edited_files, identity_of, read_config, read_description
 from tokenmix.lab.train.task import TaskData, TaskModule, input_sizes, size_note
-from tokenmix.lab.train.trainer import Session, finite_outputs, fit, validate
+from tokenmix.lab.train.trainer import Interrupted, Session, finite_outputs, fit, validate
 from tokenmix.layers.base import count_parameters
 from tokenmix.layers.splitting import splittable
 from tokenmix.ops.token_shard import rows_of

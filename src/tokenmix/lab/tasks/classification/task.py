@@ -27,8 +27,7 @@ from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.metrics import Accuracy, Metric
 from tokenmix.lab.train.programs import HubForm, PlainSamples, View
-from tokenmix.lab.train.task import TaskData, input_sizes
-from tokenmix.lab.train.task_data import IndexedData, check_names
+from tokenmix.lab.train.task import IndexedData, TaskData, check_names, input_sizes
 from tokenmix.layers.less_attention import LessAttention
 from tokenmix.losses import diagonality_loss
 from tokenmix.models import create_model

@@ -14,8 +14,7 @@ from tokenmix.lab.tasks.points.task import PointTask
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.metrics import Metric
 from tokenmix.lab.train.programs import PlainSamples, Shown
-from tokenmix.lab.train.task import TaskData
-from tokenmix.lab.train.task_data import IndexedData
+from tokenmix.lab.train.task import IndexedData, TaskData
 
 
 class PointClassification(PointTask, ClassTask):

@@ -28,8 +28,7 @@ from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.metrics import Metric, Rows
 from tokenmix.lab.train.predictions import SampledMetric
 from tokenmix.lab.train.programs import HubForm, PlainSamples, Shown
-from tokenmix.lab.train.task import TaskData
-from tokenmix.lab.train.task_data import check_names
+from tokenmix.lab.train.task import TaskData, check_names
 from tokenmix.text.heads import GMLPForSequenceClassification
 
 
