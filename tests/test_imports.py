@@ -188,7 +188,6 @@ LIGHT = [
     "__init__",
     "lab/cli/__init__",
     "lab/cli/command",
-    "lab/cli/distill",
     "lab/cli/info",
     "lab/cli/listing",
     "lab/cli/errors",
@@ -209,7 +208,6 @@ LIGHT = [
     "lab/train/config",
     "lab/train/schema",
     "lab/train/sources",
-    "lab/train/words",
     *(f"lab/tasks/{file.parent.name}/options" for file in PACKAGE.glob("lab/tasks/*/options.py")),
 ]
 

@@ -22,9 +22,8 @@ from tokenmix.lab.tasks.generation.features import RunFeatures
 from tokenmix.lab.tasks.text.data import load_text
 from tokenmix.lab.train.config import CompareConfig
 from tokenmix.lab.train.load import load_run
-from tokenmix.lab.train.recipes import load_recipe
 from tokenmix.lab.train.run import evaluate, train
-from tokenmix.lab.train.sources import make_config
+from tokenmix.lab.train.sources import load_recipe, make_config
 from tokenmix.layers import create_mixer
 from tokenmix.trust import FromFile, from_caller, from_file, is_typed, only_typed, typed, typed_words
 from verbs import refused

@@ -29,7 +29,7 @@ from recipes.small_pictures import save_small
 from tokenmix.environment import environment
 from tokenmix.files import write_json
 from tokenmix.lab.compare.compare import predict_steps
-from tokenmix.lab.inspect.numbers import map_numbers
+from tokenmix.lab.inspect.maps import map_numbers
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.config import CompareConfig, Numbers
 from tokenmix.lab.train.load import load_run

@@ -26,7 +26,7 @@ from recipes.program import run_program
 from tokenmix.environment import environment
 from tokenmix.files import read_json, write_json
 from tokenmix.lab.convert import convert_folder, open_folder, say
-from tokenmix.lab.train.words import Names
+from tokenmix.lab.train.schema import Names
 from tokenmix.profiling import peak_memory
 from tokenmix.profiling.speed import orders
 from tokenmix.swap import swap_attention

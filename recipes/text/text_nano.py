@@ -24,7 +24,7 @@ from recipes.small_pictures import save_small
 from recipes.text.tfidf import tfidf_baseline
 from tokenmix.environment import environment
 from tokenmix.lab.inspect.gates import gate_numbers, toeplitz_share
-from tokenmix.lab.inspect.tiles import SIGNED
+from tokenmix.lab.inspect.maps import SIGNED
 from tokenmix.lab.registry import TASKS, TaskEntry
 from tokenmix.lab.tasks.text.data.labelled import load_labelled
 from tokenmix.lab.tasks.text.masked_lm import MaskedLM

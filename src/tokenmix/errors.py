@@ -23,7 +23,6 @@ EXTRAS = {
         "sklearn",
         "tensorboard",
         "threadpoolctl",
-        "torchmetrics",
         "tyro",
     ),
     "text": ("datasets", "pyarrow", "tokenizers", "transformers"),

@@ -18,8 +18,8 @@ import tokenmix
 from tokenmix.errors import UserError
 from tokenmix.lab.cli import VERBS, main
 from tokenmix.lab.cli.command import parse
-from tokenmix.lab.cli.examples import EXAMPLES
 from tokenmix.lab.cli.listing import print_result
+from tokenmix.lab.cli.parsing import EXAMPLES
 from tokenmix.lab.registry import list_tasks
 from tokenmix.lab.train.run import train
 

@@ -26,9 +26,9 @@ from tokenmix.lab.compare.variant_runs import plan_runs, read_run, read_sampling
 from tokenmix.lab.grid.cells import finish_cell
 from tokenmix.lab.train.checkpoint import save_weights
 from tokenmix.lab.train.config import CompareConfig, TrainConfig
-from tokenmix.lab.train.identity import identity_of
 from tokenmix.lab.train.predictions import read_predictions
 from tokenmix.lab.train.run import evaluate
+from tokenmix.lab.train.sources import identity_of
 
 TINY = {"embed_dim": 16, "depth": 2, "num_heads": 2}
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from tokenmix.errors import UserError
 from tokenmix.lab.compare.map_figures import _signed
 from tokenmix.lab.inspect import attention_maps, map_numbers, tiles_of
-from tokenmix.lab.inspect.tiles import SIGNED
+from tokenmix.lab.inspect.maps import SIGNED
 from tokenmix.layers import MIXERS
 from tokenmix.layers.external import ExternalAttention
 from tokenmix.layers.self_attention import SelfAttention

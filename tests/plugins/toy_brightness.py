@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from torchmetrics import MeanSquaredError, MetricCollection
 
 from tokenmix.lab.registry import TASKS, TaskEntry
+from tokenmix.lab.train.metrics import Mean, Metric
 from tokenmix.lab.train.task import TaskData, TaskModule
 from tokenmix.registry import MODELS, ModelEntry
 
@@ -52,10 +52,10 @@ class Brightness(TaskModule):
         return (self.model(batch).squeeze(1) - batch.mean(1)).square().mean(), {}
 
     def evaluate(self, batch: Tensor) -> None:
-        self.metrics.update(self.model(batch).squeeze(1), batch.mean(1))
+        self.metrics.update((self.model(batch).squeeze(1) - batch.mean(1)).square())
 
-    def make_metrics(self) -> MetricCollection:
-        return MetricCollection({"mse": MeanSquaredError()})
+    def make_metrics(self) -> dict[str, Metric]:
+        return {"mse": Mean()}
 
     @torch.no_grad()
     def predict(self, inputs: Any) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ from tokenmix import create_model
 from tokenmix.errors import UserError
 from tokenmix.lab.cli import main
 from tokenmix.lab.data.images import read_image
-from tokenmix.lab.train.hub import export_to_hub
+from tokenmix.lab.train.export import export_to_hub
 from tokenmix.lab.train.load import load_run
 from tokenmix.lab.train.run import evaluate, train
 from tokenmix.lab.train.sources import make_config

@@ -17,10 +17,9 @@ from torch import Tensor
 from tokenmix.errors import UserError
 from tokenmix.lab.train import trainer
 from tokenmix.lab.train.checkpoint import read_checkpoint, save_checkpoint, save_weights
-from tokenmix.lab.train.hub import export_to_hub
-from tokenmix.lab.train.identity import identity_of, read_result
+from tokenmix.lab.train.export import export_to_hub
 from tokenmix.lab.train.run import evaluate, predict, train
-from tokenmix.lab.train.sources import make_config
+from tokenmix.lab.train.sources import identity_of, make_config, read_result
 
 CONFIG = make_config(
     data="digits",

@@ -9,7 +9,7 @@ import torch
 
 from tokenmix.checkpoints import resize
 from tokenmix.errors import UserError
-from tokenmix.lab.train.pretrained_weights import initial_weights
+from tokenmix.lab.train.checkpoint import initial_weights
 from tokenmix.lab.train.run import train
 from tokenmix.lab.train.sources import make_config
 from tokenmix.models import create_model

@@ -15,7 +15,7 @@ import torch
 from processes import finish, start
 from tokenmix.errors import UserError
 from tokenmix.lab import cli
-from tokenmix.lab.train import interrupt, record, trainer
+from tokenmix.lab.train import record, trainer
 from tokenmix.lab.train import run as runs
 from tokenmix.lab.train.sources import make_config
 
@@ -231,7 +231,7 @@ def press_ctrl_c() -> None:
 
 
 def test_processes_that_load_images_say_nothing_at_ctrl_c(capfd: pytest.CaptureFixture[str]):
-    with interrupt.listen() as request:
+    with trainer.listen() as request:
         child = multiprocessing.get_context("fork").Process(target=press_ctrl_c)
         child.start()
         child.join()

@@ -11,9 +11,8 @@ import pytest
 from tokenmix.errors import UserError
 from tokenmix.lab.registry import list_tasks
 from tokenmix.lab.train.config import default_config
-from tokenmix.lab.train.recipes import load_recipe
 from tokenmix.lab.train.schema import Document, Part, Range
-from tokenmix.lab.train.sources import make_config, read_config
+from tokenmix.lab.train.sources import load_recipe, make_config, read_config
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,12 +14,10 @@ from tokenmix.lab.cli import main
 from tokenmix.lab.train import trainer
 from tokenmix.lab.train.checkpoint import read_weights
 from tokenmix.lab.train.config import SwapConfig
-from tokenmix.lab.train.export import export
-from tokenmix.lab.train.hub import export_to_hub
-from tokenmix.lab.train.load import load_run
+from tokenmix.lab.train.export import export, export_to_hub
+from tokenmix.lab.train.load import freeze_all_but, load_run
 from tokenmix.lab.train.run import evaluate, predict, train
 from tokenmix.lab.train.sources import make_config
-from tokenmix.lab.train.swapping import freeze_all_but
 from tokenmix.layers import ExternalAttention, GatedMLP
 from tokenmix.layers.masked_norm import MaskedBatchNorm
 from tokenmix.swap.adapter import SwappedAttention

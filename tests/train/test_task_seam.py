@@ -8,13 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torchmetrics import MeanMetric, MetricCollection
 
 from tokenmix.errors import UserError
 from tokenmix.lab.registry import TASKS, TaskEntry, get_task, list_tasks
 from tokenmix.lab.train import trainer
 from tokenmix.lab.train.checkpoint import read_weights
 from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.metrics import Mean, Metric
 from tokenmix.lab.train.run import evaluate, predict, train
 from tokenmix.lab.train.sources import make_config
 from tokenmix.lab.train.task import TaskData, TaskModule
@@ -82,8 +82,8 @@ class Adversaries(TaskModule):
     def evaluate(self, batch: torch.Tensor) -> None:
         self.metrics.update((self.model["generator"](torch.zeros_like(batch)) - batch).abs())  # type: ignore[index]
 
-    def make_metrics(self) -> MetricCollection:
-        return MetricCollection({"distance": MeanMetric()})
+    def make_metrics(self) -> dict[str, Metric]:
+        return {"distance": Mean()}
 
     def predict(self, files: Any) -> list[dict[str, Any]]:
         return [{"file": str(file)} for file in files]

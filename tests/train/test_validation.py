@@ -16,7 +16,7 @@ from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.record import Recorder, _as_good
 from tokenmix.lab.train.run import evaluate, train
 from tokenmix.lab.train.sources import make_config
-from tokenmix.lab.train.task_data import IndexedData
+from tokenmix.lab.train.task import IndexedData
 from tokenmix.lab.train.trainer import TrainingLoop
 
 CONFIG = make_config(

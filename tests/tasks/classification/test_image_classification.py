@@ -94,7 +94,7 @@ def test_metrics_agree_with_scikit_learn():
 
 def test_top5_needs_more_than_five_classes():
     few = ImageClassification(Flat(5), CONFIG, {**DESCRIPTION, "classes": list("abcde")})
-    assert "top5" not in few.make_metrics()
+    assert "top5" not in few.numbers()
 
 
 def folder_of(path: Path, classes: str, colour: bool = False) -> str:

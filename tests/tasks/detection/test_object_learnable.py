@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from tokenmix.errors import UserError
-from tokenmix.lab.tasks.detection.boxes_and_masks import Detection, InstanceSegmentation
+from tokenmix.lab.tasks.detection.task import Detection, InstanceSegmentation
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.run import train
 from tokenmix.lab.train.sources import make_config

@@ -7,7 +7,7 @@ import pytest
 
 from tokenmix.lab import cli
 from tokenmix.lab.registry import get_task
-from tokenmix.lab.train.recipes import list_recipes, load_recipe
+from tokenmix.lab.train.sources import list_recipes, load_recipe
 
 ROOT = Path(__file__).parents[3]
 NAMES = [name for name in list_recipes() if load_recipe(name).task == "image-generation"]

@@ -12,14 +12,14 @@ from torch import Tensor
 from predictions import check_predictions
 from tokenmix.errors import UserError
 from tokenmix.lab import cli
-from tokenmix.lab.tasks.classes import BalancedAccuracy
 from tokenmix.lab.tasks.points.data.samples import scale_axes
-from tokenmix.lab.tasks.points.metrics import CategoryIoU, cloud_iou
+from tokenmix.lab.tasks.points.segmentation import CategoryIoU, cloud_iou
 from tokenmix.lab.tasks.points.task import predict_with_tta
 from tokenmix.lab.train import run as runs
 from tokenmix.lab.train import trainer
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.export import export
+from tokenmix.lab.train.metrics import MEASURES, ClassCounts
 from tokenmix.lab.train.sources import make_config
 
 TINY = {
@@ -180,12 +180,13 @@ def test_part_iou_is_that_of_shapenet() -> None:
     # Cloud 1: 1/2 and 2/3. Cloud 2: 1, and part 3, neither there nor answered, 1. Cloud 3: 0 and 1/2.
     clouds = [(1 / 2 + 2 / 3) / 2, 1.0, 1 / 4]
     assert found.tolist() == pytest.approx(clouds)
-    table, mean = CategoryIoU(3, "table"), CategoryIoU(3, "mean")
+    metric = CategoryIoU(3)
     for rows in (slice(0, 2), slice(2, 3)):
-        table.update(found[rows], label[rows])
-        mean.update(found[rows], label[rows])
-    assert table.compute().tolist() == pytest.approx([(clouds[0] + clouds[2]) / 2, 1, -1])
-    assert mean.compute().item() == pytest.approx(((clouds[0] + clouds[2]) / 2 + 1) / 2)
+        metric.update(found[rows], label[rows])
+    values = metric.compute()
+    assert values["instance_miou"].item() == pytest.approx(sum(clouds) / 3)
+    assert values["iou_by_category"].tolist() == pytest.approx([(clouds[0] + clouds[2]) / 2, 1, -1])
+    assert values["category_miou"].item() == pytest.approx(((clouds[0] + clouds[2]) / 2 + 1) / 2)
 
 
 def test_a_run_measures_points_of_all_clouds_together(run: Path) -> None:
@@ -207,9 +208,9 @@ def test_a_run_measures_points_of_all_clouds_together(run: Path) -> None:
 
 
 def test_balanced_accuracy_counts_classes_that_occur() -> None:
-    metric = BalancedAccuracy(4)
+    metric = ClassCounts(4, MEASURES)
     metric.update(torch.eye(4)[[0, 0, 0, 1, 3]], torch.tensor([0, 0, 0, 1, 1]))
-    assert metric.compute().item() == pytest.approx((1 + 1 / 2) / 2)
+    assert metric.compute()["balanced_accuracy"].item() == pytest.approx((1 + 1 / 2) / 2)
 
 
 def test_votes_are_means_of_stretched_clouds() -> None:

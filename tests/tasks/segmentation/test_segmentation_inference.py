@@ -10,8 +10,9 @@ from tokenmix import create_model
 from tokenmix.errors import UserError
 from tokenmix.lab.tasks.segmentation import inference
 from tokenmix.lab.tasks.segmentation.inference import pixel_logits
-from tokenmix.lab.tasks.segmentation.metrics import PixelEntropy, PixelScores
 from tokenmix.lab.tasks.segmentation.options import Inference
+from tokenmix.lab.tasks.segmentation.task import PIXELS
+from tokenmix.lab.train.metrics import ClassCounts, CrossEntropy
 from tokenmix.layers import ExternalAttention2d
 from tokenmix.profiling.memory import peak_memory
 
@@ -107,7 +108,7 @@ def test_metrics_against_plain_counting(seed, classes):
     truth = torch.randint(classes, (3, 6, 7))
     truth[torch.rand(3, 6, 7) < 0.3] = 255
     truth[0, 0, 0] = 0
-    found = (PixelScores(classes, 255), PixelEntropy(255))
+    found = (ClassCounts(classes, PIXELS, 255), CrossEntropy(255))
     for metric in found:
         for i in range(3):
             metric.update(logits[i : i + 1], truth[i : i + 1])

@@ -9,7 +9,7 @@ import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokenmix.lab.tasks.segmentation.loss import pixel_entropy, soft_iou_loss
+from tokenmix.lab.tasks.segmentation.task import pixel_entropy, soft_iou_loss
 from tokenmix.lab.train.task import TaskModule
 
 IGNORE = 255

@@ -9,7 +9,7 @@ import torch
 
 from predictions import check_predictions
 from tokenmix.errors import UserError
-from tokenmix.lab.tasks.text.question_answering import SpanAgreement, best_span
+from tokenmix.lab.tasks.text.question_answering import best_span
 from tokenmix.lab.train.run import evaluate, predict, train
 from tokenmix.lab.train.sources import make_config
 
@@ -156,16 +156,6 @@ def test_questions_are_answered(tmp_path: Path, version: str):
         predict(run, [json.dumps({"question": "where?"})])
     with pytest.raises(UserError, match="give a question and its context with a tab"):
         predict(run, ["where is the dog ?"])
-
-
-def test_agreement_of_answers():
-    given = [["the Road", "a lane"], [""], ["big red ship"], [""]]
-    agreement = SpanAgreement()
-    agreement.update(
-        [{"id": str(i), "prediction_text": text} for i, text in enumerate(["road.", "", "red ship", "moon"])],
-        [{"id": str(i), "answers": {"text": texts}} for i, texts in enumerate(given)],
-    )
-    assert agreement.compute() == pytest.approx({"exact_match": 2 / 4, "f1": (1 + 1 + 2 * 2 / 5) / 4})
 
 
 def test_the_best_span_is_the_best_pair():

@@ -9,7 +9,7 @@ import torch
 from tokenmix import text
 from tokenmix.lab import cli
 from tokenmix.lab.registry import get_task
-from tokenmix.lab.train.recipes import list_recipes, load_recipe
+from tokenmix.lab.train.sources import list_recipes, load_recipe
 from tokenmix.registry import MODELS
 
 ROOT = Path(__file__).parents[3]

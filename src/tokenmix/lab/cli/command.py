@@ -13,10 +13,8 @@ from typing import Any
 from tokenmix import __version__
 from tokenmix.errors import UserError, missing_extra, printable
 from tokenmix.files import DISK_ERRORS
-from tokenmix.lab.cli.distill import Distill
-from tokenmix.lab.cli.names import Cost, Data, Doctor, Info, List, Swap
+from tokenmix.lab.cli.names import Cost, Data, Distill, Doctor, Info, List, Probe, Swap
 from tokenmix.lab.cli.parsing import parse_into, parse_verb
-from tokenmix.lab.cli.probe import Probe
 from tokenmix.lab.cli.runs import Compare, Eval, Export, Generate, Inspect, Predict, Train, TrainTokenizer
 from tokenmix.lab.train.launch import launch, processes_to_start
 from tokenmix.registry import load_plugin

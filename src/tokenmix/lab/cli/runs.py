@@ -16,10 +16,8 @@ from tokenmix.lab.data.lookup import data_sets
 from tokenmix.lab.registry import TASKS
 from tokenmix.lab.tasks.fitting import check_model_name
 from tokenmix.lab.train.config import CompareConfig, TrainConfig, comparison_config
-from tokenmix.lab.train.recipes import merge_kwargs
-from tokenmix.lab.train.schema import Part
-from tokenmix.lab.train.sources import base_config, read_config
-from tokenmix.lab.train.words import Names
+from tokenmix.lab.train.schema import Names, Part
+from tokenmix.lab.train.sources import base_config, merge_kwargs, read_config
 
 Positional = tyro.conf.Positional
 RunFolder = Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
@@ -205,7 +203,7 @@ class Generate:
 
     def run(self) -> None:
         read_config(self.run_folder)
-        from tokenmix.lab.tasks.generation.generate import generate
+        from tokenmix.lab.tasks.generation.task import generate
 
         made = generate(
             self.run_folder, self.out, classes=self.classes, num=self.num, seed=self.seed, interpolate=self.interpolate
@@ -255,7 +253,7 @@ class Export:
     def run(self) -> None:
         read_config(self.run_folder)
         if self.format == "hub":
-            from tokenmix.lab.train.hub import export_to_hub
+            from tokenmix.lab.train.export import export_to_hub
 
             print(export_to_hub(self.run_folder, self.out, self.push))
             return

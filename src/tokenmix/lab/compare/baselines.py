@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tokenmix.lab.data.fetch import log
+from tokenmix.lab.train.metrics import Metrics
 from tokenmix.lab.train.task import TaskData, TaskModule
 
 MOST = 10_000
@@ -31,7 +32,7 @@ def fit_baselines(task: TaskModule, data: TaskData) -> dict[str, float]:
     for name in task.baselines:
         start = time.monotonic()
         predict = BASELINES[name](features, targets, task.num_targets())
-        metrics = task.make_metrics()
+        metrics = Metrics(task.make_metrics())
         for given, wanted in task.plain_samples(data, "test"):
             metrics.update(predict(given, wanted), wanted)
         scores[name] = float(metrics.compute()[task.monitor])

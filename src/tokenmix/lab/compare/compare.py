@@ -44,11 +44,11 @@ from tokenmix.lab.compare.variants import reference_of, with_usual_mixers
 from tokenmix.lab.grid.cells import Cell, Engine
 from tokenmix.lab.grid.engines import in_turn, make_engine, parallel_runs
 from tokenmix.lab.registry import get_task
+from tokenmix.lab.train.checks import check_config
 from tokenmix.lab.train.config import CompareConfig, comparison_config
-from tokenmix.lab.train.identity import read_result
-from tokenmix.lab.train.load import load_task
-from tokenmix.lab.train.plan import check_config, make_plan
-from tokenmix.lab.train.swapping import check_own_mixers, start_and_swap
+from tokenmix.lab.train.load import check_own_mixers, load_task, start_and_swap
+from tokenmix.lab.train.plan import make_plan
+from tokenmix.lab.train.sources import read_result
 from tokenmix.lab.train.task import TaskData, TaskModule
 from tokenmix.layers.table import get_spec
 from tokenmix.swap.sites import find_sites

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from tokenmix.lab.compare.map_figures import ExampleMaps, ShownExample
 from tokenmix.lab.compare.results import Example
 from tokenmix.lab.data.images import ImageData
-from tokenmix.lab.inspect.maps import attention_maps
-from tokenmix.lab.inspect.tiles import tiles_of
+from tokenmix.lab.inspect.maps import attention_maps, tiles_of
 from tokenmix.lab.train.task import TaskData, TaskModule
 from tokenmix.layers.base import Mixer
 from tokenmix.models import BlockMap

@@ -12,11 +12,11 @@ from PIL import Image
 from torch import Tensor
 
 from tokenmix.lab.compare.results import Results
-from tokenmix.lab.inspect.tiles import Tile
+from tokenmix.lab.inspect.maps import Tile
 
 SIDE = 100
 # Anchors of the two colour scales: dark to bright for shares, blue through transparent to red for signed gates, as
-# `tokenmix.lab.inspect.tiles.SIGNED` has it.
+# `tokenmix.lab.inspect.pictures.SIGNED` has it.
 SEQUENTIAL = np.array([(20, 11, 53), (101, 21, 110), (187, 55, 84), (249, 142, 9), (252, 255, 164)], dtype=float)
 NEGATIVE, POSITIVE = np.array((47, 111, 237.0)), np.array((226, 67, 45.0))
 

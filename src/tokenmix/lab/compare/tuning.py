@@ -8,9 +8,9 @@ from tokenmix.errors import UserError
 from tokenmix.files import inside
 from tokenmix.lab.grid.cells import Cell
 from tokenmix.lab.train.config import CompareConfig
-from tokenmix.lab.train.identity import read_result
 from tokenmix.lab.train.plan import make_plan
 from tokenmix.lab.train.schema import fitted
+from tokenmix.lab.train.sources import read_result
 
 SEED = 0
 """Of all short runs, so that other seeds of a comparison change no choice."""

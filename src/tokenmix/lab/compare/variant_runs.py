@@ -25,10 +25,9 @@ from tokenmix.lab.train.config import (
     TrainConfig,
     comparison_config,
 )
-from tokenmix.lab.train.identity import read_result
 from tokenmix.lab.train.predictions import FILE, SampledMetric, read_predictions
 from tokenmix.lab.train.schema import Range, fitted
-from tokenmix.lab.train.sources import read_description, read_part
+from tokenmix.lab.train.sources import read_description, read_part, read_result
 
 FREE = (
     "mixers",

@@ -2,9 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from tokenmix.lab.inspect.maps import attention_maps
-from tokenmix.lab.inspect.numbers import MapNumbers, map_numbers
-from tokenmix.lab.inspect.tiles import Tile, tiles_of
+from tokenmix.lab.inspect.maps import MapNumbers, Tile, attention_maps, map_numbers, tiles_of
 
 if TYPE_CHECKING:
     from tokenmix.lab.inspect.run import inspect_run

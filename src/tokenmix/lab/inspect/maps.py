@@ -1,6 +1,8 @@
-"""The map that every mixer of a model used on given images."""
+"""The map that every mixer of a model used on given images: numbers, and parts worth a figure."""
 
+import math
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -64,3 +66,164 @@ def _note(name: str, found: list[BlockMap]) -> Callable[..., None]:
             found.append(BlockMap(name, kind, used, grid))
 
     return hook
+
+
+@dataclass(frozen=True)
+class MapNumbers:
+    """One block's map in numbers, means over images, heads and tokens. Gates are read as |W| with rows summing to 1.
+
+    Attributes:
+        name: the mixer's path in the model.
+        kind: slots, tokens or gate.
+        shape: of the map.
+        entropy: of a row over its logarithm's bound: 0 = one column takes all, 1 = all columns alike.
+        effective_columns: exp(entropy of the mean row): how many slots (or tokens) are in use.
+        saturation: share of a row's mass on its largest column.
+        diagonality: share of a row's mass on the token itself; None for slots.
+        distance: 1 - linear CKA with the map of the block before: 0 = tokens are distinguished in the same way, 1 =
+            unrelated; None for the first block and for a map whose rows are all alike.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    entropy: float
+    effective_columns: float
+    saturation: float
+    diagonality: float | None
+    distance: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def map_numbers(maps: list[BlockMap]) -> list[MapNumbers]:
+    """The numbers of each block's map, from the first block to the last."""
+    before = [None, *maps[:-1]]
+    return [_numbers(block, previous) for block, previous in zip(maps, before)]
+
+
+def _numbers(block: BlockMap, previous: BlockMap | None) -> MapNumbers:
+    rows = _rows(block)
+    square = block.kind != "slots" and rows.shape[-1] == rows.shape[-2]
+    return MapNumbers(
+        name=block.name,
+        kind=block.kind,
+        shape=tuple(block.map.shape),
+        entropy=_entropy(rows).mean().item() / math.log(max(2, rows.shape[-1])),
+        effective_columns=_entropy(rows.mean(-2)).exp().mean().item(),
+        saturation=rows.amax(-1).mean().item(),
+        diagonality=rows.diagonal(dim1=-2, dim2=-1).mean().item() if square else None,
+        distance=None if previous is None else _distance(rows, _rows(previous)),
+    )
+
+
+def _rows(block: BlockMap) -> Tensor:
+    """(B, H, N, S) in float64, nonnegative, each row summing to 1 (a masked token's row of zeros stays)."""
+    values = block.map.detach().double().abs()
+    values = values.reshape(1, 1, *values.shape) if values.dim() == 2 else values
+    total = values.sum(-1, keepdim=True)
+    return values / total.where(total > 0, 1.0)
+
+
+def _entropy(p: Tensor) -> Tensor:
+    return -torch.xlogy(p, p).sum(-1)
+
+
+def _distance(rows: Tensor, previous: Tensor) -> float | None:
+    """1 - CKA, the mean over images; the heads' columns are side by side as the features of a token."""
+    size = max(rows.shape[0], previous.shape[0])
+    mine, other = (_features(r).expand(size, -1, -1) for r in (rows, previous))
+    if mine.shape[1] != other.shape[1]:
+        return None
+    shared = (mine.transpose(1, 2) @ other).square().sum((1, 2))
+    norms = [(f.transpose(1, 2) @ f).square().sum((1, 2)).sqrt() for f in (mine, other)]
+    scale = norms[0] * norms[1]
+    # Rows that are all alike leave nothing after centring but rounding.
+    if (scale < 1e-20).any():
+        return None
+    return (1 - shared / scale).mean().item()
+
+
+def _features(rows: Tensor) -> Tensor:
+    """(B, H, N, S) to (B, N, H*S), centred over the tokens."""
+    flat = rows.permute(0, 2, 1, 3).flatten(2)
+    return flat - flat.mean(1, keepdim=True)
+
+
+SIGNED = "coolwarm"
+"""matplotlib's colours of signed numbers in every figure of maps and gates: positive red, negative blue."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One small figure.
+
+    Attributes:
+        label: what is seen.
+        values: (h, w), on the tokens' grid, or a whole matrix.
+        signed: has negative values, so that 0 is the neutral colour.
+        mark: place of the token whose row this is, (row, column).
+        on_image: `values` are drawn over the image.
+    """
+
+    label: str
+    values: Tensor
+    signed: bool = False
+    mark: tuple[int, int] | None = None
+    on_image: bool = True
+
+
+def tiles_of(block: BlockMap, image: int = 0, limit: int = 8) -> list[Tile]:
+    """At most `limit` tiles of one block's map on one image of the batch.
+
+    Self-attention: what the centre token looks at, then what is looked at, for as many heads as fit. Slots: those
+    whose share varies most over the image. Gates: the whole matrix, then rows on the grid, the centre token's first.
+    A class token is left out: it has no place on the image.
+    """
+    values = (block.map if block.kind == "gate" else block.map[image]).detach().float().cpu()
+    values = values[..., block.prefix :, :]
+    if block.kind == "slots":
+        return _slot_tiles(values, block.grid, limit)
+    draw = _gate_tiles if block.kind == "gate" else _token_tiles
+    return draw(values[..., block.prefix :], block.grid, limit)
+
+
+def _token_tiles(values: Tensor, grid: tuple[int, int], limit: int) -> list[Tile]:
+    """values (H, N, M): M may be a coarser grid than N, where keys are pooled."""
+    heads = min(values.shape[0], max(1, limit // 2))
+    row, column = grid[0] // 2, grid[1] // 2
+    keys = _key_grid(values.shape[-1], grid)
+    mark = (row, column) if keys == grid else None
+    centre = values[:heads, row * grid[1] + column]
+    received = values[:heads].mean(1)
+    looks = [Tile(f"head {h}, centre token", centre[h].view(keys), mark=mark) for h in range(heads)]
+    return (looks + [Tile(f"head {h}, received", received[h].view(keys)) for h in range(heads)])[:limit]
+
+
+def _key_grid(num_keys: int, grid: tuple[int, int]) -> tuple[int, int]:
+    """The grid of the keys: the tokens' own, or the same with both sides divided by one number."""
+    factor = round((grid[0] * grid[1] / num_keys) ** 0.5)
+    return grid[0] // factor, grid[1] // factor
+
+
+def _slot_tiles(values: Tensor, grid: tuple[int, int], limit: int) -> list[Tile]:
+    heads, _, slots = values.shape
+    by_slot = values.permute(0, 2, 1).flatten(0, 1)
+    chosen = by_slot.std(-1, correction=0).argsort(descending=True)[:limit].tolist()
+    return [Tile(_slot_label(i, heads, slots), by_slot[i].view(grid)) for i in chosen]
+
+
+def _slot_label(index: int, heads: int, slots: int) -> str:
+    return f"slot {index % slots}" if heads == 1 else f"head {index // slots}, slot {index % slots}"
+
+
+def _gate_tiles(matrix: Tensor, grid: tuple[int, int], limit: int) -> list[Tile]:
+    """The gate (N, N) is the same for every image."""
+    height, width = grid
+    centre = (height // 2) * width + width // 2
+    others = torch.linspace(0, height * width - 1, max(2, limit - 1)).long().tolist()
+    chosen = list(dict.fromkeys([centre, *others]))[: limit - 1]
+    rows = [Tile(f"row of token {i}", matrix[i].view(grid), signed=True, mark=(i // width, i % width)) for i in chosen]
+    return [Tile("whole matrix", matrix, signed=True, on_image=False), *rows]

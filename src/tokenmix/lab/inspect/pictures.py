@@ -9,8 +9,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from tokenmix.lab.figures import save_figure
-from tokenmix.lab.inspect.numbers import MapNumbers
-from tokenmix.lab.inspect.tiles import SIGNED, Tile
+from tokenmix.lab.inspect.maps import SIGNED, MapNumbers, Tile
 
 COLUMNS = 4
 

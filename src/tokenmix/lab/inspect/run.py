@@ -8,10 +8,8 @@ from torch import nn
 
 from tokenmix.errors import UserError
 from tokenmix.files import make_folder, user_path, write_json
-from tokenmix.lab.inspect.maps import attention_maps
-from tokenmix.lab.inspect.numbers import map_numbers
+from tokenmix.lab.inspect.maps import attention_maps, map_numbers, tiles_of
 from tokenmix.lab.inspect.pictures import draw_depth, draw_tiles
-from tokenmix.lab.inspect.tiles import tiles_of
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.load import load_task
 from tokenmix.lab.train.task import TaskModule

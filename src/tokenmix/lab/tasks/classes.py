@@ -1,25 +1,24 @@
 """What tasks with one class for each sample share: metrics, weights of the loss, predictions that are kept, answers."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics import Metric, MetricCollection
-from torchmetrics.classification import (
-    BinaryAUROC,
-    MulticlassAccuracy,
-    MulticlassCalibrationError,
-    MulticlassConfusionMatrix,
-    MulticlassF1Score,
-    MulticlassRecall,
-)
-from torchmetrics.utilities.data import dim_zero_cat
 
 from tokenmix.lab.train.distillation import DistillingTask
-from tokenmix.lab.train.metrics import CrossEntropy, F1OfClass
+from tokenmix.lab.train.metrics import (
+    MEASURES,
+    ClassCounts,
+    CrossEntropy,
+    Metric,
+    Rows,
+    Sums,
+    f1_of,
+    recall_of,
+)
 from tokenmix.lab.train.predictions import SampledMetric
 
 # Of more classes nobody reads a table or a matrix, and it would be written with every checkpoint.
@@ -29,46 +28,66 @@ ALL_PROBABILITIES = 16
 BINS = 15
 
 
-class Recall(MulticlassRecall):
-    """The recall of each class; nan for one that does not occur."""
+class Confusion(Sums):
+    """Samples by true class (rows) and predicted class (columns)."""
 
-    def __init__(self, num_classes: int) -> None:
-        super().__init__(num_classes, average="none", validate_args=False, zero_division=math.nan)
-
-
-class BalancedAccuracy(Recall):
-    """The mean recall of the classes that occur; torchmetrics' own mean counts those that are only predicted as 0."""
-
-    def compute(self) -> Tensor:
-        """The mean so far."""
-        return super().compute().nanmean()
-
-
-class Calibration(MulticlassCalibrationError):
-    """Expected calibration error: over 15 bins of confidence, the mean distance of confidence and accuracy."""
-
-    def __init__(self, num_classes: int) -> None:
-        super().__init__(num_classes, n_bins=BINS, norm="l1", validate_args=False)
-
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add a batch of logits, which torchmetrics takes for probabilities where all are in [0, 1]."""
-        super().update(preds.float().softmax(-1), target)
-
-
-class RankArea(BinaryAUROC):
-    """Area under the ROC curve of two classes, from logits (B, 2); nan where only one class occurs."""
-
-    def __init__(self) -> None:
-        super().__init__(validate_args=False)
+    def __init__(self, classes: int) -> None:
+        super().__init__(classes, classes)
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add a batch of logits and labels."""
-        super().update(preds.float().softmax(-1)[:, 1], target)
+        classes = preds.shape[1]
+        self.add(torch.bincount(target * classes + preds.argmax(1), minlength=classes**2).view(classes, classes))
+
+    def compute(self) -> Tensor:
+        """The matrix so far."""
+        return self.total().long()
+
+
+class Calibration(Sums):
+    """Expected calibration error: over 15 bins of confidence, the mean distance of confidence and accuracy."""
+
+    higher_is_better = False
+
+    def __init__(self) -> None:
+        super().__init__(BINS + 2)
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch of logits and labels."""
+        confidence, predicted = preds.float().softmax(-1).max(-1)
+        self.add(calibration_gaps(confidence, predicted == target).sum(0))
+
+    def compute(self) -> Tensor:
+        """The error so far."""
+        return calibration_error(self.total())
+
+
+def calibration_gaps(confidence: Tensor, right: Tensor) -> Tensor:
+    """Of each sample (n,) accuracy minus confidence in the column of its bin, and a last column of ones."""
+    place = torch.bucketize(confidence, torch.linspace(0, 1, BINS + 1, device=confidence.device), right=True) - 1
+    gap = right.float() - confidence.float()
+    return torch.cat([F.one_hot(place, BINS + 1) * gap[:, None], torch.ones_like(gap)[:, None]], 1).cpu().double()
+
+
+def calibration_error(sums: Tensor) -> Tensor:
+    """The error from sums (..., bins + 1) of `calibration_gaps`."""
+    return sums[..., :-1].abs().sum(-1) / sums[..., -1]
+
+
+class RankArea(Rows):
+    """Area under the ROC curve of two classes, from logits (B, 2); nan where only one class occurs."""
+
+    higher_is_better = True
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch of logits and labels."""
+        self.keep(preds.float().softmax(-1)[:, 1], target)
 
     def compute(self) -> Tensor:
         """The area so far."""
-        target = dim_zero_cat(self.target)  # type: ignore[arg-type]
-        return super().compute() if 0 < target.sum() < len(target) else torch.tensor(math.nan)
+        score, label = self.columns()
+        _, place = score.unique(return_inverse=True)
+        return rank_area(torch.ones(1, len(score), dtype=torch.float64), label == 1, place)[0]
 
 
 class ClassTask(DistillingTask):
@@ -85,23 +104,24 @@ class ClassTask(DistillingTask):
         """Balanced accuracy where one class is more than twice as large as the others are on average."""
         return "balanced_accuracy" if is_unbalanced(class_sizes(self.data)) else "accuracy"
 
-    def class_metrics(self, **more: Metric) -> MetricCollection:
+    def class_metrics(self, **more: Metric) -> dict[str, Metric]:
         """Accuracy and balanced accuracy, macro F1, calibration error, loss; recall of each class and confusion matrix
         (true x predicted) of up to 200 classes; of two classes AUC, and F1 of the smaller one; and more.
         """
         classes = len(self.data["classes"])
-        chosen: dict[str, Metric] = {
-            "accuracy": MulticlassAccuracy(classes, average="micro", validate_args=False),
-            "balanced_accuracy": BalancedAccuracy(classes),
-            "macro_f1": MulticlassF1Score(classes, average="macro", validate_args=False),
-            "ece": Calibration(classes),
-            "loss": CrossEntropy(),
-        }
+        measures = {name: MEASURES[name] for name in ("accuracy", "balanced_accuracy", "macro_f1")}
         if classes == 2:
-            chosen |= {"auc": RankArea(), "f1": F1OfClass(positive_class(self.data))}
+            measures["f1"] = partial(f1_of_class, positive=positive_class(self.data))
         if classes <= CONFUSION_CLASSES:
-            chosen |= {"recall": Recall(classes), "confusion": MulticlassConfusionMatrix(classes, validate_args=False)}
-        return MetricCollection({**chosen, **more}, compute_groups=False)
+            measures["recall"] = recall_of
+        if "matthews" in self.data.get("metrics", ()):
+            measures["matthews"] = MEASURES["matthews"]
+        chosen: dict[str, Metric] = {"ece": Calibration(), "loss": CrossEntropy()}
+        if classes == 2:
+            chosen["auc"] = RankArea()
+        if classes <= CONFUSION_CLASSES:
+            chosen["confusion"] = Confusion(classes)
+        return {"counts": ClassCounts(classes, measures), **chosen, **more}
 
     def on_validation_epoch_end(self) -> None:
         """Keep the metrics as plain values, the recall of each class by its name."""
@@ -144,55 +164,31 @@ class ClassTask(DistillingTask):
     ) -> SampledMetric | None:
         """Each number of `class_metrics`, top-5 accuracy and Matthews' correlation."""
         index, label, predicted = predictions["index"], predictions["label"].long(), predictions["predicted"].long()
-        means = {
-            "accuracy": label == predicted,
-            "top5": predictions["rank"] < 5,
-            "loss": predictions["loss"],
-        }
+        right = label == predicted
+        means = {"accuracy": right, "top5": predictions["rank"] < 5, "loss": predictions["loss"]}
         if metric in means:
             return SampledMetric.mean(index, means[metric])
-        classes = len(data["classes"])
-
-        def per_class(weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            """Weights of the samples of each class that are right, all, and predicted to be of it, (R, classes)."""
-            empty = weights.new_zeros(len(weights), classes)
-            right = weights * (label == predicted)
-            added = ((right, label), (weights, label), (weights, predicted))
-            return tuple(empty.index_add(1, place, values) for values, place in added)  # type: ignore[return-value]
-
-        def f1(weights: Tensor) -> Tensor:
-            right, there, found = per_class(weights)
-            return 2 * right / (there + found)  # nan for a class that neither is there nor is found
-
-        def balanced(weights: Tensor) -> Tensor:
-            right, there, _ = per_class(weights)
-            return (right / there).nanmean(1)
-
-        def matthews(weights: Tensor) -> Tensor:
-            right, there, found = per_class(weights)
-            total = weights.sum(1)
-            over = right.sum(1) * total - (there * found).sum(1)
-            under = (total**2 - (there**2).sum(1)) * (total**2 - (found**2).sum(1))
-            return torch.where(under > 0, over / under.sqrt(), 0.0)
-
-        positive = positive_class(data)
-        functions: dict[str, Callable[[Tensor], Tensor]] = {
-            "balanced_accuracy": balanced,
-            "macro_f1": lambda weights: f1(weights).nanmean(1),
-            "f1": lambda weights: f1(weights)[:, positive].nan_to_num(0.0),
-            "matthews": matthews,
-        }
         if metric == "ece":
-            edges = torch.linspace(0, 1, BINS + 1)
-            place = torch.bucketize(predictions["confidence"], edges, right=True) - 1
-            gap = (label == predicted).double() - predictions["confidence"].double()
-            values = F.one_hot(place, BINS + 1) * gap[:, None]
-            sums = torch.cat([values, torch.ones(len(gap), 1)], 1)
-            return SampledMetric.of_sums(index, sums, lambda total: total[:, :-1].abs().sum(1) / total[:, -1])
+            return SampledMetric.of_sums(index, calibration_gaps(predictions["confidence"], right), calibration_error)
         if metric == "auc" and "probabilities" in predictions:
             _, place = predictions["probabilities"][:, 1].unique(return_inverse=True)
             return SampledMetric(index, lambda weights: rank_area(weights, label == 1, place))
-        return SampledMetric(index, functions[metric]) if metric in functions else None
+        measures = {**MEASURES, "f1": partial(f1_of_class, positive=positive_class(data))}
+        if metric not in measures:
+            return None
+
+        def resampled(weights: Tensor) -> Tensor:
+            """Of weights of the samples of each class that are right, all, and predicted to be of it."""
+            empty = weights.new_zeros(len(weights), len(data["classes"]))
+            added = ((weights * right, label), (weights, label), (weights, predicted))
+            return measures[metric](torch.stack([empty.index_add(1, place, values) for values, place in added], 1))
+
+        return SampledMetric(index, resampled)
+
+
+def f1_of_class(counts: Tensor, positive: int) -> Tensor:
+    """F1 of one class; 0 where it neither is there nor is predicted."""
+    return f1_of(counts)[..., positive].nan_to_num(0.0)
 
 
 def rank_area(weights: Tensor, positive: Tensor, place: Tensor) -> Tensor:

@@ -20,8 +20,7 @@ from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distributed import distributed_info
 from tokenmix.lab.train.programs import View
 from tokenmix.lab.train.sources import read_description
-from tokenmix.lab.train.task import TaskModule
-from tokenmix.lab.train.task_data import IndexedData
+from tokenmix.lab.train.task import IndexedData, TaskModule
 from tokenmix.models.foreign import with_fresh_head
 from tokenmix.registry import is_foreign
 

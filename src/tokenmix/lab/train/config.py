@@ -11,8 +11,20 @@ import tyro
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.lab.registry import TASKS
-from tokenmix.lab.train.schema import Document, Part, Range
-from tokenmix.lab.train.words import Axis, Folders, Jobs, Names, Needed, Numbers, Pairs
+from tokenmix.lab.train.schema import (
+    FREE,
+    RESUMABLE,
+    Axis,
+    Document,
+    Folders,
+    Jobs,
+    Names,
+    Needed,
+    Numbers,
+    Pairs,
+    Part,
+    Range,
+)
 from tokenmix.registry import load_object
 
 
@@ -30,7 +42,7 @@ class DataConfig(Part):
     validation: Annotated[int | None, Range(least=0)] = None
     """Hold out this many training samples (scenes, questions), to choose the best epoch by; with 0 the last is kept.
     If not given, a tenth of those used, 10,000 at most, and none where that is fewer than 10."""
-    workers: Annotated[int, Range(least=0, most=256)] = 0
+    workers: Annotated[int, Range(least=0, most=256)] = field(default=0, metadata=RESUMABLE)
     """Processes that load samples."""
 
 
@@ -174,17 +186,17 @@ class BudgetConfig(Part):
     """Metric that picks the best epoch and that results are reported in; the task's usual one if not given."""
     precision: Literal["32", "bf16-mixed", "16-mixed", "bf16"] = "32"
     """Training precision."""
-    grad_checkpointing: bool = False
+    grad_checkpointing: bool = field(default=False, metadata=RESUMABLE)
     """Recompute each block in the backward pass: less memory, more time."""
-    threads: Annotated[int | None, Range(least=1, most=1024)] = None
+    threads: Annotated[int | None, Range(least=1, most=1024)] = field(default=None, metadata=RESUMABLE)
     """CPU threads of PyTorch."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    device: Literal["auto", "cpu", "cuda", "mps"] = field(default="auto", metadata=RESUMABLE)
     """Device to train on; auto takes a GPU if there is one."""
-    log_every: Annotated[int, Range(least=1)] = 20
+    log_every: Annotated[int, Range(least=1)] = field(default=20, metadata=FREE)
     """Steps between two rows of metrics.csv."""
-    checkpoint_every: Annotated[int, Range(least=1)] = 200
+    checkpoint_every: Annotated[int, Range(least=1)] = field(default=200, metadata=FREE)
     """Steps between checkpoints; one is also written after each epoch."""
-    logger: Literal["wandb", "mlflow"] | None = None
+    logger: Literal["wandb", "mlflow"] | None = field(default=None, metadata=RESUMABLE)
     """Log to Weights & Biases or MLflow, in addition to metrics.csv and TensorBoard.
     Their environment variables, such as WANDB_MODE and MLFLOW_TRACKING_URI, configure them."""
     init_from: Path | None = None
@@ -198,15 +210,15 @@ class LoopConfig(BudgetConfig):
 
     seed: Annotated[int, Range(least=0)] = 0
     """Seed of weights, order and augmentation."""
-    out: Path | None = None
+    out: Path | None = field(default=None, metadata=FREE)
     """Run folder; runs/MODEL-DATA-SEED if not given."""
-    resume: Path | None = None
+    resume: Path | None = field(default=None, metadata=FREE)
     """Continue this run folder where it stopped; its own config is used."""
     recipe: str | None = None
     """A recipe by name or file; options on the command line override it. See recipes/."""
-    devices: Annotated[int | None, Range(least=1)] = None
+    devices: Annotated[int | None, Range(least=1)] = field(default=None, metadata=FREE)
     """Processes on this machine, one per device; torchrun's number if it started them, else 1."""
-    num_nodes: Annotated[int | None, Range(least=1)] = None
+    num_nodes: Annotated[int | None, Range(least=1)] = field(default=None, metadata=FREE)
     """Machines; torchrun's number if that started the processes, else 1."""
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     """How processes share the work: ddp (auto) copies the model to each, fsdp shards it."""

@@ -60,7 +60,7 @@ class DistillingTask(TaskModule, ABC):
                 )
             if self.config.loop.monitor is None:
                 self.monitor, self.mode = "layer_loss", "min"
-            self.metrics.add_metrics({"layer_loss": LayerLoss()})
+            self.metrics["layer_loss"] = LayerLoss()
         self.teacher, self.swapped = teacher.eval().requires_grad_(False), swapped
 
     def distilled(
@@ -94,8 +94,7 @@ class DistillingTask(TaskModule, ABC):
         """As of every task, and the loss over layers."""
         super().validation_step(batch, batch_idx)
         if self.teacher is not None and self.options.distill_from == "layers":
-            metric: Any = self.metrics["layer_loss"]
-            metric.add(self._layer_loss(self.teacher, batch))
+            self.metrics["layer_loss"].add_mean(self._layer_loss(self.teacher, batch).float(), 1)
 
     def _layer_loss(self, teacher: "DistillingTask", batch: Any) -> Tensor:
         with watched_layers(teacher.model, self.swapped) as calls:
@@ -106,10 +105,7 @@ class DistillingTask(TaskModule, ABC):
 class LayerLoss(Mean):
     """The mean of `layer_loss` over batches; among metrics of predictions and labels it takes neither."""
 
-    def update(self, *_: Any) -> None:
-        """Nothing: see `add`."""
+    higher_is_better = False
 
-    def add(self, value: Tensor) -> None:
-        """Count a batch."""
-        self.total += value.float()
-        self.count += 1
+    def update(self, *_: Any) -> None:
+        """Nothing: a batch is counted by `add_mean`."""

@@ -8,7 +8,7 @@ import gc
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,8 @@ from torch.optim import Optimizer
 from tokenmix.errors import UserError, one_line
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.launch import START, DistributedInfo, distributed_info, number_in
+
+T = TypeVar("T")
 
 
 class PeerFailure(Exception):
@@ -34,26 +36,6 @@ def restarts_allowed() -> bool:
     return number_in("TORCHELASTIC_MAX_RESTARTS") > 0
 
 
-def fit_to_ranks(config: TrainConfig) -> TrainConfig:
-    """The config of a run to resume for as many processes as run now; a step takes as many samples as it did.
-
-    Raises:
-        UserError: they cannot be divided equally.
-    """
-    if "RANK" not in os.environ:
-        return config
-    here = distributed_info()
-    before = (config.loop.devices or 1) * (config.loop.num_nodes or 1)
-    samples = config.loop.batch_size * before
-    if samples % here.world_size:
-        raise UserError(
-            f"the run takes {samples} samples a step ({before} processes of {config.loop.batch_size}), which "
-            f"{here.world_size} processes cannot share equally; resume it with another number of processes"
-        )
-    several = {"devices": here.local_world_size, "num_nodes": here.num_nodes}
-    return config.replace(batch_size=samples // here.world_size, **several)
-
-
 def data_parallel_rank(config: TrainConfig) -> tuple[int, int]:
     """The number of this process's part of the batches, and how many parts there are.
 
@@ -61,29 +43,6 @@ def data_parallel_rank(config: TrainConfig) -> tuple[int, int]:
     """
     here, shared = distributed_info(), config.loop.token_parallel
     return here.rank // shared, here.world_size // shared
-
-
-def check_ranks(config: TrainConfig) -> None:
-    """Raise `UserError` unless as many processes run as the config asks for."""
-    here = distributed_info()
-    devices, nodes = config.loop.devices or here.local_world_size, config.loop.num_nodes or here.num_nodes
-    if (devices, nodes) != (here.local_world_size, here.num_nodes):
-        several = f"--nnodes {nodes} --rdzv_endpoint FIRST_MACHINE:29500 --rdzv_backend c10d " if nodes > 1 else ""
-        raise UserError(
-            f"{devices * nodes} processes are requested and {here.world_size} run; start them on each machine with: "
-            f"torchrun {several}--nproc_per_node {devices} -m tokenmix train ..."
-        )
-    if here.world_size % config.loop.token_parallel:
-        raise UserError(
-            f"token_parallel={config.loop.token_parallel} splits each image over as many processes and "
-            f"{here.world_size} run; give --devices {config.loop.token_parallel} or a multiple of it"
-        )
-    if config.loop.strategy != "auto" and here.world_size == 1:
-        raise UserError(f"strategy {config.loop.strategy} needs several processes; give --devices 2 or more")
-    if config.loop.strategy == "fsdp" and config.optim.ema is not None:
-        raise UserError("ema keeps a whole copy of the weights, which fsdp avoids; leave --ema out or use ddp")
-    if config.loop.strategy == "fsdp" and config.loop.precision == "16-mixed":
-        raise UserError("fsdp cannot compute in 16-mixed; give --precision bf16-mixed or 32")
 
 
 @contextmanager
@@ -148,13 +107,27 @@ def _check_devices(here: DistributedInfo) -> None:
     )
 
 
-def all_reduce_mean(values: Tensor) -> Tensor:
-    """The mean over the processes of a tensor on the CPU."""
+def all_reduce_sum(values: Tensor) -> Tensor:
+    """The sum over the processes of a tensor on the CPU."""
     if not dist.is_initialized():
         return values
     values = values.clone()
     dist.all_reduce(values)
-    return values / dist.get_world_size()
+    return values
+
+
+def all_reduce_mean(values: Tensor) -> Tensor:
+    """The mean over the processes of a tensor on the CPU."""
+    return all_reduce_sum(values) / (dist.get_world_size() if dist.is_initialized() else 1)
+
+
+def all_gather(value: T) -> list[T]:
+    """The value of each process, by rank."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def all_reduce_max(count: int) -> int:
@@ -196,8 +169,7 @@ def raise_on_all_ranks() -> Iterator[None]:
         yield
     except Exception as caught:
         error = caught
-    codes: list[int] = [0] * dist.get_world_size()
-    dist.all_gather_object(codes, 0 if error is None else 2 if isinstance(error, UserError | OSError) else 1)
+    codes = all_gather(0 if error is None else 2 if isinstance(error, UserError | OSError) else 1)
     first = next((rank for rank, code in enumerate(codes) if code), None)
     if first is None:
         return

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from tokenmix.errors import UserError
+from tokenmix.lab.train.checks import device_type
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distributed import distributed_info
 from tokenmix.lab.train.task import TaskModule
@@ -152,20 +152,3 @@ def _shard(task: TaskModule, kind: str, shared: int) -> None:
         task.split_tokens(init_device_mesh(kind, shape, mesh_dim_names=("data", "tokens"))["tokens"])
     # Over all processes, as gradients must be averaged over those that share an image too.
     task.shard(init_device_mesh(kind, (size,)))
-
-
-def device_type(config: TrainConfig) -> str:
-    """The kind of device that `config.loop.device` is on this machine."""
-    if config.loop.device != "auto":
-        return config.loop.device
-    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-
-
-def check_device(config: TrainConfig) -> None:
-    """Raise `UserError` for a device that the machine does not have, or a precision that it cannot compute in."""
-    if config.loop.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("no CUDA device is available; give --device cpu")
-    if config.loop.device == "mps" and not torch.backends.mps.is_available():
-        raise UserError("no MPS device is available; give --device cpu")
-    if config.loop.precision == "16-mixed" and device_type(config) == "cpu":
-        raise UserError("precision 16-mixed needs a GPU; give --precision bf16-mixed or 32")

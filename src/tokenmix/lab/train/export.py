@@ -1,18 +1,26 @@
-"""Export of a run's model to ONNX or torch.export, checked to give the same outputs there."""
+"""A run's model for ONNX, torch.export and the libraries of the hub, checked to give the same outputs there."""
 
 import io
 import logging
+import math
+import shlex
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from huggingface_hub import EvalResult, HfApi, ModelCardData
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from tokenmix.errors import UserError, needs
-from tokenmix.files import make_folder, open_regular, replacing, write_bytes
+from tokenmix.errors import UserError, needs, one_line
+from tokenmix.files import DiskError, make_folder, new_folder, open_regular, replace_file, replacing, write_bytes
 from tokenmix.lab.train.load import load_task
+from tokenmix.lab.train.programs import HubForm
+from tokenmix.lab.train.sources import read_part, read_result
+from tokenmix.lab.train.task import TaskModule
+from tokenmix.registry import is_foreign
 
 TOLERANCE = 1e-4
 
@@ -85,3 +93,160 @@ def _write_onnx(model: nn.Module, example: Mapping[str, Tensor], partial: Path) 
     session = onnxruntime.InferenceSession(str(partial), providers=["CPUExecutionProvider"])
     (logits,) = session.run(None, {name: value.numpy() for name, value in _three(example).items()})
     return torch.from_numpy(logits)
+
+
+# In the card of a folder whose repository is not known yet.
+REPOSITORY = "OWNER/NAME"
+
+
+def export_to_hub(run: Path, out: Path | None = None, push: str | None = None) -> str:
+    """Write config.json, model.safetensors, what else its library needs, and a model card; upload them if asked to.
+
+    The model is loaded again by that library, and its outputs compared with those of the run's own model.
+
+    Args:
+        run: the folder of a finished run.
+        out: folder to write; `hub` in the run folder if not given.
+        push: repository on the hub, `OWNER/NAME`, created if there is none.
+
+    Returns:
+        The folder, or the address of the repository.
+
+    Raises:
+        UserError: a task whose models no library of the hub loads, a run with a swap, which no library records, a run
+            that has not finished, a folder that is not empty, a model that is loaded as another, or an upload that
+            failed.
+    """
+    task, _, _ = load_task(run)
+    form = task.hub
+    other = task.config.swap.swap or task.config.swap.insert
+    name = task.config.model.model
+    if form is None or other is not None or is_foreign(name):
+        what = task.config.task if form is None else name + f" with {other} swapped in or inserted" * bool(other)
+        raise UserError(
+            f"no library of the hub loads a model of {what}; upload the run folder itself: hf upload "
+            f"{push or REPOSITORY} {run} --exclude 'checkpoints/*'; tokenmix predict takes what hf download leaves"
+        )
+    if not (run / "result.json").is_file():
+        raise UserError(
+            f"{run} has not finished, but a model card needs results; continue with: tokenmix train --resume {run}"
+        )
+    out = out or run / "hub"
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} exists and is not empty; remove it, or give another folder with --out")
+    card = _card(task, form, run, push)
+    make_folder(out.parent)
+    try:
+        with new_folder(out) as partial:
+            _check(task, task.save_for_hub(partial))
+            replace_file(partial / "README.md", card.encode())
+    except SafetensorError as error:  # What the disk refuses has no class of its own there.
+        raise DiskError(f"cannot write {out} ({error}); free space, or give another folder with --out") from None
+    return str(out) if push is None else _upload(out, push)
+
+
+@torch.no_grad()
+def _check(task: TaskModule, loaded: torch.nn.Module) -> None:
+    example = task.example().values()
+    error = (loaded.eval()(*example) - task.answering().eval().cpu()(*example)).abs().max().item()
+    if not error <= 1e-4:
+        raise UserError(
+            f"{task.config.model.model} as loaded from the written folder differs from the run's by {error:.1e}; "
+            "the library has no form for this model"
+        )
+
+
+def _card(task: TaskModule, form: HubForm, run: Path, repo: str | None) -> str:
+    result, setup = read_result(run), read_part(run, "config.json")
+    try:
+        return _filled_card(task, form, result, setup["command"], repo)
+    except (AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
+        raise UserError(
+            f"result.json or config.json in {run} lacks what a model card needs ({one_line(error)}); restore them from "
+            "a copy"
+        ) from None
+
+
+def _filled_card(
+    task: TaskModule, form: HubForm, result: Mapping[str, Any], command: Sequence[str], repo: str | None
+) -> str:
+    program, *words = command
+    data, name, measured = task.data, result["data"], result["environment"]
+    unit = next(key.removesuffix("_per_second") for key in result if key.endswith("_per_second"))
+    numbers = {key: result["metrics"][key] for key in task.numbers()}
+    cells = {key: "not defined" if value is None else f"{value:.4g}" for key, value in numbers.items()}
+    rows = "".join(f"| {key} | {cell} |\n" for key, cell in cells.items())
+    held = data.get("validation", 0)
+    chosen = f"the best by {task.monitor} on {held:,} {unit} held out of training" if held else "the last"
+    about = (
+        f"`{result['model']}` of tokenmix for {result['task']}: {result['parameters']:,} parameters, trained on "
+        f"{data['train']:,} {unit} of `{name}` for {result['epochs']} epochs."
+    )
+    where = f"Measured on {data['test']:,} test {unit} of `{name}`, after epoch {result['best_epoch']}, {chosen}"
+    versions, commit = measured["versions"], measured.get("commit") or "not known"
+    return f"""\
+{_header(form, result, numbers, repo)}
+# {result["model"]}
+
+{about}
+
+{where}:
+
+| | |
+|---|---:|
+{rows}
+Made by
+
+```console
+{shlex.join([Path(program).name, *words])}
+```
+
+with tokenmix {versions.get("tokenmix")} (commit {commit}), PyTorch {versions.get("torch")}, seed {result["seed"]}, \
+in {result["seconds"]:,.0f} s of training on {", ".join(measured["gpus"]) or measured["cpu"]}.
+
+## Use
+
+`pip install 'tokenmix[{form.extra}]'`
+
+```python
+{form.code.format(repo=repo or REPOSITORY)}
+```
+"""
+
+
+def _header(form: HubForm, result: Mapping[str, Any], numbers: Mapping[str, float | None], repo: str | None) -> str:
+    """The card's metadata: the hub reads library, task and results from it."""
+    results = [
+        EvalResult(
+            task_type=form.pipeline,
+            dataset_type=result["data"],
+            dataset_name=result["data"],
+            dataset_split="test",
+            metric_type=key,
+            metric_value=value,
+        )
+        for key, value in numbers.items()
+        if value is not None and math.isfinite(value)
+    ]
+    card = ModelCardData(
+        library_name=form.library,
+        pipeline_tag=form.pipeline,
+        tags=["tokenmix", form.library],
+        model_name=(repo or result["model"]).rpartition("/")[2],
+        eval_results=results or None,
+    )
+    return f"---\n{card.to_yaml()}\n---"
+
+
+def _upload(folder: Path, repo: str) -> str:
+    api = HfApi(library_name="tokenmix")
+    try:
+        address = api.create_repo(repo, exist_ok=True)
+        api.upload_folder(repo_id=address.repo_id, folder_path=folder, commit_message="Model by tokenmix export")
+    except Exception as error:
+        # Of the hub, of HTTP, of the network: they have no common class.
+        raise UserError(
+            f"{folder} was written but could not be uploaded to {repo} ({one_line(error)}); give "
+            f"OWNER/NAME, log in with hf auth login, and upload it: hf upload {repo} {folder}"
+        ) from error
+    return str(address)

@@ -16,7 +16,6 @@ from tokenmix.lab.train.distributed import (
     process_group,
     raise_on_all_ranks,
 )
-from tokenmix.lab.train.identity import FREE
 from tokenmix.lab.train.run import train
 from tokenmix.lab.train.sources import read_config, saved_config
 from tokenmix.trust import from_caller
@@ -65,7 +64,7 @@ def resume_config(config: TrainConfig, run: Path) -> TrainConfig:
 def _check_same(config: TrainConfig, run: Path) -> None:
     before = _plain(saved_config(run))
     for name, value in _plain(get_task(config.task).with_absolute_paths(config)).items():
-        if name not in FREE and value != before.get(name):
+        if name not in config.marked("free") and value != before.get(name):
             raise UserError(
                 f"{run} holds a run with {name}={before.get(name)!r} instead of {value!r}; remove it, or give "
                 "another folder"

@@ -4,12 +4,11 @@ A run folder keeps the tracker's id of the run in logger.json, so that a run tha
 they send to is configured as usual: by WANDB_MODE, WANDB_PROJECT and MLFLOW_TRACKING_URI.
 """
 
-import importlib
 import os
 import secrets
 from pathlib import Path
 
-from tokenmix.errors import UserError, needs, one_line
+from tokenmix.errors import UserError, one_line
 from tokenmix.files import read_json, write_json
 from tokenmix.lab.train.config import TrainConfig
 
@@ -19,13 +18,6 @@ REMEDIES = {
     "wandb": "log in by: wandb login, or set WANDB_MODE=offline",
     "mlflow": "set MLFLOW_TRACKING_URI to a server, such as http://127.0.0.1:5000 of: mlflow server",
 }
-
-
-def check_logger(config: TrainConfig) -> None:
-    """Raise `UserError` if the tracker that the run asks for is not installed."""
-    if config.loop.logger is not None:
-        with needs(f"--logger {config.loop.logger}"):
-            importlib.import_module(config.loop.logger)
 
 
 class RunLogger:

@@ -7,14 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from timm.optim import create_optimizer_v2, get_optimizer_info
-from timm.optim import list_optimizers as timm_optimizers
-from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from tokenmix.errors import UserError, unknown_name
+from tokenmix.errors import UserError
 from tokenmix.lab.train.config import OptimConfig
 
 
@@ -48,22 +45,13 @@ SHAPES: dict[str, Callable[[float], float]] = {
 }
 
 
-def check_optimizer(name: str, eps: float | None = None) -> None:
-    """Raise `UserError` unless timm has an optimiser of this name, and it takes `eps` if one is given."""
-    known = [str(known) for known in timm_optimizers()]
-    if name not in known:
-        raise unknown_name("optimiser", name, known)
-    # timm would leave it out without a word.
-    if eps is not None and not get_optimizer_info(name).has_eps:
-        raise UserError(f"optimiser {name!r} has no epsilon; leave opt_eps={eps} out")
-
-
 def make_optimizer(model: nn.Module | list[dict[str, Any]], optim: OptimConfig) -> Optimizer:
     """timm's optimiser of that name.
 
     A model's biases, norms, and what `model.no_weight_decay()` names, have no decay; groups keep their own.
     """
-    check_optimizer(optim.opt, optim.opt_eps)
+    from timm.optim import create_optimizer_v2
+
     try:
         options: dict[str, Any] = {} if optim.opt_eps is None else {"eps": optim.opt_eps}
         return create_optimizer_v2(model, opt=optim.opt, lr=optim.lr, weight_decay=optim.weight_decay, **options)
@@ -100,6 +88,8 @@ class WeightEMA:
     """Exponential moving average of the weights, which is evaluated and saved as the run folder's weights."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
+        from timm.utils.model_ema import ModelEmaV3
+
         addresses = [tensor.data_ptr() for tensor in model.state_dict().values() if tensor.numel()]
         if len(set(addresses)) < len(addresses):
             raise UserError(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from tokenmix.errors import UserError
-from tokenmix.lab.train.config import OptimConfig, TeacherOptions, TrainConfig
+from tokenmix.lab.train.config import OptimConfig, TrainConfig
 from tokenmix.lab.train.schema import fitted
 
 
@@ -89,38 +89,6 @@ def warmup_note(config: TrainConfig, plan: TrainingPlan) -> str | None:
         f"the run's {plan.total_steps} steps end within the warm-up of {optim.warmup_steps}, at a learning rate of "
         f"{peak:.2g} of {optim.lr:g}; give --warmup-steps"
     )
-
-
-def distills_layers(config: TrainConfig) -> bool:
-    """Whether the run learns the outputs of a teacher's layers."""
-    return isinstance(config.options, TeacherOptions) and config.options.distill_from == "layers"
-
-
-def check_config(config: TrainConfig) -> None:
-    """Raise `UserError` for options that do not fit together."""
-    optim, loop = config.optim, config.loop
-    if distills_layers(config) and config.swap.swap is None:
-        raise UserError("distill_from=layers trains the layers that are swapped in; give --swap MIXER as well")
-    if distills_layers(config) and loop.strategy == "fsdp":
-        raise UserError("distill_from=layers calls single layers, which fsdp shards; give --strategy ddp")
-    if distills_layers(config) and loop.token_parallel > 1:
-        raise UserError("distill_from=layers calls single layers on whole images; leave --token-parallel out")
-    if loop.batch_size % optim.accumulate:
-        raise UserError(
-            f"batch size {loop.batch_size} cannot be split into accumulate={optim.accumulate} equal parts; give a "
-            f"multiple of {optim.accumulate} by --batch-size"
-        )
-    if not isinstance(optim, OptimConfig):
-        return
-    if optim.warmup_steps is not None and optim.warmup_epochs is not None:
-        raise UserError(
-            f"warm-up is given twice: {optim.warmup_steps} steps and {optim.warmup_epochs:g} epochs; leave one out"
-        )
-    if (optim.warmup_epochs or 0) + optim.cooldown_epochs > loop.epochs:
-        raise UserError(
-            f"warm-up and cool-down of {optim.warmup_epochs or 0:g} and {optim.cooldown_epochs:g} epochs are longer "
-            f"than the {loop.epochs} of training; raise --epochs"
-        )
 
 
 def seed_everything(seed: int, epoch: int, batch: int, rank: int = 0) -> None:

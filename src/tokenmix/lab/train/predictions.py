@@ -10,13 +10,13 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from tokenmix.errors import UserError
 from tokenmix.files import replace_file
 from tokenmix.lab.data.tensor_files import read_sealed, sealed
-from tokenmix.lab.train.identity import check_identity
+from tokenmix.lab.train.distributed import all_gather
+from tokenmix.lab.train.sources import check_identity
 
 FILE, INDEX = "predictions.safetensors", "index"
 Rows = Mapping[str, Tensor]
@@ -59,11 +59,7 @@ def collected(parts: Sequence[Rows]) -> dict[str, Tensor]:
 
     Of a sample that several processes or batches saw a part of the rows are added up.
     """
-    everywhere: list[list[Rows]] = [list(parts)]
-    if dist.is_initialized():
-        everywhere = [[] for _ in range(dist.get_world_size())]
-        dist.all_gather_object(everywhere, list(parts))
-    rows = [row for part in everywhere for row in part]
+    rows = [row for part in all_gather(list(parts)) for row in part]
     names = list(dict.fromkeys(name for row in rows for name in row))
     columns = {name: torch.cat([row[name] for row in rows if name in row]) for name in names}
     for table in {name.rpartition(".")[0] for name in names}:

@@ -9,7 +9,6 @@ from PIL.Image import Image
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.models.registry import create_on_meta
 from tokenmix.registry import MODELS
 
 
@@ -93,6 +92,8 @@ class ProgramHooks:
         if sizes:
             flag, value = next(iter(sizes.items()))
             raise UserError(f"{name} has no --{flag.replace('_', '-')} {value}; give --model-kwargs that it takes")
+        from tokenmix.models.registry import create_on_meta  # not at the top: it imports timm
+
         return model_summary(name, create_on_meta(name, **model_kwargs))
 
     @classmethod

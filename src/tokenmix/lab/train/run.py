@@ -50,41 +50,28 @@ from tokenmix.lab.data.loader import worker_errors
 from tokenmix.lab.data.lookup import short_name, with_absolute_paths
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.checkpoint import Checkpoint, put_weights, read_latest_checkpoint
-from tokenmix.lab.train.config import OptimConfig, TrainConfig
+from tokenmix.lab.train.checks import check_config, check_device, device_type, distills_layers, fit_to_ranks
+from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.distributed import (
     PeerFailure,
-    check_ranks,
     data_parallel_rank,
     distributed_info,
-    fit_to_ranks,
     process_group,
     raise_on_all_ranks,
 )
-from tokenmix.lab.train.engine import check_device, device_type
-from tokenmix.lab.train.identity import ID, edited_files, identity_of
-from tokenmix.lab.train.interrupt import Interrupted
-from tokenmix.lab.train.load import load_task, stored_types
-from tokenmix.lab.train.loggers import check_logger
-from tokenmix.lab.train.optimizer import check_optimizer
+from tokenmix.lab.train.load import check_own_mixers, freeze_all_but, load_task, start_and_swap, stored_types
 from tokenmix.lab.train.plan import (
     Progress,
-    check_config,
-    distills_layers,
     make_plan,
     seed_everything,
     warmup_note,
 )
-from tokenmix.lab.train.sources import read_config, read_description
-from tokenmix.lab.train.swapping import check_own_mixers, freeze_all_but, start_and_swap
+from tokenmix.lab.train.sources import ID, edited_files, identity_of, read_config, read_description
 from tokenmix.lab.train.task import TaskData, TaskModule, input_sizes, size_note
-from tokenmix.lab.train.trainer import Session, finite_outputs, fit, validate
+from tokenmix.lab.train.trainer import Interrupted, Session, finite_outputs, fit, validate
 from tokenmix.layers.base import count_parameters
-from tokenmix.layers.table import get_spec
 from tokenmix.trust import from_caller
-
-# What may differ when a run is resumed: where and how fast it is computed, not what.
-RESUMABLE = ("device", "workers", "threads", "grad_checkpointing", "logger")
 
 
 @from_caller
@@ -106,11 +93,13 @@ def train(config: TrainConfig, *, quiet: bool = False) -> Path:
         check_device(config)
         with process_group(config.loop.device):
             quiet = quiet or not distributed_info().first
+            kind = get_task(config.task)
+            config = kind.with_absolute_paths(config)
             run = config.loop.resume
             if run is None:
-                return _start(config, quiet)
+                return _start(kind, config, quiet)
             with _held(run):
-                return _resume(run, config, quiet)
+                return _resume(run, kind, config, quiet)
     except PeerFailure as stop:
         raise SystemExit(stop.code) from None
 
@@ -202,11 +191,10 @@ def _held(run: Path) -> Iterator[None]:
         yield
 
 
-def _start(config: TrainConfig, quiet: bool) -> Path:
-    config = get_task(config.task).with_absolute_paths(config)
+def _start(kind: type[TaskModule], config: TrainConfig, quiet: bool) -> Path:
     run = run_folder(config)
     with raise_on_all_ranks():
-        config = _check_settings(config)
+        config = _checked(kind, config)
         if distributed_info().first:
             _check_empty(run)
             make_folder(run)
@@ -216,7 +204,7 @@ def _start(config: TrainConfig, quiet: bool) -> Path:
                 _check_empty(run)
         try:
             with raise_on_all_ranks():
-                session = _prepare(config, config.loop.init_from)
+                session = _prepare(kind, config, config.loop.init_from)
                 if distributed_info().first:
                     _write_setup(run, config, session)
             for note in () if quiet else session.notes:
@@ -249,9 +237,9 @@ def _write_setup(run: Path, config: TrainConfig, session: Session) -> None:
         session.data.save(run)
 
 
-def _resume(run: Path, given: TrainConfig, quiet: bool) -> Path:
+def _resume(run: Path, kind: type[TaskModule], given: TrainConfig, quiet: bool) -> Path:
     with raise_on_all_ranks():
-        session, checkpoint = _restored(run, given)
+        session, checkpoint = _restored(run, kind, given)
     progress, plan = Progress.from_dict(checkpoint.meta["progress"]), session.plan
     if not (progress.epoch <= plan.epochs and progress.batch <= plan.batches(0) and progress.step <= plan.total_steps):
         raise UserError(f"{run} stopped at a step beyond its config; restore config.json and meta.json from a copy")
@@ -261,7 +249,7 @@ def _resume(run: Path, given: TrainConfig, quiet: bool) -> Path:
     return _work(run, session, progress, checkpoint.state, quiet)
 
 
-def _restored(run: Path, given: TrainConfig) -> tuple[Session, Checkpoint]:
+def _restored(run: Path, kind: type[TaskModule], given: TrainConfig) -> tuple[Session, Checkpoint]:
     config = fit_to_ranks(_merged(given, read_config(run), run))
     if (run / "result.json").exists():
         raise UserError(
@@ -278,38 +266,29 @@ def _restored(run: Path, given: TrainConfig) -> tuple[Session, Checkpoint]:
             f"{run / edited} is not as it was when the run was started; put it back, or start a new run with "
             f"--init-from {run}"
         )
-    session = _prepare(_check_settings(config))
+    session = _prepare(kind, _checked(kind, config))
     if session.task.data != read_description(run):
         raise UserError(f"the data {config.data.data!r} is not what {run} was started with; see its data.json")
     put_weights(session.task.model, checkpoint.weights, last, stored_types(config))
     return session, checkpoint
 
 
-def _check_settings(config: TrainConfig) -> TrainConfig:
+def _checked(kind: type[TaskModule], config: TrainConfig) -> TrainConfig:
     """The config with the number of processes that run, if there are several; `UserError` if it cannot be."""
     check_config(config)
-    check_device(config)
-    check_ranks(config)
-    check_logger(config)
-    for mixer in (config.swap.swap, config.swap.insert):
-        if mixer is not None:
-            get_spec(mixer)
-    if isinstance(config.optim, OptimConfig):
-        check_optimizer(config.optim.opt, config.optim.opt_eps)
-    get_task(config.task).check(config, config.loop.batch_size // config.optim.accumulate)
+    kind.check(config, config.loop.batch_size // config.optim.accumulate)
     here = distributed_info()
     if here.world_size == 1:
         return config
     return config.replace(devices=here.local_world_size, num_nodes=here.num_nodes)
 
 
-def _prepare(config: TrainConfig, start: Path | None = None) -> Session:
+def _prepare(kind: type[TaskModule], config: TrainConfig, start: Path | None = None) -> Session:
     """Read the data, draw the first weights, which depend on the seed alone or are those of `start`, and swap."""
     if config.loop.threads is not None:
         torch.set_num_threads(config.loop.threads)
     if device_type(config) == "cpu":
         keep_freed_memory()
-    kind = get_task(config.task)
     data = kind.load_data(config)
     rank, parts = data_parallel_rank(config)
     plan = make_plan(config, data.num_train, parts, data.unit)
@@ -422,11 +401,11 @@ def _peak_memory() -> dict[str, int | None]:
 
 def _merged(given: TrainConfig, saved: TrainConfig, run: Path) -> TrainConfig:
     """The saved config, with what may be changed; anything else that differs is refused."""
-    own, changes = saved.flat(), {}
-    for name, value in get_task(saved.task).with_absolute_paths(given).flat().items():
+    own, changes, may = saved.flat(), {}, given.marked("resumable")
+    for name, value in given.flat().items():
         if value == own.get(name) or name == "resume" or (name == "out" and value == run):
             continue
-        if name not in RESUMABLE:
+        if name not in may:
             raise UserError(
                 f"--resume continues with the run's own {name}={own.get(name)!r}; "
                 f"leave {value!r} out, or start a new run with --init-from {run}"

@@ -4,14 +4,18 @@ So the command line, a recipe, a saved run and Python share the same checks. The
 unique, so that each can be given by its name alone.
 """
 
+import ast
 import dataclasses
 import functools
 import math
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+
+import tyro
+from tyro.constructors import PrimitiveConstructorSpec
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.files import user_path
@@ -24,6 +28,12 @@ WORDS: dict[type, str] = {
     Path: "a path",
     dict: "a table",
 }
+
+
+FREE = {"free": True}
+"""Metadata of a field that says where, how fast and how often, not what: it may differ when a run is taken up again."""
+RESUMABLE = {**FREE, "resumable": True}
+"""The same; and it may be given with --resume."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +143,11 @@ class Document:
             leaves |= vars(value) if isinstance(value, Part) else {name: value}
         return leaves
 
+    def marked(self, mark: str) -> set[str]:
+        """Names of the leaves with this mark in their metadata."""
+        parts = (part for part in vars(self).values() if isinstance(part, Part))
+        return {field.name for part in parts for field in dataclasses.fields(part) if mark in field.metadata}
+
     def replace(self, **values: Any) -> Self:
         """The same with other values, by the names of the leaves, or a table of them by the name of a part.
 
@@ -166,3 +181,87 @@ class Document:
     def unknown_option(self, name: str, known: Iterable[str]) -> UserError:
         """The error for an unknown option, with the nearest known ones."""
         return unknown_name("option", name, known)
+
+
+def _value(text: str) -> Any:
+    """A Python literal where it is one, else the text itself."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _pairs(args: list[str]) -> dict[str, Any]:
+    bare = [arg for arg in args if "=" not in arg]
+    if bare:
+        raise ValueError(f"{bare[0]!r} is not of the form name=value; give NAME=VALUE")
+    return {key: _value(text) for key, _, text in (arg.partition("=") for arg in args)}
+
+
+def _list(metavar: str, convert: Callable[[str], Any], wanted: str) -> Any:
+    def parse(args: list[str]) -> tuple[Any, ...]:
+        values = []
+        for word in filter(None, map(str.strip, args[0].split(","))):
+            try:
+                values.append(convert(word))
+            except ValueError:
+                raise ValueError(f"{word!r} is not {wanted}; separate values by commas") from None
+        return tuple(values)
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=metavar,
+        instance_from_str=parse,
+        is_instance=lambda x: isinstance(x, tuple),
+        str_from_instance=lambda x: [",".join(map(str, x))],
+    )
+
+
+Pairs = Annotated[
+    dict[str, Any],
+    PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="NAME=VALUE ...",
+        instance_from_str=_pairs,
+        is_instance=lambda x: isinstance(x, dict),
+        str_from_instance=lambda x: [f"{k}={v}" for k, v in x.items()],
+    ),
+    tyro.conf.arg(help_behavior_hint=lambda default: f"(default: {default or 'none'})"),
+]
+Folders = Annotated[
+    tuple[Path, ...] | None,
+    PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="FOLDER ...",
+        instance_from_str=lambda args: None if args == ["none"] else tuple(map(user_path, args)),
+        is_instance=lambda x: x is None or isinstance(x, tuple),
+        str_from_instance=lambda x: ["none"] if x is None else list(map(str, x)),
+    ),
+]
+Needed = Annotated[
+    str, tyro.conf.arg(help_behavior_hint=lambda default: "(required)" if default == "''" else f"(default: {default})")
+]
+"""Text that is required where it has no default."""
+Names = Annotated[
+    tuple[str, ...],
+    _list("A,B,C", str, "a name"),
+    tyro.conf.arg(help_behavior_hint=lambda default: "(default: none)" if default == "''" else f"(default: {default})"),
+]
+Jobs = Annotated[
+    int | None,
+    PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="N|auto",
+        instance_from_str=lambda args: None if args[0] == "auto" else int(args[0]),
+        is_instance=lambda x: x is None or isinstance(x, int),
+        str_from_instance=lambda x: ["auto" if x is None else str(x)],
+    ),
+]
+Numbers = Annotated[tuple[int, ...], _list("1,2,3", int, "a whole number")]
+Axis = Annotated[
+    tuple[int, ...],
+    _list("A,B,C", int, "a whole number"),
+    tyro.conf.arg(help_behavior_hint=lambda default: "(default: none)" if default == "''" else f"(default: {default})"),
+]
+"""Whole numbers, none by default, of which each has a comparison of its own."""
+Factors = Annotated[tuple[float, ...], _list("0.5,1,2", float, "a number")]

@@ -1,15 +1,89 @@
-"""Where a config comes from: a task's defaults, a recipe, or a saved run."""
+"""Where a config comes from: a task's defaults, a recipe, or a run folder; and which run a file was written for.
+
+config.json has a random id of the run. Weights, checkpoints and result.json repeat the id; weights and checkpoints also
+have the SHA-256 of the run's settings and of data.json. Nothing depends on where the folder is, so it can be copied and
+moved as a whole.
+"""
 
 import dataclasses
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from tokenmix.errors import UserError
-from tokenmix.files import read_json
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.files import read_json, user_path
+from tokenmix.lab.data.fetch import log
 from tokenmix.lab.train.config import TrainConfig, default_config
-from tokenmix.lab.train.recipes import load_recipe, merge_kwargs, read_document
 from tokenmix.lab.train.schema import Range, fitted
 from tokenmix.registry import list_models
+from tokenmix.trust import from_file
+
+# Next to src/ in a checkout; the wheel has none.
+HOME = Path(__file__).parents[4] / "recipes"
+# What a run itself decides.
+NOT_HERE = ("out", "resume", "recipe")
+
+
+def list_recipes() -> list[str]:
+    """The recipes that can be given by name."""
+    return sorted({path.stem for path in HOME.rglob("*.toml")})
+
+
+def load_recipe(name: str) -> TrainConfig:
+    """The config of a recipe, given by name or by file.
+
+    Raises:
+        UserError: there is none, it cannot be read, or it has an option that does not exist, or a wrong value.
+    """
+    path = _find(name)
+    try:
+        values = tomllib.loads(path.read_text())
+    except (OSError, RecursionError, ValueError) as error:  # A number of 5,000 digits is no TOMLDecodeError.
+        raise UserError(f"the recipe {path} cannot be read ({error})") from None
+    config = read_document(values, f"the recipe {path}")
+    for key in NOT_HERE:
+        if config.flat()[key] is not None:
+            raise UserError(f"the recipe {path}: {key!r} is only for the command line; remove it")
+    return config.replace(recipe=name)
+
+
+def read_document(values: Any, where: str) -> TrainConfig:
+    """A config from the values of a file, by name or in tables by part; `UserError` names the file.
+
+    A file may be a stranger's, so all text in the config is `FromFile`.
+    """
+    task = values.get("task", TrainConfig.task) if isinstance(values, dict) else None
+    if not isinstance(task, str):
+        raise UserError(f"{where} is damaged: it has no task; restore it from a copy")
+    try:
+        return default_config(task).replace(**from_file(values))
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def merge_kwargs(recipe: TrainConfig, given: TrainConfig) -> TrainConfig:
+    """The model's arguments name by name, if they come from a recipe: what is given wins; None leaves one out."""
+    if recipe.loop.recipe is None or given.loop.resume is not None:
+        return given
+    own, theirs = given.model.model_kwargs, recipe.model.model_kwargs
+    merged = {k: v for k, v in {**theirs, **own}.items() if k not in own or v is not None}
+    return given.replace(model_kwargs=merged)
+
+
+def _find(name: str) -> Path:
+    given = user_path(name)
+    by_name = (path for path in HOME.rglob("*.toml") if path.stem == name)
+    candidates = [given, Path(f"{given}.toml"), *by_name]
+    found = next((path for path in candidates if path.is_file()), None)
+    if found is None:
+        if not list_recipes():
+            raise UserError(f"no recipe file {name!r}; give a TOML file (recipes by name need a checkout of tokenmix)")
+        raise unknown_name("recipe", name, list_recipes())
+    return found
+
 
 # The folder in a run folder that holds the tokenizer of a text task.
 TOKENIZER = "tokenizer"
@@ -134,3 +208,66 @@ def read_part(run: Path, name: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(f"{run / name} is damaged; put a whole one back, or start a new run")
     return values
+
+
+ID = "run_id"
+
+
+def identity_of(run: Path) -> dict[str, str]:
+    """Id of a run folder, and SHA-256 of its settings and of data.json; empty for a folder that has no id."""
+    try:
+        setup, data = read_json(run / "config.json"), read_json(run / "data.json")
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(setup, dict) or not isinstance(setup.get(ID), str):
+        return {}
+    return {ID: setup[ID], "config_sha256": sha256_of(_settings(setup.get("config"))), "data_sha256": sha256_of(data)}
+
+
+def _settings(config: Any) -> Any:
+    """The settings of a config in JSON that decide what is learned; data may have moved, and is compared by itself."""
+    if not isinstance(config, dict):
+        return config
+    parts = {name: part if isinstance(part, dict) else {name: part} for name, part in config.items()}
+    free = {*TrainConfig().marked("free"), "data"}
+    return {name: {key: value for key, value in part.items() if key not in free} for name, part in parts.items()}
+
+
+def sha256_of(value: Any) -> str:
+    """SHA-256 of a value for JSON, whatever its layout in a file."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def check_identity(found: Mapping[str, Any], run: Path, file: Path) -> None:
+    """Raise `UserError` if a file of a run folder was written for another run; a line names what was edited since.
+
+    Args:
+        found: what the file says of its run; it may say no more than the id.
+        run: the run folder.
+        file: for the message.
+    """
+    own = identity_of(run)
+    if own and found.get(ID) != own[ID]:
+        raise UserError(
+            f"{file} was not written by the run {run}; put the run's own file back, or start from these weights with "
+            "--init-from FILE"
+        )
+    for edited in edited_files(found, own):
+        log(f"{run / edited} was edited after {file.name} was written")
+
+
+def edited_files(found: Mapping[str, Any], own: Mapping[str, str]) -> list[str]:
+    """Which of config.json and data.json, whose SHA-256 `own` has, are others than those that `found` has."""
+    return [
+        f"{name}.json"
+        for name in ("config", "data")
+        if f"{name}_sha256" in found and found[f"{name}_sha256"] != own.get(f"{name}_sha256")
+    ]
+
+
+def read_result(run: Path) -> dict[str, Any]:
+    """result.json of a run folder; `UserError` if it is damaged, or was written for another run."""
+    result, own = read_part(run, "result.json"), identity_of(run)
+    if own and result.get(ID) != own[ID]:
+        raise UserError(f"{run / 'result.json'} was not written by this run; put the run's own back")
+    return result

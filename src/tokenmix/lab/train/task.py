@@ -4,6 +4,7 @@ Methods have the names of LightningModule's. A classifier writes `loss`, `evalua
 overrides `training_step` and `configure_optimizers` as well. `LightningTask` puts a task under Lightning's Trainer.
 """
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,16 +17,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.optim import Optimizer
-from torchmetrics import MetricCollection
 
 from tokenmix.errors import UserError, one_line, unknown_name
 from tokenmix.files import user_path
+from tokenmix.lab.data.indexed import IndexedDataset, subset
+from tokenmix.lab.data.loader import make_loader
 from tokenmix.lab.data.lookup import with_absolute_paths
+from tokenmix.lab.train.checkpoint import initial_weights
 from tokenmix.lab.train.config import TeacherOptions, TrainConfig
 from tokenmix.lab.train.distributed import all_reduce_mean
+from tokenmix.lab.train.metrics import Metric, Metrics
 from tokenmix.lab.train.optimizer import make_optimizer, make_schedule
 from tokenmix.lab.train.predictions import SampledMetric
-from tokenmix.lab.train.pretrained_weights import initial_weights
 from tokenmix.lab.train.programs import ProgramHooks
 
 
@@ -145,7 +148,7 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
     Attributes:
         monitor: the metric that picks the best checkpoint: `--monitor`, else `usual_monitor()`.
         mode: whether more (max) or less (min) of it is better; a task's own is that of metrics that do not say it
-            themselves, by torchmetrics' `higher_is_better`.
+            themselves, by `higher_is_better`.
         options: the task's own options, `config.options`.
         writes: `predict_into` writes files, such as masks.
         tables: those of `make_metrics()` that are not a single number, such as a confusion matrix.
@@ -167,7 +170,7 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         super().__init__()
         self.model, self.config, self.data = model, config, data
         self.options: Any = config.options
-        self.metrics = self.make_metrics()
+        self.metrics = Metrics(self.make_metrics())
         self.monitor = config.loop.monitor or self.usual_monitor()
         if config.loop.monitor not in (None, *self.numbers()):
             raise unknown_name(f"metric of {config.task}", self.monitor, self.numbers())
@@ -261,8 +264,8 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         return None
 
     @abstractmethod
-    def make_metrics(self) -> MetricCollection:
-        """The metrics of an evaluation, by the names that logs and results use."""
+    def make_metrics(self) -> Mapping[str, Metric]:
+        """The metrics of an evaluation, by the names that logs and results use; torchmetrics' serve as well."""
 
     def usual_monitor(self) -> str:
         """The metric that picks the best checkpoint of such data; the task's `monitor` if no other is chosen here."""
@@ -270,12 +273,12 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
 
     def mode_of(self, metric: str) -> Literal["max", "min"]:
         """Whether more or less of a metric is better."""
-        known = {str(name): value.higher_is_better for name, value in self.metrics.items()}.get(metric)
+        known = self.metrics.higher_is_better().get(metric)
         return type(self).mode if known is None else "max" if known else "min"
 
     def numbers(self) -> list[str]:
         """Names of the results that are single numbers, which are logged after each epoch."""
-        return [str(name) for name in self.metrics if name not in self.tables]
+        return [name for name in self.metrics.higher_is_better() if name not in self.tables]
 
     @abstractmethod
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
@@ -321,7 +324,7 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
 
     def on_validation_epoch_start(self) -> None:
         """Reset the metrics of the previous evaluation."""
-        self.metrics.reset()
+        self.metrics.reset(self.device)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Evaluate a batch of validation or test samples; as `evaluate` for most tasks."""
@@ -353,9 +356,7 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
     def name_classes(self, *tables: str) -> None:
         """Results of these names, a number for each class, become one by the name of the class."""
         for table in tables:
-            # torchmetrics makes one number of a table of one.
-            values = self.results[table] if isinstance(self.results[table], list) else [self.results[table]]
-            self.results[table] = dict(zip(self.data["classes"], values, strict=True))
+            self.results[table] = dict(zip(self.data["classes"], self.results[table], strict=True))
 
     def parameter_groups(self) -> nn.Module | list[dict[str, Any]]:
         """What `make_optimizer` takes: the model, or groups with rates and decays of their own."""
@@ -367,3 +368,92 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         optimizer = make_optimizer(self.parameter_groups(), optim)
         schedule = make_schedule(optimizer, optim, self.total_steps, epochs)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class IndexedData(TaskData):
+    """Samples for training and testing.
+
+    Args:
+        train: samples to learn from.
+        test: samples to report metrics on.
+        validation: those of the training samples that are held out to choose by, read as `test` is; None for none.
+        config: the run's config; its limits are taken here.
+        description: what the run folder keeps as well as the numbers of samples.
+    """
+
+    # Of image tasks the images themselves, for a report that shows some.
+    images: Any = None
+
+    def __init__(
+        self,
+        train: IndexedDataset,
+        test: IndexedDataset,
+        validation: IndexedDataset | None,
+        *,
+        config: TrainConfig,
+        description: dict[str, Any],
+    ) -> None:
+        self.unit = train.unit
+        self.train = subset(train, config.data.limit)
+        self.test = subset(test, config.data.limit_eval)
+        self.validation = validation
+        self.num_train, self.num_test = len(self.train), len(self.test)
+        self.num_validation = 0 if validation is None else len(validation)
+        counts = {"train": self.num_train, "validation": self.num_validation, "test": self.num_test}
+        self.description = {**counts, **description}
+        self._shared: dict[str, Any] = {
+            "seed": config.loop.seed,
+            "workers": config.data.workers,
+            "pin_memory": torch.cuda.is_available(),
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """Numbers of samples, and what the task added."""
+        return self.description
+
+    def train_batches(self, *, batch_size: int, epoch: int, start: int) -> Iterable[Any]:
+        """Full batches of an epoch from batch `start` on."""
+        loader = make_loader(
+            self.train, batch_size=batch_size, shuffle=True, drop_last=True, start_batch=start, **self._shared
+        )
+        loader.set_epoch(epoch)
+        return loader
+
+    def test_batches(self, *, batch_size: int) -> Iterable[Any]:
+        """The test samples in their order."""
+        return make_loader(self.test, batch_size=batch_size, shuffle=False, **self._shared)
+
+    def validation_batches(self, *, batch_size: int) -> Iterable[Any]:
+        """The validation samples in their order."""
+        assert self.validation is not None
+        return make_loader(self.validation, batch_size=batch_size, shuffle=False, **self._shared)
+
+    def part(self, rank: int, world_size: int) -> "IndexedData":
+        """The same samples, of which this process reads its share."""
+        if self.num_test < world_size:
+            raise UserError(f"{self.num_test} test {self.unit} are too few for {world_size} processes; give more")
+        if 0 < self.num_validation < world_size:
+            raise UserError(
+                f"{self.num_validation} validation {self.unit} are too few for {world_size} processes; give "
+                f"--validation {world_size} or more, or 0 for none"
+            )
+        other = copy.copy(self)
+        other._shared = {**self._shared, "rank": rank, "world_size": world_size}
+        return other
+
+
+def check_names(spec: str, found: Sequence[str], trained: Sequence[str], what: str = "classes") -> None:
+    """Raise `UserError` unless both are the same names in one order.
+
+    Args:
+        spec: the data, as the user named it.
+        found: names that the data has.
+        trained: names in the run.
+        what: they are names of.
+    """
+    if list(found) != list(trained):
+        raise UserError(f"{spec!r} has the {what} {_first(found)}; the run was trained on {_first(trained)}")
+
+
+def _first(names: Sequence[str]) -> str:
+    return (", ".join(names[:3]) or "none") + (f", ... ({len(names)})" if len(names) > 3 else "")

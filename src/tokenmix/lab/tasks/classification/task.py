@@ -14,8 +14,6 @@ from timm.models import resolve_pretrained_cfg, save_for_hf
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
-from torchmetrics import MetricCollection
-from torchmetrics.classification import MulticlassAccuracy
 
 from tokenmix.errors import UserError
 from tokenmix.lab.data.images import load_images, make_augment, read_image
@@ -27,9 +25,9 @@ from tokenmix.lab.tasks.fitting import check_own, incompatible_model_error
 from tokenmix.lab.tasks.images import ImageTask, image_data, image_view, with_size_of_start
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
+from tokenmix.lab.train.metrics import Accuracy, Metric
 from tokenmix.lab.train.programs import HubForm, PlainSamples, View
-from tokenmix.lab.train.task import TaskData, input_sizes
-from tokenmix.lab.train.task_data import IndexedData, check_names
+from tokenmix.lab.train.task import IndexedData, TaskData, check_names, input_sizes
 from tokenmix.layers.less_attention import LessAttention
 from tokenmix.losses import diagonality_loss
 from tokenmix.models import create_model
@@ -235,12 +233,9 @@ class ImageClassification(ImageTask, ClassTask):
         if len(labels):
             self.judge(logits, labels, index)
 
-    def make_metrics(self) -> MetricCollection:
+    def make_metrics(self) -> dict[str, Metric]:
         """Those of classes, and top-5 accuracy if there are more than five."""
-        classes = len(self.data["classes"])
-        if classes <= 5:
-            return self.class_metrics()
-        return self.class_metrics(top5=MulticlassAccuracy(classes, top_k=5, average="micro", validate_args=False))
+        return self.class_metrics(**({"top5": Accuracy(5)} if len(self.data["classes"]) > 5 else {}))
 
     def plain_samples(self, data: IndexedData, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
         """Pixels, of images above 32 px those of a thumbnail, without augmentation."""

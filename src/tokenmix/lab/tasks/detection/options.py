@@ -5,8 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from tokenmix.errors import UserError
 from tokenmix.lab.train.config import TaskOptions
-from tokenmix.lab.train.schema import Part, Range
-from tokenmix.lab.train.words import Factors, Numbers
+from tokenmix.lab.train.schema import Factors, Numbers, Part, Range
 
 
 @dataclass(frozen=True, kw_only=True)

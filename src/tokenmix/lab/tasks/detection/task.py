@@ -9,23 +9,22 @@ from typing import Any, ClassVar, Literal, cast
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torchmetrics import MetricCollection
 
 from tokenmix.errors import UserError
 from tokenmix.files import replace_file, replacing
 from tokenmix.lab.data.indexed import subset
 from tokenmix.lab.data.scenes import ObjectAugment, ObjectSamples, SceneData, hold_out_scenes, load_scenes, repeated
-from tokenmix.lab.tasks.detection.matching import average_precision, matched_rows
-from tokenmix.lab.tasks.detection.metrics import NUMBERS, AveragePrecision
+from tokenmix.lab.tasks.detection.metrics import AveragePrecision, average_precision, matched_rows
 from tokenmix.lab.tasks.detection.options import ObjectOptions
 from tokenmix.lab.tasks.detection.output import coco_results, draw_objects, image_numbers, object_rows
 from tokenmix.lab.tasks.detection.tiling import Found, find_in_windows
 from tokenmix.lab.tasks.fitting import check_model, check_own
 from tokenmix.lab.tasks.images import ImageTask, Picture, channel_columns, check_stems, shown_image, stored_picture
 from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.metrics import Metric
 from tokenmix.lab.train.predictions import SampledMetric
 from tokenmix.lab.train.programs import Shown, View
-from tokenmix.lab.train.task_data import IndexedData, check_names
+from tokenmix.lab.train.task import IndexedData, check_names
 from tokenmix.models.detection.detector import IMAGENET, Detector
 from tokenmix.models.detection.pictures import with_dense_masks
 from tokenmix.models.registry import create_model
@@ -148,16 +147,10 @@ class ObjectTask(ImageTask):
             lambda weights: average_precision(predictions, weights, len(data["classes"]), overlaps),
         )
 
-    def make_metrics(self) -> MetricCollection:
+    def make_metrics(self) -> dict[str, Metric]:
         """The numbers of `AveragePrecision`, of boxes, or of masks and under `box_*` of their boxes."""
         iou: Literal["bbox", "segm"] = "segm" if self.want == "masks" else "bbox"
-        found = AveragePrecision(iou, num_classes=len(self.data["classes"]), count=self.options.detections)
-        return MetricCollection({"map": found}, compute_groups=False)
-
-    def numbers(self) -> list[str]:
-        """Those that are logged."""
-        prefixes = ("", "box_") if self.want == "masks" else ("",)
-        return [f"{prefix}{name}" for prefix in prefixes for name in NUMBERS]
+        return {"map": AveragePrecision(iou, num_classes=len(self.data["classes"]), count=self.options.detections)}
 
     def on_validation_epoch_end(self) -> None:
         """Keep the metrics as plain values, those of the classes by name."""
@@ -299,3 +292,69 @@ def _sizes(config: TrainConfig, options: ObjectOptions) -> dict[str, Any]:
     if options.img_size is not None:
         wanted = {"min_size": options.min_size or (options.img_size,), "max_size": options.max_size or options.img_size}
     return {name: value for name, value in wanted.items() if value is not None}
+
+
+class Detection(ObjectTask):
+    """Boxes by RetinaNet or Faster R-CNN; COCO's average precision of boxes."""
+
+    tables: ClassVar[frozenset[str]] = frozenset({"per_class"})
+    comparison: ClassVar[str | None] = "--model retinanet_nano --model-kwargs mixer=none, then self, then external"
+    want: ClassVar[Literal["boxes", "masks"]] = "boxes"
+
+    def example(self) -> dict[str, Tensor]:
+        """Two images of noise, of the size at which RetinaNet looks."""
+        if self.model.kind != "retinanet":
+            raise UserError(
+                f"{self.config.model.model} cannot be exported: the number of boxes in its second stage depends on "
+                "the image; train a retinanet_* model, whose boxes and scores are exported before NMS"
+            )
+        return {"images": torch.rand(2, 3, *self.data["img_size"])}
+
+    def answering(self) -> nn.Module:
+        """Images (B, 3, H, W) of one size to (B, A, 4 + classes): boxes and scores of every anchor, before NMS."""
+        return AllAnchors(self.model)
+
+
+class InstanceSegmentation(ObjectTask):
+    """Masks by Mask R-CNN; COCO's average precision of masks, and under `box_*` that of its boxes."""
+
+    tables: ClassVar[frozenset[str]] = frozenset({"per_class", "box_per_class"})
+    comparison: ClassVar[str | None] = "--model mask_rcnn_nano --model-kwargs mixer=none, then self, then external"
+    want: ClassVar[Literal["boxes", "masks"]] = "masks"
+
+    def example(self) -> dict[str, Any]:
+        """Not to be had."""
+        raise UserError(
+            f"{self.config.model.model} cannot be exported: the number of masks depends on the image; train a "
+            "retinanet_* model for detection, whose boxes and scores are exported before NMS"
+        )
+
+
+class AllAnchors(nn.Module):
+    """A RetinaNet without what depends on the image: boxes (left, top, right, bottom) and scores of all anchors.
+
+        out = [decode(regression, anchors), sigmoid(logits)]
+
+    Images are of one size and in 0..1; they are not resized, only normalised.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, detector: Any) -> None:
+        super().__init__()
+        self.net: Any = detector.net
+        self.register_buffer("mean", channel_columns(detector.mean))
+        self.register_buffer("std", channel_columns(detector.std))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (B, 3, H, W) to (B, A, 4 + classes)."""
+        maps = list(self.net.backbone((images - self.mean) / self.std).values())
+        found = self.net.head(maps)
+        grids = [list(x.shape[2:]) for x in maps]
+        strides = [[images.shape[2] // grid[0], images.shape[3] // grid[1]] for grid in grids]
+        anchors = torch.cat(self.net.anchor_generator.grid_anchors(grids, strides)).to(images)
+        shifts = found["bbox_regression"]
+        # Not len(shifts), which export would make a constant.
+        boxes = self.net.box_coder.decode_single(shifts.flatten(0, 1), anchors.repeat(shifts.shape[0], 1))
+        return torch.cat([boxes.view_as(shifts), found["cls_logits"].sigmoid()], dim=2)

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics import Metric
 
 from tokenmix.errors import UserError, needs, unknown_name
 from tokenmix.files import replacing
 from tokenmix.lab.data.fetch import FetchError, check_digest, download, log
 from tokenmix.lab.tasks.generation.metrics import ClassMatch, ClassScore, FeatureFrechet, FeatureKernel
 from tokenmix.lab.train.load import load_run
+from tokenmix.lab.train.metrics import Metric
 
 INCEPTION = "inception"
 WEIGHTS = "weights-inception-2015-12-05-6726825d.pth"

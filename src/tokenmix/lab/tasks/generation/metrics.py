@@ -9,11 +9,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics import Metric
-from torchmetrics.utilities import dim_zero_cat
 
 from tokenmix.errors import UserError
-from tokenmix.lab.train.metrics import Mean
+from tokenmix.lab.train.metrics import Mean, Rows
 
 THUMBNAIL = 8
 ROWS = 1024
@@ -86,25 +84,19 @@ def class_score(logits: Tensor, splits: int = 1) -> Tensor:
     return torch.stack(scores).mean()
 
 
-class FeatureFrechet(Metric):
+class FeatureFrechet(Rows):
     """`frechet_distance` of features, which are kept."""
 
-    full_state_update = False
+    higher_is_better = False
     distance = staticmethod(frechet_distance)
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.add_state("real", default=[], dist_reduce_fx="cat")
-        self.add_state("fake", default=[], dist_reduce_fx="cat")
-
-    def update(self, real_features: Tensor, fake_features: Tensor) -> None:
+    def update(self, *, real_features: Tensor, fake_features: Tensor, **_: Any) -> None:
         """Keep the features of a batch."""
-        self.real.append(real_features.float().cpu())  # type: ignore[union-attr]
-        self.fake.append(fake_features.float().cpu())  # type: ignore[union-attr]
+        self.keep(real_features, fake_features)
 
     def compute(self) -> Tensor:
         """The distance."""
-        return self.distance(dim_zero_cat(self.real), dim_zero_cat(self.fake))  # type: ignore[arg-type]
+        return self.distance(*self.columns())
 
 
 class FeatureKernel(FeatureFrechet):
@@ -120,35 +112,34 @@ class ThumbnailFrechet(FeatureFrechet):
     that does not.
     """
 
-    # By other names, since a collection passes each metric what it names.
-    def update(self, real: Tensor, fake: Tensor) -> None:  # pyrefly: ignore[bad-override-param-name]
+    def update(self, *, real: Tensor, fake: Tensor, **_: Any) -> None:
         """Keep the thumbnails of a batch."""
-        super().update(*(F.adaptive_avg_pool2d(images.float(), THUMBNAIL).flatten(1) for images in (real, fake)))
+        self.keep(*(F.adaptive_avg_pool2d(images.float(), THUMBNAIL).flatten(1) for images in (real, fake)))
 
 
-class ClassScore(Metric):
+class ClassScore(Rows):
     """`class_score` of the generated images."""
 
-    full_state_update = False
+    higher_is_better = True
 
-    def __init__(self, *, splits: int = 1, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, *, splits: int = 1) -> None:
+        super().__init__()
         self.splits = splits
-        self.add_state("answers", default=[], dist_reduce_fx="cat")
 
-    def update(self, logits: Tensor) -> None:
+    def update(self, *, logits: Tensor, **_: Any) -> None:
         """Keep the classifier's answers to a batch."""
-        self.answers.append(logits.float().cpu())  # type: ignore[union-attr]
+        self.keep(logits)
 
     def compute(self) -> Tensor:
         """The score."""
-        return class_score(dim_zero_cat(self.answers), self.splits)  # type: ignore[arg-type]
+        return class_score(*self.columns(), self.splits)
 
 
 class ClassMatch(Mean):
     """Share of the generated images that the classifier assigns to the requested class."""
 
-    def update(self, logits: Tensor, wanted: Tensor) -> None:
+    higher_is_better = True
+
+    def update(self, *, logits: Tensor, wanted: Tensor, **_: Any) -> None:
         """Count a batch; `wanted` are the classifier's numbers of the classes."""
-        self.total = self.total + (logits.argmax(-1) == wanted).sum()
-        self.count = self.count + wanted.numel()
+        super().update(logits.argmax(-1) == wanted)

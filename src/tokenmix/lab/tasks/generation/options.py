@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from tokenmix.lab.train.config import ManualOptim, TaskOptions
-from tokenmix.lab.train.schema import Part, Range
-from tokenmix.lab.train.words import Names
+from tokenmix.lab.train.schema import Names, Part, Range
 
 
 @dataclass(frozen=True, kw_only=True)

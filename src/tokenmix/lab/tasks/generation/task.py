@@ -1,29 +1,32 @@
-"""Image generation: class-conditional GANs by the hinge loss, judged by the features of a classifier."""
+"""Image generation: class-conditional GANs by the hinge loss, judged by a classifier's features; and their samples."""
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor, nn
-from torchmetrics import Metric, MetricCollection
+from torchvision.utils import make_grid
 
 from tokenmix.errors import UserError
-from tokenmix.files import user_path
+from tokenmix.files import make_folder, replacing, user_path
 from tokenmix.lab.data.images import load_images
+from tokenmix.lab.data.seeding import hash_indices
 from tokenmix.lab.tasks.fitting import check_model, check_own
-from tokenmix.lab.tasks.generation.classes import keep_classes
+from tokenmix.lab.tasks.generation.classes import check_class_names, keep_classes
 from tokenmix.lab.tasks.generation.features import INCEPTION, Features, features_kind, make_features
 from tokenmix.lab.tasks.generation.metrics import ThumbnailFrechet
 from tokenmix.lab.tasks.generation.options import GenerationOptions
-from tokenmix.lab.tasks.generation.samples import noise_of, save_grid, strips
 from tokenmix.lab.tasks.images import image_data, with_size_of_start
 from tokenmix.lab.tasks.summary import summarize_image_model
 from tokenmix.lab.train.config import TrainConfig
-from tokenmix.lab.train.task import TaskModule
-from tokenmix.lab.train.task_data import IndexedData
+from tokenmix.lab.train.load import load_task
+from tokenmix.lab.train.metrics import Metric
+from tokenmix.lab.train.task import IndexedData, TaskModule
 from tokenmix.models.generation import GAN
 from tokenmix.models.registry import create_model
 
@@ -216,12 +219,12 @@ class ImageGeneration(TaskModule):
             }
         self.metrics.update(real=real, fake=fake, **judged)
 
-    def make_metrics(self) -> MetricCollection:
+    def make_metrics(self) -> dict[str, Metric]:
         """Distance of thumbnails; with `features` what the classifier says besides."""
         chosen: dict[str, Metric] = {"thumbnail_fd": ThumbnailFrechet()}
         if self.options.features is not None:
             chosen |= features_kind(self.options.features).make_metrics()
-        return MetricCollection({**chosen}, compute_groups=False)
+        return chosen
 
     @torch.no_grad()
     def draw(self, folder: Path, step: int) -> None:
@@ -250,3 +253,110 @@ class ImageGeneration(TaskModule):
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
         """A generator takes no files."""
         raise UserError(f"a run of image-generation reads no {str(inputs[0])!r}; use: tokenmix generate RUN --out DIR")
+
+
+def noise_of(places: Tensor, latent_dim: int, *, seed: int, group: int = 0) -> Tensor:
+    """Normal noise (n, latent_dim), a row for each place: a function of (seed, group, place) and of nothing else.
+
+    So neither the batch, nor the number of processes, nor what else is asked for changes a sample.
+    """
+    rows = []
+    for bits in hash_indices(seed, group, places.cpu(), purpose=3).tolist():
+        generator = torch.Generator().manual_seed(bits & 0x7FFFFFFFFFFFFFFF)
+        rows.append(torch.randn(latent_dim, generator=generator))
+    return torch.stack(rows).to(places.device)
+
+
+def between(first: Tensor, last: Tensor, count: int) -> Tensor:
+    """`count` points (count, z) along the great circle from one noise (z,) to another.
+
+    On a straight line the middle would be nearer to 0 than any noise that the generator was trained with.
+    """
+    angle = torch.arccos((first @ last / (first.norm() * last.norm())).clamp(-1, 1))
+    shares = torch.linspace(0, 1, count, device=first.device)[:, None]
+    if angle < 1e-4:
+        return first + shares * (last - first)
+    return (torch.sin((1 - shares) * angle) * first + torch.sin(shares * angle) * last) / torch.sin(angle)
+
+
+@torch.no_grad()
+def strips(gan: nn.Module, latent_dim: int, classes: Tensor, count: int, *, seed: int) -> Tensor:
+    """Images (classes x count) on the way between two noises, which are the same for each class."""
+    ends = noise_of(torch.arange(2, device=classes.device), latent_dim, seed=seed)
+    path = between(ends[0], ends[1], count)
+    return gan(path.repeat(len(classes), 1), classes.repeat_interleave(count))
+
+
+def save_grid(images: Tensor, columns: int, path: Path) -> Path:
+    """Write images (n, C, H, W) in -1 .. 1 row by row as one PNG."""
+    return save_image(make_grid(images.float().cpu(), nrow=columns, padding=2, pad_value=1.0), path)
+
+
+def save_image(image: Tensor, path: Path) -> Path:
+    """Write one image (C, H, W) in -1 .. 1 as a PNG, grey if it has one channel."""
+    levels = image.float().cpu().add(1).div(2).clamp(0, 1).mul(255).round().byte().permute(1, 2, 0).numpy()
+    with replacing(path) as partial:
+        Image.fromarray(levels[..., 0] if levels.shape[2] == 1 else levels).save(partial)
+    return path
+
+
+COLUMNS = 8
+# Made at a time: thousands at once would not fit into memory.
+BATCH = 64
+
+
+def generate(
+    run: Path,
+    out: Path,
+    *,
+    classes: Sequence[str] = (),
+    num: int = 8,
+    seed: int = 0,
+    interpolate: int | None = None,
+) -> list[dict[str, Any]]:
+    """Write `num` images of each class as PNG files, and all of them in grid.png, each class from a new row on.
+
+    An image depends on the run, the seed, its class and its number alone: more of them, or other classes, change
+    none.
+
+    Args:
+        run: a run folder of image-generation.
+        out: folder to write.
+        classes: names of classes; all if empty.
+        num: images of each class.
+        seed: of the noise.
+        interpolate: write strips.png as well, that many steps between two noises for each class.
+
+    Returns:
+        For each class its name, how many images, and the first of their files.
+
+    Raises:
+        UserError: a run of another task, a class that it does not know or that is named twice, or a number that is too
+            small.
+    """
+    for name, value, least in (("num", num, 1), ("interpolate", interpolate, 2), ("seed", seed, 0)):
+        if value is not None and value < least:
+            raise UserError(f"{name} must be at least {least}, got {value}")
+    task, config, _ = load_task(run)
+    if not isinstance(task, ImageGeneration):
+        raise UserError(f"{run} is a run of {config.task}; generate takes one of image-generation")
+    check_class_names(classes, task.classes, "class")
+    numbers = torch.tensor([task.classes.index(name) for name in classes or task.classes])
+    make_folder(out)
+    latent = task.model.generator.latent_dim
+    columns = min(num, COLUMNS)
+    images, rows = [], []
+    for number in numbers.tolist():
+        noise = noise_of(torch.arange(num), latent, seed=seed, group=number)
+        with torch.no_grad():
+            made = torch.cat([task.model(part, torch.full((len(part),), number)) for part in noise.split(BATCH)])
+        stem = re.sub(r"\W+", "-", task.classes[number]).strip("-") or "class"
+        files = [save_image(image, out / f"{number:03d}-{stem}-{i:04d}.png") for i, image in enumerate(made)]
+        rows.append({"class": task.classes[number], "images": num, "first": str(files[0])})
+        # White, as what is between images, up to the end of the row.
+        images += [made, made.new_ones(-num % columns, *made.shape[1:])]
+    save_grid(torch.cat(images), columns, out / "grid.png")
+    if interpolate is not None:
+        path = strips(task.model, latent, numbers, interpolate, seed=seed)
+        save_grid(path, interpolate, out / "strips.png")
+    return rows

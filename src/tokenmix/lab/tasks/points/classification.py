@@ -6,16 +6,15 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torchmetrics import MetricCollection
 
 from tokenmix.errors import UserError
 from tokenmix.lab.tasks.classes import ClassTask, likeliest, told
 from tokenmix.lab.tasks.points.output import cloud_image
 from tokenmix.lab.tasks.points.task import PointTask
 from tokenmix.lab.train.distillation import DistillingTask
+from tokenmix.lab.train.metrics import Metric
 from tokenmix.lab.train.programs import PlainSamples, Shown
-from tokenmix.lab.train.task import TaskData
-from tokenmix.lab.train.task_data import IndexedData
+from tokenmix.lab.train.task import IndexedData, TaskData
 
 
 class PointClassification(PointTask, ClassTask):
@@ -54,7 +53,7 @@ class PointClassification(PointTask, ClassTask):
         points, mask = self.inputs(batch)
         self.judge(self.vote(lambda cloud: self.model(cloud, mask), points), batch["label"], batch["index"])
 
-    def make_metrics(self) -> MetricCollection:
+    def make_metrics(self) -> dict[str, Metric]:
         """Those of classes."""
         return self.class_metrics()
 

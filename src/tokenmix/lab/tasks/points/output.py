@@ -5,20 +5,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import torch
-from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
 from tokenmix.errors import UserError
-from tokenmix.lab.figures import save_figure
 
 _DRAWN = 4000
 
 
 def colors_of(parts: Tensor) -> Tensor:
     """Colours uint8 (N, 3) of parts (N,), the same for a part everywhere."""
+    import matplotlib as mpl
+
     table = torch.tensor(mpl.colormaps["tab20"].colors).mul(255).round().byte()  # type: ignore[attr-defined]
     # Strong colours first, as matplotlib pairs them with pale ones.
     order = torch.cat([torch.arange(0, 20, 2), torch.arange(1, 20, 2)])
@@ -36,6 +35,8 @@ def scatter(axis: Any, points: Tensor, parts: Tensor) -> None:
 
 def cloud_image(points: Tensor, parts: Tensor) -> Image.Image:
     """A small image of the cloud, its parts in colours."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(1.6, 1.6))
     buffer = io.BytesIO()
     axis: Any = figure.add_axes((0, 0, 1, 1), projection="3d")
@@ -47,6 +48,10 @@ def cloud_image(points: Tensor, parts: Tensor) -> Image.Image:
 
 def draw_cloud(path: Path, points: Tensor, parts: Tensor, names: Mapping[str, int]) -> Path:
     """An image of the cloud from two sides, with the names of its parts."""
+    from matplotlib.figure import Figure
+
+    from tokenmix.lab.figures import save_figure
+
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     for place, turn in enumerate((-60, 120)):
         axis: Any = figure.add_subplot(1, 2, place + 1, projection="3d")

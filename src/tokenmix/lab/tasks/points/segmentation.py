@@ -7,19 +7,53 @@ from typing import Any, ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics import MeanMetric, Metric, MetricCollection
-from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardIndex
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.lab.tasks.points.data import NO_PART, Cloud, write_ply
-from tokenmix.lab.tasks.points.metrics import CategoryIoU, cloud_iou, part_counts
 from tokenmix.lab.tasks.points.output import cloud_image, colors_of, draw_cloud
 from tokenmix.lab.tasks.points.task import PointTask
 from tokenmix.lab.train.config import TrainConfig
-from tokenmix.lab.train.metrics import CrossEntropy
+from tokenmix.lab.train.metrics import ClassCounts, CrossEntropy, Metric, Sums, accuracy_of, class_counts, iou_of
 from tokenmix.lab.train.predictions import SampledMetric, quotient
 from tokenmix.lab.train.programs import Shown
 from tokenmix.ops.points import nearest_neighbours
+
+
+def cloud_iou(answered: Tensor, part: Tensor, label: Tensor, allowed: Tensor) -> Tensor:
+    """The intersection over union of each cloud (B,), a mean over the parts of its category.
+
+    As ShapeNet-part defines it, a part of its category that a cloud neither has nor is given counts as 1.
+
+    Args:
+        answered: (B, N), predicted parts.
+        part: (B, N), true parts, negative where a row is padded.
+        label: (B,), categories.
+        allowed: (C, P) bool, which parts a category has.
+    """
+    each = iou_of(class_counts(answered, part, allowed.shape[1], NO_PART)).nan_to_num(1.0)
+    return (each * allowed[label]).sum(1) / allowed[label].sum(1)
+
+
+class CategoryIoU(Sums):
+    """The mean IoU over all clouds, over the means of the categories that occur, and that of each category."""
+
+    higher_is_better = True
+    names = ("instance_miou", "category_miou", "iou_by_category")
+
+    def __init__(self, num_categories: int) -> None:
+        super().__init__(2, num_categories)
+
+    def update(self, iou: Tensor, label: Tensor) -> None:
+        """Add clouds: what `cloud_iou` gives, and their categories."""
+        empty = iou.new_zeros(self.shape[1])
+        self.add(torch.stack([empty.index_add(0, label, values) for values in (iou, torch.ones_like(iou))]))
+
+    def compute(self) -> dict[str, Tensor]:
+        """All three; -1 for a category without clouds."""
+        total, clouds = self.total()
+        means = total / clouds
+        values = (total.sum() / clouds.sum(), means.nanmean(), means.nan_to_num(-1.0))
+        return dict(zip(self.names, values, strict=True))
 
 
 class PointSegmentation(PointTask):
@@ -70,20 +104,12 @@ class PointSegmentation(PointTask):
         answered = among.argmax(-1)
         allowed: Tensor = self.allowed  # type: ignore[assignment]
         iou = cloud_iou(answered, part, label, allowed)
-        given = {
-            "instance_miou": (iou,),
-            "category_miou": (iou, label),
-            "iou_by_category": (iou, label),
-            "part_miou": (answered, part),
-            "iou_by_part": (answered, part),
-            "accuracy": (answered, part),
-            "loss": (scores[real], part[real]),
-        }
-        for name, values in given.items():
-            self.metrics[name].update(*values)
+        self.metrics["clouds"].update(iou, label)
+        self.metrics["parts"].update(answered, part)
+        self.metrics["loss"].update(scores[real], part[real])
         if self.kept is not None:
             entropy = F.cross_entropy(scores.transpose(1, 2), part, ignore_index=NO_PART, reduction="none").sum(1)
-            counts = part_counts(answered, part, allowed.shape[1])
+            counts = class_counts(answered, part, allowed.shape[1], NO_PART)
             self.keep(index=batch["index"], label=label.short(), iou=iou, counts=counts.int(), loss=entropy)
 
     @classmethod
@@ -97,37 +123,31 @@ class PointSegmentation(PointTask):
             return SampledMetric.mean(index, iou)
         points, kinds = counts[:, 1].sum(1), F.one_hot(label, len(data["classes"])).double()
 
-        def part_miou(sums: Tensor) -> Tensor:
-            right, there, found = sums.unflatten(1, (3, -1)).unbind(1)
-            return (right / (there + found - right)).nanmean(1)
-
         def category_miou(sums: Tensor) -> Tensor:
             total, clouds = sums.chunk(2, 1)
             return (total / clouds).nanmean(1)
 
         functions = {
             "category_miou": (torch.cat([kinds * iou[:, None], kinds], 1), category_miou),
-            "part_miou": (counts.flatten(1), part_miou),
+            "part_miou": (counts.flatten(1), lambda sums: iou_of(sums.unflatten(1, (3, -1))).nanmean(1)),
             "accuracy": (torch.stack([counts[:, 0].sum(1), points], 1), quotient),
             "loss": (torch.stack([predictions["loss"].double(), points], 1), quotient),
         }
         return SampledMetric.of_sums(index, *functions[metric]) if metric in functions else None
 
-    def make_metrics(self) -> MetricCollection:
+    def make_metrics(self) -> dict[str, Metric]:
         """Mean IoU over clouds, categories and parts, accuracy of points, loss; IoU of each category and part."""
-        categories, parts = len(self.data["classes"]), len(self.data["part_names"])
-        pooled: dict[str, Any] = {"num_classes": parts, "ignore_index": NO_PART, "validate_args": False}
-        chosen: dict[str, Metric] = {
-            "instance_miou": MeanMetric(),
-            "category_miou": CategoryIoU(categories, "mean"),
-            "part_miou": MulticlassJaccardIndex(average="macro", **pooled),
-            "accuracy": MulticlassAccuracy(average="micro", **pooled),
-            "loss": CrossEntropy(),
-            "iou_by_category": CategoryIoU(categories, "table"),
+        measures = {
+            "part_miou": lambda counts: iou_of(counts).nanmean(-1),
+            "accuracy": accuracy_of,
             # -1 stands for a part that is nowhere.
-            "iou_by_part": MulticlassJaccardIndex(average="none", zero_division=-1, **pooled),
+            "iou_by_part": lambda counts: iou_of(counts).nan_to_num(-1.0),
         }
-        return MetricCollection({**chosen}, compute_groups=False)
+        return {
+            "clouds": CategoryIoU(len(self.data["classes"])),
+            "parts": ClassCounts(len(self.data["part_names"]), measures, NO_PART),
+            "loss": CrossEntropy(),
+        }
 
     @torch.no_grad()
     def show(self, batch: Mapping[str, Tensor]) -> list[Shown]:

@@ -21,8 +21,7 @@ from tokenmix.lab.tasks.points.data.samples import point_features, scale_axes
 from tokenmix.lab.tasks.points.options import CloudOptions
 from tokenmix.lab.tasks.summary import published_beside
 from tokenmix.lab.train.config import TrainConfig
-from tokenmix.lab.train.task import TaskModule
-from tokenmix.lab.train.task_data import IndexedData, check_names
+from tokenmix.lab.train.task import IndexedData, TaskModule, check_names
 from tokenmix.layers.base import count_parameters
 from tokenmix.models.points import create_point_model
 from tokenmix.models.registry import create_on_meta

@@ -1,16 +1,16 @@
 """Semantic segmentation: a class for each pixel; cross-entropy, mean intersection over union."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from math import isnan
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
-from torchmetrics import MetricCollection
 
 from tokenmix.errors import UserError
 from tokenmix.lab.data.fetch import log
@@ -28,22 +28,76 @@ from tokenmix.lab.tasks.images import (
     stored_picture,
 )
 from tokenmix.lab.tasks.segmentation.inference import Tile, as_segmenter, pixel_logits, tiles
-from tokenmix.lab.tasks.segmentation.loss import pixel_entropy, soft_iou_loss
-from tokenmix.lab.tasks.segmentation.metrics import NUMBERS, PixelEntropy, PixelScores, iou_of, pixel_counts
 from tokenmix.lab.tasks.segmentation.options import SegmentationOptions
 from tokenmix.lab.tasks.segmentation.output import shares, veiled, write_answer
 from tokenmix.lab.train.config import OptimConfig, TrainConfig
+from tokenmix.lab.train.metrics import ClassCounts, CrossEntropy, Metric, accuracy_of, class_counts, iou_of
 from tokenmix.lab.train.predictions import SampledMetric, quotient
 from tokenmix.lab.train.programs import PlainSamples, Shown, View
-from tokenmix.lab.train.task_data import IndexedData, check_names
+from tokenmix.lab.train.task import IndexedData, check_names
 from tokenmix.layers.base import Mixer
 from tokenmix.models.foreign import create_foreign
 from tokenmix.models.registry import create_model
 from tokenmix.models.segmentation import Segmenter
 from tokenmix.registry import is_foreign
 
+
+def pixel_entropy(logits: Tensor, classes: Tensor, ignore: int) -> Tensor:
+    """Cross-entropy over the pixels of this process that are not ignored; 0 if there are none.
+
+    Shape:
+        logits (B, C, H, W), classes (B, H, W) to ().
+    """
+    count = (classes != ignore).sum().float()
+    return F.cross_entropy(logits, classes, ignore_index=ignore, reduction="sum") / count.clamp_min(1)
+
+
+def soft_iou_loss(logits: Tensor, classes: Tensor, ignore: int) -> Tensor:
+    """One minus the mean over the classes of the soft intersection over union of prediction and truth.
+
+        loss = 1 - mean_c [ sum_n p_nc t_nc / sum_n (p_nc + t_nc - p_nc t_nc) ],   p = softmax(logits)
+
+    with t_nc = 1 where pixel n is of class c, over the pixels of all images of the step that are not ignored, and the
+    classes that one of them has. Rare classes weigh as much as common ones, as in the mean IoU. 0 if every pixel is
+    ignored.
+
+    Paper: Rahman and Wang, Optimizing Intersection-Over-Union in Deep Neural Networks for Image Segmentation, 2016,
+    there for one class.
+
+    Shape:
+        logits (B, C, H, W), classes (B, H, W) to ().
+    """
+    shares, counted = logits.softmax(1), classes != ignore
+    labels = classes.where(counted, 0).flatten()
+    right = shares.gather(1, labels.view_as(classes).unsqueeze(1)).squeeze(1) * counted
+    nothing = shares.new_zeros(shares.shape[1])
+    both = nothing.index_add(0, labels, right.flatten())
+    answered = torch.einsum("bchw,bhw->c", shares, counted.to(shares.dtype))
+    there = nothing.index_add(0, labels, counted.flatten().to(shares.dtype))
+    both, answered, there = _of_all(torch.stack([both, answered, there]))
+    present = there > 0
+    overlap = both[present] / (answered + there - both)[present]
+    return (1 - overlap).sum() / present.sum().clamp_min(1)
+
+
+def _of_all(own: Tensor) -> Tensor:
+    """The sum over the processes, whose gradients come out right once they are averaged over the processes."""
+    if not dist.is_initialized():
+        return own
+    total = own.detach().clone()
+    dist.all_reduce(total)
+    return total + dist.get_world_size() * (own - own.detach())
+
+
 FROM_DATA = {"num_classes": "--data", "img_size": "--crop"}
 MOST_CLASSES = 256
+PIXELS: dict[str, Callable[[Tensor], Tensor]] = {
+    "accuracy": accuracy_of,
+    "miou": lambda counts: iou_of(counts).nanmean(-1),
+    # JSON has no nan for a class that never occurs.
+    "class_iou": lambda counts: iou_of(counts).nan_to_num(-1.0),
+}
+"""What is measured of the pixels that are not ignored."""
 
 
 class PixelData(IndexedData):
@@ -203,7 +257,7 @@ class SemanticSegmentation(ImageTask):
         if self.kept is not None:
             ignore = int(self.data["ignore"])
             entropy = F.cross_entropy(logits.float(), classes, ignore_index=ignore, reduction="none").sum((1, 2))
-            counts = pixel_counts(logits.argmax(1), classes, len(self.data["classes"]), ignore)
+            counts = class_counts(logits.argmax(1), classes, len(self.data["classes"]), ignore)
             self.keep(index=index, counts=counts.int(), loss=entropy)
 
     @classmethod
@@ -214,21 +268,16 @@ class SemanticSegmentation(ImageTask):
         index, counts = predictions["index"], predictions["counts"].double()
         pixels = counts[:, 1].sum(1, keepdim=True)
         values = {
-            "miou": (counts.flatten(1), lambda sums: iou_of(sums.unflatten(1, (3, -1))).nanmean(1)),
+            "miou": (counts.flatten(1), lambda sums: PIXELS["miou"](sums.unflatten(1, (3, -1)))),
             "accuracy": (torch.cat([counts[:, 0].sum(1, keepdim=True), pixels], 1), quotient),
             "loss": (torch.cat([predictions["loss"].double()[:, None], pixels], 1), quotient),
         }
         return SampledMetric.of_sums(index, *values[metric]) if metric in values else None
 
-    def make_metrics(self) -> MetricCollection:
+    def make_metrics(self) -> dict[str, Metric]:
         """Mean IoU, pixel accuracy, loss, and the IoU of each class."""
-        classes, ignore = len(self.data["classes"]), int(self.data["ignore"])
-        scores = {"pixels": PixelScores(classes, ignore), "loss": PixelEntropy(ignore)}
-        return MetricCollection({**scores}, compute_groups=False)
-
-    def numbers(self) -> list[str]:
-        """Those that are logged."""
-        return list(NUMBERS)
+        ignore = int(self.data["ignore"])
+        return {"pixels": ClassCounts(len(self.data["classes"]), PIXELS, ignore), "loss": CrossEntropy(ignore)}
 
     def on_validation_epoch_end(self) -> None:
         """Keep the metrics as plain values, those of the classes by name; `UserError` if no pixel counted."""

@@ -7,9 +7,6 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torchmetrics import MetricCollection
-from torchmetrics.classification import MulticlassMatthewsCorrCoef
-from torchmetrics.regression import PearsonCorrCoef, SpearmanCorrCoef
 
 from tokenmix.errors import UserError
 from tokenmix.lab.data.indexed import balanced_order
@@ -28,10 +25,10 @@ from tokenmix.lab.tasks.text.task import (
 )
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
+from tokenmix.lab.train.metrics import Metric, Rows
 from tokenmix.lab.train.predictions import SampledMetric
 from tokenmix.lab.train.programs import HubForm, PlainSamples, Shown
-from tokenmix.lab.train.task import TaskData
-from tokenmix.lab.train.task_data import check_names
+from tokenmix.lab.train.task import TaskData, check_names
 from tokenmix.text.heads import GMLPForSequenceClassification
 
 
@@ -148,15 +145,9 @@ class TextClassification(DistillingTextTask, ClassTask):
         columns = torch.stack([torch.ones_like(x), x, y, x * x, y * y, x * y], 1)
         return SampledMetric.of_sums(predictions["index"], columns, pearson)
 
-    def make_metrics(self) -> MetricCollection:
-        """Those of classes, and of GLUE's CoLA Matthews' correlation; of numbers Pearson's and Spearman's."""
-        if not self.data["classes"]:
-            return MetricCollection(
-                {"pearson": PearsonCorrCoef(), "spearman": SpearmanCorrCoef()}, compute_groups=False
-            )
-        if "matthews" not in self.data.get("metrics", ()):
-            return self.class_metrics()
-        return self.class_metrics(matthews=MulticlassMatthewsCorrCoef(len(self.data["classes"]), validate_args=False))
+    def make_metrics(self) -> dict[str, Metric]:
+        """Those of classes; of numbers Pearson's and Spearman's correlation."""
+        return self.class_metrics() if self.data["classes"] else {"correlation": Correlation()}
 
     def plain_samples(self, data: TextData, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
         """The texts, as the tokenizer writes their tokens."""
@@ -190,6 +181,31 @@ class TextClassification(DistillingTextTask, ClassTask):
             number = None if self.classes else {"value": round(logits.item(), 6)}
             answers.append({"text": sentence.text, **(number or likeliest(logits.softmax(-1), self.classes))})
         return answers
+
+
+class Correlation(Rows):
+    """Pearson's correlation of the numbers predicted and true, and Spearman's, that of their ranks."""
+
+    higher_is_better = True
+    names = ("pearson", "spearman")
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch of numbers (B,)."""
+        self.keep(preds, target)
+
+    def compute(self) -> dict[str, Tensor]:
+        """Both so far."""
+        columns = [column.double() for column in self.columns()]
+        return {
+            "pearson": torch.stack(columns).corrcoef()[0, 1],
+            "spearman": torch.stack([_ranks(column) for column in columns]).corrcoef()[0, 1],
+        }
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """The rank of each value; equal ones have their mean rank."""
+    _, place, counts = values.unique(return_inverse=True, return_counts=True)
+    return (counts.cumsum(0) - (counts - 1) / 2)[place].double()
 
 
 def _parts(sentence: Sentence, pairs: bool) -> list[str]:

@@ -7,8 +7,6 @@ from typing import Any, ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics import MetricCollection
-from torchmetrics.classification import MulticlassAccuracy
 
 from tokenmix.errors import UserError
 from tokenmix.lab.data.split import validation_size
@@ -24,7 +22,7 @@ from tokenmix.lab.tasks.text.task import (
     tokenizer_for,
 )
 from tokenmix.lab.train.config import TrainConfig
-from tokenmix.lab.train.metrics import CrossEntropy, Perplexity
+from tokenmix.lab.train.metrics import Accuracy, CrossEntropy, Metric, Perplexity
 from tokenmix.lab.train.predictions import SampledMetric, quotient
 from tokenmix.lab.train.programs import HubForm, PlainSamples, Shown
 from tokenmix.text.heads import NO_LABEL, GMLPForMaskedLM
@@ -110,12 +108,9 @@ class MaskedLM(DistillingTextTask):
             return SampledMetric.of_sums(predictions["index"], sums, lambda total: quotient(total).exp())
         return SampledMetric.of_sums(predictions["index"], sums, quotient)
 
-    def make_metrics(self) -> MetricCollection:
+    def make_metrics(self) -> dict[str, Metric]:
         """Loss, perplexity and accuracy at the masked positions of the held-out text."""
-        accuracy = MulticlassAccuracy(int(self.data["vocab_size"]), average="micro", validate_args=False)
-        return MetricCollection(
-            {"loss": CrossEntropy(), "perplexity": Perplexity(), "accuracy": accuracy}, compute_groups=False
-        )
+        return {"loss": CrossEntropy(), "perplexity": Perplexity(), "accuracy": Accuracy()}
 
     def macs(self) -> int:
         """Multiply-adds of one sequence, with the head at as many positions as are masked on average."""

@@ -1,6 +1,9 @@
 """Question answering: the span of a context that answers a question, or that there is none."""
 
 import json
+import re
+import string
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -8,9 +11,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torchmetrics import MetricCollection
-from torchmetrics.functional.text import squad
-from torchmetrics.text import SQuAD
 
 from tokenmix.errors import UserError
 from tokenmix.files import user_path
@@ -32,13 +32,13 @@ from tokenmix.lab.tasks.text.task import (
     tokenizer_for,
 )
 from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.metrics import Metric, Sums
 from tokenmix.lab.train.predictions import SampledMetric
 from tokenmix.lab.train.programs import HubForm, Shown
 from tokenmix.text.heads import GMLPForQuestionAnswering
 
 AT_ONCE = 16
 BEST, LONGEST = 20, 30
-AGREEMENT = ("exact_match", "f1")
 
 
 class Span(NamedTuple):
@@ -50,12 +50,42 @@ class Span(NamedTuple):
     none: float
 
 
-class SpanAgreement(SQuAD):
-    """SQuAD's exact match and F1 of words, as shares in 0..1; torchmetrics has them in per cent."""
+class SpanAgreement(Sums):
+    """SQuAD's exact match and F1 of words, means over the questions."""
+
+    higher_is_better = True
+    names = ("exact_match", "f1")
+
+    def __init__(self) -> None:
+        super().__init__(3)
+
+    def update(self, values: Tensor) -> None:
+        """Add questions: what `agreement` gives for each (n, 2)."""
+        self.add(torch.cat([values.double().sum(0), torch.tensor([len(values)])]))
 
     def compute(self) -> dict[str, Tensor]:
         """Both so far."""
-        return {name: value / 100 for name, value in super().compute().items()}
+        *sums, count = self.total()
+        return {name: value / count for name, value in zip(self.names, sums, strict=True)}
+
+
+def agreement(answer: str, wanted: Sequence[str]) -> tuple[float, float]:
+    """Exact match and F1 of words with the true answer that fits best.
+
+    Articles, punctuation and capitals do not count; where either has no words, both are 1 if the other has none too.
+    """
+    scores = []
+    ours = _words(answer)
+    for theirs in map(_words, wanted):
+        common = sum((Counter(ours) & Counter(theirs)).values())
+        f1 = 2 * common / (len(ours) + len(theirs)) if ours and theirs else float(ours == theirs)
+        scores.append((float(ours == theirs), f1))
+    return max(exact for exact, _ in scores), max(f1 for _, f1 in scores)
+
+
+def _words(text: str) -> list[str]:
+    plain = text.lower().translate(str.maketrans("", "", string.punctuation))
+    return re.sub(r"\b(a|an|the)\b", " ", plain).split()
 
 
 class QuestionAnswering(TextTask):
@@ -98,21 +128,18 @@ class QuestionAnswering(TextTask):
         """The best span of each question against the given answers."""
         spans = self._spans(batch)
         texts = [self._text(span, asked["context"]) for span, asked in zip(spans, batch["asked"])]
-        told = [{"id": str(i), "prediction_text": text} for i, text in enumerate(texts)]
-        wanted = [{"id": str(i), "answers": {"text": asked["answers"]}} for i, asked in enumerate(batch["asked"])]
-        self.metrics.update(told, wanted)
+        rows = [agreement(text, asked["answers"]) for text, asked in zip(texts, batch["asked"])]
+        values = torch.tensor(rows).view(-1, 2)
+        self.metrics.update(values)
         if self.kept is not None:
-            each = [squad([one], [true]) for one, true in zip(told, wanted)]
-            self.keep(
-                index=batch["index"], **{name: torch.tensor([row[name] / 100 for row in each]) for name in AGREEMENT}
-            )
+            self.keep(index=batch["index"], **dict(zip(SpanAgreement.names, values.unbind(1))))
 
     @classmethod
     def sampled_metric(
         cls, predictions: Mapping[str, Tensor], metric: str, data: Mapping[str, Any]
     ) -> SampledMetric | None:
         """Exact match and F1, means over the questions."""
-        return SampledMetric.mean(predictions["index"], predictions[metric]) if metric in AGREEMENT else None
+        return SampledMetric.mean(predictions["index"], predictions[metric]) if metric in SpanAgreement.names else None
 
     @torch.no_grad()
     def show(self, batch: Mapping[str, Any]) -> list[Shown]:
@@ -123,13 +150,9 @@ class QuestionAnswering(TextTask):
             found.append(Shown(asked["question"], next(iter(asked["answers"]), "") or "-", answer or "-"))
         return found
 
-    def make_metrics(self) -> MetricCollection:
+    def make_metrics(self) -> dict[str, Metric]:
         """Exact match and F1 of words, as SQuAD measures them."""
-        return MetricCollection({"agreement": SpanAgreement()}, compute_groups=False)
-
-    def numbers(self) -> list[str]:
-        """The two numbers of the one metric."""
-        return list(AGREEMENT)
+        return {"agreement": SpanAgreement()}
 
     @torch.no_grad()
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
