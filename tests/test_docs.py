@@ -51,11 +51,19 @@ def identifier(page: Path) -> str:
 
 
 def blocks(page: Path, *languages: str) -> Iterator[tuple[int, str, str]]:
-    """Line, info string and text of each fenced block in one of the languages."""
+    """Line, language with what follows it, and text of each fenced block in one of the languages."""
     text = page.read_text()
     for match in FENCE.finditer(text):
         if match[1] in languages:
-            yield text.count("\n", 0, match.start()) + 2, match[2].strip(), match[3]
+            yield text.count("\n", 0, match.start()) + 2, (match[1] + match[2]).strip(), match[3]
+
+
+def typed(code: str) -> Iterator[list[str]]:
+    """The words after `tokenmix` of each command of a console block."""
+    for command in code.replace("\\\n", " ").splitlines():
+        words = shlex.split(command, comments=True)
+        if words[:1] == ["tokenmix"]:
+            yield words[1:]
 
 
 def commands(page: Path) -> Iterator[tuple[int, tuple[str, ...]]]:
@@ -77,12 +85,19 @@ def commands(page: Path) -> Iterator[tuple[int, tuple[str, ...]]]:
 @pytest.mark.usefixtures("own_names")
 @pytest.mark.parametrize("page", [p for p in PAGES if any(blocks(p, "python"))], ids=identifier)
 def test_code_runs(page, tmp_path, monkeypatch):
-    """Blocks of a page share their names, in order. `no-run` needs a reason in the block's first line."""
+    """Blocks of a page share names and folder, in order: Python, and the commands of blocks ```console run.
+
+    `no-run` needs a reason in the block's first line.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "my_layers", types.ModuleType("my_layers"))
     torch.manual_seed(0)
     namespace: dict[str, object] = {"__name__": "page"}
-    for line, info, code in blocks(page, "python"):
+    for line, info, code in blocks(page, "python", "console"):
+        if info.startswith("console"):
+            for words in typed(code) if info == "console run" else ():
+                assert cli.main(words) == 0, f"{page}:{line} tokenmix {' '.join(words)}"
+            continue
         if "no-run" in info:
             assert code.startswith("# not run: "), f"{page}:{line} does not say why it is not run"
             continue
@@ -235,17 +250,13 @@ def test_reference_is_complete():
     assert {n for n in wanted if f"tokenmix.ops.{n}" not in examples and f"{n}(" not in shown} == set()
 
 
-def test_the_pages_on_weights_name_the_models_that_have_them() -> None:
+def test_the_page_on_weights_names_the_models_that_have_them() -> None:
     from tokenmix.registry import MODELS
 
     have = {entry.name for entry in MODELS if (entry.pretrained_cfg or {}).get("hf_hub_id")}
-    for page, start, end in (
-        ("models/index.md", "`gmlp_small` takes", "For the others"),
-        ("guides/hub.md", "## Pretrained weights", "No other"),
-    ):
-        text = (DOCS / page).read_text()
-        said = text[text.index(start) : text.index(end)]
-        assert {name for name in re.findall(r"`([a-z0-9_]+)`", said) if name in MODELS} == have, page
+    text = (DOCS / "models/index.md").read_text().partition("## Pretrained weights")[2]
+    said = text[: text.index("For the others")]
+    assert {name for name in re.findall(r"`([a-z0-9_]+)`", said) if name in MODELS} == have
 
 
 @pytest.mark.slow

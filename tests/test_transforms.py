@@ -12,7 +12,7 @@ from cases import CASES, Case, builder, example
 from tokenmix import list_mixers
 from tokenmix.testing.harness import awake, noise
 
-PAGE = Path(__file__).parents[1] / "docs/guides/numerics.md"
+PAGE = Path(__file__).parents[1] / "docs/guides/cost.md"
 HEAD = "| Mixer | `vmap` | forward mode (`jvp`) | double backward |"
 CHUNKED = " with `chunk_size`"
 

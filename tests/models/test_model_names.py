@@ -150,7 +150,7 @@ def test_model_table_is_counted() -> None:
 
 
 def test_the_documented_table_is_counted() -> None:
-    page = (DOCS / "text_models.md").read_text()
+    page = (DOCS / "guides/text.md").read_text()
     rows = {m[1]: m[0].split("|")[2:-1] for m in re.finditer(r"^\| `(\w+)` .*$", page, re.MULTILINE)}
     rows = {name: [cell.strip() for cell in cells] for name, cells in rows.items() if name in PRESETS}
     assert set(rows) == set(PRESETS)

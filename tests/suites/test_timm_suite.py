@@ -19,7 +19,7 @@ OF_TOKENS = ("amlp_*", "eamlp_*", "lavit_*")
 EXPECTED: dict[str, str] = {
     "test_model_default_cfgs_non_std*eamlp_*": "the stem unfolds pixels: there is no first convolution to name",
     "test_model_default_cfgs[[]*eanet_*": "a linear head without pooling is refused when made, not when called",
-    "test_model_forward_torchscript*": "no TorchScript, which torch.export replaces: docs/guides/numerics.md",
+    "test_model_forward_torchscript*": "no TorchScript, which torch.export replaces: docs/guides/export.md",
     "test_model_forward_fx_torchscript*": "what torch.fx takes as one call, a mixer, is none of TorchScript's",
 }
 

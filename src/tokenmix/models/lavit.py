@@ -1,7 +1,7 @@
 """LaViT: a pyramid of four stages in which the later blocks of a stage transform the scores of the earlier ones.
 
 Paper: Zhang, Liu, Lin, He, "You Only Need Less Attention at Each Stage in Vision Transformers", CVPR 2024,
-arXiv:2406.00427. Neither code nor a layout was published; this one is ours. docs/models/lavit.md gives the reasons.
+arXiv:2406.00427. Neither code nor a layout was published; this one is ours. docs/models/index.md gives the reasons.
 """
 
 from collections.abc import Sequence

@@ -98,7 +98,7 @@ def _notes(layer: nn.Module) -> Iterator[str]:
     if not hasattr(layer, "capabilities"):
         yield (
             "to train, compare or swap in this layer by its name, derive it from tokenmix.layers.Mixer and state its "
-            "capabilities: docs/guides/own-mixer.md"
+            "capabilities: docs/guides/drop-in.md#your-own-mixer"
         )
 
 
