@@ -1,21 +1,24 @@
 """What the site has beyond docs/*.md: the repository's own documents, and the notebooks with their outputs."""
 
+import re
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from nbconvert import MarkdownExporter
 
-__all__ = ["on_files"]
+__all__ = ["on_files", "on_page_markdown"]
 
-DOCUMENTS = ("CHANGELOG.md", "CONTRIBUTING.md", "DESIGN.md", "SECURITY.md")
+DOCUMENTS = ("CHANGELOG.md", "SECURITY.md")
+# The theme's own mark: a page without a place in the search.
+UNLISTED = "---\nsearch: {exclude: true}\n---\n"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """mkdocs calls this with the files of docs/."""
     root = Path(config.config_file_path).parent
     for name in DOCUMENTS:
-        files.append(File.generated(config, name, content=(root / name).read_text().replace("](docs/", "](")))
+        files.append(File.generated(config, name, content=UNLISTED + (root / name).read_text().replace("](docs/", "](")))
     for notebook in sorted((root / "docs/notebooks").glob("*.ipynb")):
         page, resources = MarkdownExporter().from_filename(
             str(notebook), resources={"unique_key": notebook.stem, "output_files_dir": f"{notebook.stem}_files"}
@@ -24,3 +27,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         for name, content in resources["outputs"].items():
             files.append(File.generated(config, f"notebooks/{name}", content=content))
     return files
+
+
+def on_page_markdown(markdown: str, **unused: object) -> str:
+    """Fences without the marks of the tests (`no-run`, `run`), which would end the fence."""
+    return re.sub(r"^(```\w+) (?:no-)?run$", r"\1", markdown, flags=re.MULTILINE)

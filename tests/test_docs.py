@@ -58,10 +58,15 @@ def blocks(page: Path, *languages: str) -> Iterator[tuple[int, str, str]]:
             yield text.count("\n", 0, match.start()) + 2, (match[1] + match[2]).strip(), match[3]
 
 
+def split_words(command: str) -> list[str]:
+    """As a shell splits it: `#` in the middle of a word is no comment, as shlex would have it."""
+    return shlex.split(re.sub(r"(^|\s)#.*", "", command))
+
+
 def typed(code: str) -> Iterator[list[str]]:
     """The words after `tokenmix` of each command of a console block."""
     for command in code.replace("\\\n", " ").splitlines():
-        words = shlex.split(command, comments=True)
+        words = split_words(command)
         if words[:1] == ["tokenmix"]:
             yield words[1:]
 
@@ -76,7 +81,7 @@ def commands(page: Path) -> Iterator[tuple[int, tuple[str, ...]]]:
         for m in re.finditer(r"`(tokenmix [a-z][^`]*)`", FENCE.sub("", text))
     ]
     for line, command in found:
-        words = shlex.split(command, comments=True)
+        words = split_words(command)
         if words and words[0] == "tokenmix":
             yield line, tuple(words[1:])
 
