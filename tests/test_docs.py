@@ -8,7 +8,6 @@ import re
 import shlex
 import subprocess
 import sys
-import tomllib
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +28,6 @@ ROOT = Path(__file__).parents[1]
 DOCS, SRC = ROOT / "docs", ROOT / "src"
 PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md")])
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
-HOME = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
 MECHANISMS = sorted(p for p in (DOCS / "mechanisms").glob("*.md") if p.stem != "index")
 NO_MECHANISM = {"counting", "__init__", "base", "masked_norm", "memory", "own", "table"}
 SECTIONS = [
@@ -141,12 +139,10 @@ def misuse(words: tuple[str, ...]) -> str:
 def test_links_lead_somewhere(page):
     text = FENCE.sub("", page.read_text())
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        # Our own address stands for a file of this checkout; it is written out where a package index shows the page.
-        own = re.fullmatch(rf"{HOME}/(?:blob|tree)/main/(.+)", target)
-        if re.match(r"[a-z]+:", target) and own is None:
+        if re.match(r"[a-z]+:", target):
             continue
-        path, _, anchor = (own[1] if own else target).partition("#")
-        file = ((ROOT if own else page.parent) / path).resolve() if path else page
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
         if re.fullmatch(r"notebooks/\w+\.md", path) and file.stem != "index":
             file = file.with_suffix(".ipynb")
         assert file.exists(), f"{page}: {target}"
