@@ -227,7 +227,14 @@ def test_pages_have_titles_of_their_own_and_notebooks_their_outputs(site):
         page = (site / "notebooks" / f"{notebook.stem}.html").read_text()
         assert "language-python" in page
         assert "_files/" in page or notebook.stem == "compare"
-    assert (site / "search" / "search_index.js").is_file()
+    index = (site / "search" / "search_index.js").read_text()
+    assert "DESIGN" not in index
+    assert "CHANGELOG.html" not in index
+
+
+@pytest.mark.slow
+def test_every_fence_is_a_block(site):
+    assert not [page for page in site.rglob("*.html") if "<p>```" in page.read_text()]
 
 
 def test_reference_is_complete():
