@@ -18,7 +18,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """mkdocs calls this with the files of docs/."""
     root = Path(config.config_file_path).parent
     for name in DOCUMENTS:
-        files.append(File.generated(config, name, content=UNLISTED + (root / name).read_text().replace("](docs/", "](")))
+        files.append(
+            File.generated(config, name, content=UNLISTED + (root / name).read_text().replace("](docs/", "]("))
+        )
     for notebook in sorted((root / "docs/notebooks").glob("*.ipynb")):
         page, resources = MarkdownExporter().from_filename(
             str(notebook), resources={"unique_key": notebook.stem, "output_files_dir": f"{notebook.stem}_files"}
