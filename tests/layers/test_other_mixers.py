@@ -158,6 +158,18 @@ def test_em_attention_is_the_loop_of_both_steps(mask: Tensor | None) -> None:
     torch.testing.assert_close(layer(X, mask), expected)
 
 
+def test_em_attention_of_one_head_is_the_published_unit() -> None:
+    """Three steps on maps (C, N), each column of z over its sum, as in the released unit, whose epsilons are 1e-6."""
+    layer = EMAttention(8, num_heads=1, num_slots=3).double()
+    features = layer.query(X).mT
+    bases = layer.bases.mT.expand(2, 8, 3)
+    for _ in range(3):
+        shares = torch.softmax(features.mT @ bases, 2)
+        bases = features @ (shares / (1e-6 + shares.sum(1, keepdim=True)))
+        bases = bases / (1e-6 + bases.norm(dim=1, keepdim=True))
+    torch.testing.assert_close(layer(X), layer.proj((bases @ shares.mT).mT), atol=1e-5, rtol=1e-5)
+
+
 def test_bases_depend_on_the_sample() -> None:
     """The difference to external attention, whose memory is the same for every sample."""
     layer = EMAttention(8, num_heads=2, num_slots=3).double()

@@ -1,13 +1,15 @@
 """The probe: tasks are right by a second way of computing them, planted layers are named, known mixers spread."""
 
+import importlib.util
 import json
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tokenmix import UserError
-from tokenmix.layers import Mixer, Pooling2d, SelfAttention
+from tokenmix.layers import MIXERS, Mixer, Pooling2d, SelfAttention
 from tokenmix.layers.base import Capabilities
 from tokenmix.testing.probe import ProbeNet, ProbeReport, Score, look_at, make_mixers, probe, train_one
 from tokenmix.testing.probe_tasks import KEYS, SHIFT, SYMBOLS, TASKS, VALUES
@@ -272,3 +274,21 @@ def test_a_plain_module_is_named_like_one_of_the_table(monkeypatch: pytest.Monke
 def test_a_device_that_is_not_there_is_told() -> None:
     with pytest.raises(UserError, match="no CUDA device is available"):
         probe("self", tasks=["shift"], device="cuda")
+
+
+def test_the_pages_have_the_committed_numbers() -> None:
+    """`python docs/probe.py` would change nothing."""
+    docs = Path(__file__).parents[2] / "docs"
+    spec = importlib.util.spec_from_file_location("docs_probe", docs / "probe.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tables = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tables)
+    report = ProbeReport.from_json(tables.RESULTS.read_text())
+    assert {*MIXERS} < {*report.structures}
+    for path, text in tables.pages(report).items():
+        assert path.read_text() == text, path.name
+        if path.stem in MIXERS:
+            assert f"| `{path.stem}` |" in text
+    told = json.loads(tables.RESULTS.read_text())
+    assert {name: report.sentences(name) for name in report.mixers} == told["sentences"]

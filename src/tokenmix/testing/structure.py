@@ -12,6 +12,7 @@ from tokenmix.testing.harness import Builder, awake
 
 HARDLY = 1e-3
 """Share of the other tokens in an output's changes below which a layer hardly mixes."""
+_FEW = f"the other tokens make up less than {HARDLY:.1%} of what changes an output"
 NARROW = 0.5
 """Share of the numbers that half of the tokens hold below which little passes to the other half."""
 
@@ -48,7 +49,7 @@ class Structure:
         if self.reach == 0:
             return "mixes nothing: each output depends on its own token alone"
         if self.others < HARDLY:
-            return f"hardly mixes: the other tokens make up {self.others:.2%} of what changes an output"
+            return f"hardly mixes: {_FEW}"
         if self.reach < self.tokens - 1:
             return f"sees only neighbours: one layer reaches {self.reach} of {self.tokens - 1} tokens"
         return ""
@@ -64,7 +65,7 @@ class Structure:
         if self.reach == 0:
             return "each output depends on its own token alone"
         if self.others < HARDLY:
-            return f"the other tokens make up {self.others:.2%} of what changes an output"
+            return _FEW
         if self.reach < self.tokens - 1 and self.reach * depth < distance:
             return f"{depth} layers reach {self.reach * depth} tokens far, and {distance} are asked for"
         if needs == "content" and self.passed < NARROW * self.held:
