@@ -162,7 +162,7 @@ def test_planted_layers_are_named(target, sentence: str) -> None:
         ("external", "path", "which tokens an output listens to depends on what they hold, not on their places"),
         ("em", "recall", ""),
         (Mean, "count", "its passage is narrow (8 of 512 numbers pass"),
-        (Places, "same", "which tokens an output listens to depends on their places, not on what they hold"),
+        (Places, "same", "which tokens an output listens to depends on their places"),
         ("gating", "recall", "which tokens an output listens to depends on their places"),
         (Places, "path", ""),
         ("self", "recall", ""),

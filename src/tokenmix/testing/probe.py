@@ -310,14 +310,11 @@ def train_one(target: Target, task: ProbeTask, seed: int, *, steps: int, device:
             optimizer.step()
             schedule.step()
         found = {task.name: accuracy(net, task, task.grid, device)}
-        if task.double is not None and _any_length(net):
+        declared = [getattr(mixer, "capabilities", None) for mixer in net.mixers]
+        any_length = all(known is not None and (known.length, known.layout) == ("any", "tokens") for known in declared)
+        if task.double is not None and any_length:
             found[f"{task.name} x2"] = accuracy(net, task, task.double, device)
         return found
-
-
-def _any_length(net: ProbeNet) -> bool:
-    capabilities = [getattr(mixer, "capabilities", None) for mixer in net.mixers]
-    return all(known is not None and known.length == "any" and known.layout == "tokens" for known in capabilities)
 
 
 @torch.no_grad()
@@ -368,7 +365,9 @@ def probe(
     named: dict[str, Target] = {}
     for target in [*BASELINES, *given]:
         label = target if isinstance(target, str) else getattr(target, "__name__", str(target))
-        named.setdefault(label, _class_of(target))
+        if isinstance(target, nn.Module) or not (isinstance(target, str) or callable(target)):
+            raise UserError(f"a mixer must be a name of tokenmix.list_mixers() or a class, got {target!r}")
+        named.setdefault(label, import_object(target) if isinstance(target, str) and ":" in target else target)
     structures = {label: look_at(label, target) for label, target in named.items()}
     scores: dict[tuple[str, str], list[float]] = {}
     seconds: dict[str, float] = {}
@@ -392,10 +391,3 @@ def probe(
         for (task, label), values in scores.items()
     ]
     return ProbeReport(tuple(rows), structures, seconds, len(SEEDS) if full else 1)
-
-
-def _class_of(target: Any) -> Target:
-    """A name of the table, or the class that a name or a caller gives."""
-    if isinstance(target, nn.Module) or not (isinstance(target, str) or callable(target)):
-        raise UserError(f"a mixer must be a name of tokenmix.list_mixers() or a class, got {target!r}")
-    return import_object(target) if isinstance(target, str) and ":" in target else target

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tokenmix.errors import UserError
 from tokenmix.testing.harness import Builder, awake
+from tokenmix.testing.properties.tokens import influence
 
 HARDLY = 1e-3
 """Share of the other tokens in an output's changes below which a layer hardly mixes."""
@@ -27,8 +28,8 @@ class Structure:
         others: share of the other tokens in what changes an output.
         passed: numbers that pass from the second half of the tokens to the first: rank of the derivative.
         held: numbers that half of the tokens hold.
-        follows: when tokens change places, their influence stays at the place, or goes with what they hold; None for
-            a layer that mixes nothing.
+        follows: `"content"` if the influence of tokens that change places goes with them, else `"place"`; None for a
+            layer that mixes nothing.
         slots: the layer declares that tokens attend to slots.
         leaks: a sample's output changes with the other samples of the batch, in evaluation mode.
     """
@@ -72,7 +73,7 @@ class Structure:
             memory = "its memory is the same for every sample" if self.slots else "its passage is narrow"
             return f"{memory} ({self.passed} of {self.held} numbers pass from one half of the tokens to the other)"
         if needs == "content" and self.follows == "place":
-            return "which tokens an output listens to depends on their places, not on what they hold"
+            return "which tokens an output listens to depends on their places"
         if needs == "place" and self.follows == "content":
             return "which tokens an output listens to depends on what they hold, not on their places"
         return ""
@@ -85,12 +86,11 @@ def look(build: Callable[[], nn.Module], label: str, num_tokens: int, dim: int) 
     if (found := layer(x)).shape != x.shape:
         raise UserError(f"{label} gives {tuple(found.shape)} for tokens {tuple(x.shape)}; a mixer keeps the shape")
     order = torch.randperm(num_tokens, generator=torch.Generator().manual_seed(1))
-    influence, moved = _influence(layer, x), _influence(layer, x[:, order])
+    seen, moved = influence(layer, x), influence(layer, x[:, order])
     distance = (torch.arange(num_tokens)[:, None] - torch.arange(num_tokens)).abs()
-    apart = influence * (distance > 0)
-    stays = ((moved - influence) * (distance > 0)).norm()
-    goes = ((moved - influence[order][:, order]) * (distance > 0)).norm()
-    reach, half = int((distance * (influence > 0)).max()), num_tokens // 2
+    apart = distance > 0
+    stays, goes = ((moved - seen) * apart).norm(), ((moved - seen[order][:, order]) * apart).norm()
+    reach, half = int((distance * (seen > 0)).max()), num_tokens // 2
     passed = torch.autograd.functional.jacobian(
         lambda late: layer(torch.cat([x[:, :half], late], 1))[:, :half].flatten(), x[:, half:]
     )
@@ -98,21 +98,10 @@ def look(build: Callable[[], nn.Module], label: str, num_tokens: int, dim: int) 
     return Structure(
         tokens=num_tokens,
         reach=reach,
-        others=float(apart.sum() / influence.sum().clamp_min(1e-300)),
+        others=float((seen * apart).sum() / seen.sum().clamp_min(1e-300)),
         passed=int(torch.linalg.matrix_rank(passed.flatten(1), rtol=1e-9)) if reach else 0,
         held=half * dim,
-        follows=None if reach == 0 else "content" if goes < stays else "place",
+        follows=None if reach == 0 else "content" if goes < stays / 4 else "place",
         slots=getattr(declared, "map", None) == "slots",
         leaks=not torch.allclose(layer(torch.cat([x, other]))[0], layer(torch.cat([x, third]))[0], atol=1e-9),
     )
-
-
-def _influence(layer: nn.Module, x: Tensor) -> Tensor:
-    """(N, N): how much the output at each column's place changes with the token at each row's."""
-    rows = []
-    # Samples one at a time, so that a leak between samples is not taken for mixing of tokens.
-    for index in range(x.shape[1]):
-        changed = x.clone()
-        changed[:, index] += 1.0
-        rows.append((layer(changed) - layer(x))[0].norm(dim=1))
-    return torch.stack(rows)
