@@ -12,7 +12,6 @@ from tokenmix.errors import UserError
 from tokenmix.ops.gating import (
     gate_matrix,
     spatial_gate,
-    spatial_projection,
     toeplitz_by_fft,
     toeplitz_matrix,
 )
@@ -179,7 +178,7 @@ def test_other_mistakes_are_named():
     with pytest.raises(UserError, match=r"\(B, N, C\)"):
         spatial_gate(torch.randn(4, 6), torch.randn(4, 4), torch.randn(4))
     with pytest.raises(UserError, match="needs a Toeplitz gate"):
-        spatial_projection(torch.randn(1, 3, 4, dtype=torch.float64), weight, bias, method="fft")
+        spatial_gate(torch.randn(1, 3, 8, dtype=torch.float64), weight, bias, method="fft")
 
 
 # Resizing

@@ -53,10 +53,14 @@ class Mixer(nn.Module):
 
     The output at a masked position is 0, so a row in which no token takes part is 0 and never NaN. Padding may hold
     anything, NaN included: every method that is given x and mask begins with `checked`.
+
+    Attributes:
+        inside: part of another mixer, which checks what it passes on and sets masked positions of its own output to 0.
     """
 
     capabilities: ClassVar[Capabilities]
     dim: int
+    inside: bool = False
 
     def checked(
         self, x: Tensor, mask: Tensor | None = None, *, weight: Tensor | None = None
@@ -71,6 +75,8 @@ class Mixer(nn.Module):
         Raises:
             UserError: x or mask is no tensor, or of a wrong shape or type, or x has no token.
         """
+        if self.inside:
+            return x, mask
         if self.capabilities.layout == "2d":
             check_map(self, x, weight)
             num_tokens = x.shape[2] * x.shape[3]

@@ -63,12 +63,19 @@ class GatedMLP(Mixer):
         check_whole(dim=dim, num_tokens=num_tokens)
         check_whole(0, attention_dim=attention_dim)
         check_rates(dropout=dropout)
-        hidden = _hidden(dim, expansion, variant)
+        check_numbers(0.0, expansion=expansion)
+        hidden = int(dim * expansion)
+        if hidden < 1 or (variant == "split" and hidden % 2):
+            raise UserError(
+                f"hidden width {hidden} = int({dim} * {expansion}) must be positive, and even for a split gate, got "
+                f"{expansion=}; for example expansion={2 * (hidden // 2) / dim if hidden > 1 else 2:g}"
+            )
         factory = {"device": device, "dtype": dtype}
         self.dim, self.num_tokens, self.hidden = dim, num_tokens, hidden
         self.proj_in = nn.Linear(dim, hidden, **factory)
         self.act = nn.GELU()
         self.gating = SpatialGatingUnit(hidden, num_tokens, variant=variant, gate=gate, causal=causal, **factory)
+        self.gating.inside = True
         width = self.gating.out_dim
         self.tiny_attention = (
             TinyAttention(dim, out_dim=width, attention_dim=attention_dim, causal=causal, **factory)
@@ -76,6 +83,7 @@ class GatedMLP(Mixer):
             else None
         )
         if self.tiny_attention is not None:
+            self.tiny_attention.inside = True
             # For networks that draw the weights of all linear layers.
             self.tiny_attention.proj.init_std = self.gating.init_std  # pyrefly: ignore[bad-argument-type]
         self.proj_out = nn.Linear(width, dim, **factory)
@@ -109,7 +117,7 @@ class GatedMLP(Mixer):
         """The (B, 1, N, N) map of tiny attention."""
         if self.tiny_attention is None:
             raise UserError("this GatedMLP has no tiny attention; build it with attention_dim=64")
-        return self.tiny_attention.attention_map(x, mask)
+        return self.tiny_attention.attention_map(*self.checked(x, mask))
 
     def set_grid(self, old: Sequence[int], new: Sequence[int]) -> None:
         """Interpolate the gate, see `SpatialGatingUnit.set_grid`."""
@@ -122,14 +130,3 @@ class GatedMLP(Mixer):
         linear = num_tokens * self.dim * (self.hidden + self.gating.out_dim)
         tiny = 0 if self.tiny_attention is None else self.tiny_attention.macs(num_tokens)
         return linear + self.gating.macs(num_tokens) + tiny
-
-
-def _hidden(dim: int, expansion: float, variant: GateVariant) -> int:
-    check_numbers(0.0, expansion=expansion)
-    hidden = int(dim * expansion)
-    if hidden < 1 or (variant == "split" and hidden % 2):
-        raise UserError(
-            f"hidden width {hidden} = int({dim} * {expansion}) must be positive, and even for a split gate, got "
-            f"{expansion=}; for example expansion={2 * (hidden // 2) / dim if hidden > 1 else 2:g}"
-        )
-    return hidden

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Capabilities, Mixer, replace_parameter
+from tokenmix.layers.base import Capabilities, Mixer, replace_parameter, zero_masked
 from tokenmix.ops.checks import check_choice, check_flags, check_numbers, check_tensor, check_whole
-from tokenmix.ops.gating import GateVariant, fft_macs, gate_matrix, spatial_gate
+from tokenmix.ops.gating import GateVariant, fft_macs, gate_matrix, gated_tokens
 from tokenmix.ops.resize import resize_gate
 
 GateKind = Literal["dense", "toeplitz", "toeplitz-fft"]
@@ -97,9 +97,14 @@ class SpatialGatingUnit(Mixer):
     def forward(self, x: Tensor, mask: Tensor | None = None, addend: Tensor | None = None) -> Tensor:
         """Gate x (B, N, C); `addend` (B, N, out_dim) joins W Z_2 + b before the product."""
         x, mask = self.checked(x, mask)
-        check_addend(addend, x, self.out_dim)
-        method = "fft" if self.gate == "toeplitz-fft" else "dense"
-        return spatial_gate(
+        if addend is not None and not self.inside:
+            check_tensor("addend", addend)
+            if addend.shape != (*x.shape[:2], self.out_dim):
+                raise UserError(
+                    f"addend must be {(*x.shape[:2], self.out_dim)}, got {tuple(addend.shape)}; it joins the output of "
+                    f"the gate, of width {self.out_dim}"
+                )
+        out = gated_tokens(
             x,
             self.weight,
             self.bias,
@@ -108,8 +113,9 @@ class SpatialGatingUnit(Mixer):
             addend=addend,
             mask=mask,
             causal=self.causal,
-            method=method,
+            method="fft" if self.gate == "toeplitz-fft" else "dense",
         )
+        return out if self.inside else zero_masked(out, mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The (N, N) matrix W that the tokens of x met. It has no batch axis: a mask, which is per sample, is checked
@@ -148,15 +154,3 @@ class SpatialGatingUnit(Mixer):
     def extra_repr(self) -> str:
         """The arguments that shape the unit."""
         return f"{self.dim}, {self.num_tokens}, variant={self.variant!r}, gate={self.gate!r}, causal={self.causal}"
-
-
-def check_addend(addend: Tensor | None, x: Tensor, out_dim: int) -> None:
-    """Raise `UserError` unless addend is None or (B, N, out_dim) for x (B, N, C)."""
-    if addend is None:
-        return
-    check_tensor("addend", addend)
-    if addend.shape != (*x.shape[:2], out_dim):
-        raise UserError(
-            f"addend must be {(*x.shape[:2], out_dim)}, got {tuple(addend.shape)}; it joins the output of the gate, of "
-            f"width {out_dim}"
-        )

@@ -61,7 +61,7 @@ class TinyAttention(Mixer):
             mixed = attention(query, key, value, mask=mask, causal=self.causal)
         else:
             mixed = weights @ value
-        return finish(self.proj(mixed.squeeze(1)), mask)
+        return finish(self.proj(mixed.squeeze(1)), None if self.inside else mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, 1, N, N): what token i took from token j."""

@@ -66,20 +66,74 @@ def spatial_gate(
     check_flags(causal=causal)
     if variant == "split" and z.shape[-1] % 2:
         raise UserError(f"a split gate halves its channels, got {z.shape[-1]}; give an even number of channels")
+    if z.dim() != 3:
+        raise UserError(
+            f"a spatial gate takes features (B, N, C), got {tuple(z.shape)} to mix; "
+            "x.unsqueeze(0) makes a batch of one sample"
+        )
+    size, n, _ = z.shape
+    # A W for fewer tokens is reported where it is cut to n.
+    if bias.dim() != 1 or bias.shape[0] < min(n, _built_for(weight)):
+        raise UserError(
+            f"bias must have a number for each of {n} tokens, got {tuple(bias.shape)}; interpolate it with the "
+            "weight by tokenmix.ops.resize_gate"
+        )
+    if mask is not None:
+        check_mask_type(mask)
+        if mask.shape not in ((size, n), (1, n)):
+            raise UserError(f"mask must be (B, N) = {(size, n)}, got {tuple(mask.shape)}; give one bool for each token")
+        mask = mask.expand(size, n)
+    if backend == "eager":
+        out = gated_tokens(
+            z, weight, bias, variant=variant, norm=norm, addend=addend, mask=mask, causal=causal, method=method
+        )
+        return out if mask is None else out.masked_fill(~mask.unsqueeze(-1), 0.0)
+    check_choice("backend", backend, ("eager", "triton"))
+    if variant not in ("split", "multiplicative") or method != "dense":
+        raise UserError(
+            f"backend='triton' gates by a product with a dense W, got variant={variant!r} and method={method!r}; "
+            f"use backend='eager'"
+        )
+    require_device("spatial_gate", z)
+    # It imports triton, which a CPU does without.
+    from tokenmix.kernels.gate import fused_gate
+
     content, gated = z.chunk(2, dim=-1) if variant == "split" else (z, z)
-    _check_fit(gated, weight, bias, mask)
-    mask = None if mask is None else mask.expand(gated.shape[:2])
+    gated = gated if norm is None else norm(gated)
+    return fused_gate(content, gated, gate_matrix(weight, n, causal=causal), bias[:n], addend=addend, mask=mask)
+
+
+def gated_tokens(
+    z: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    variant: GateVariant,
+    norm: Callable[[Tensor], Tensor] | None,
+    addend: Tensor | None,
+    mask: Tensor | None,
+    causal: bool,
+    method: GateMethod,
+) -> Tensor:
+    """`spatial_gate` of arguments that were checked; what is at masked positions is for the caller to set to 0."""
+    content, gated = z.chunk(2, dim=-1) if variant == "split" else (z, z)
     if norm is not None:
         gated = norm(gated)
-    if backend != "eager":
-        _check_fused(backend, variant, method)
-        n = gated.shape[1]
-        return _fused(content, gated, gate_matrix(weight, n, causal=causal), bias[:n], addend, mask)
-    gate = spatial_projection(gated, weight, bias, mask=mask, causal=causal, method=method)
-    if addend is not None:
-        gate = gate + addend
-    out = _combine(content, gate, variant)
-    return out if mask is None else out.masked_fill(~mask.unsqueeze(-1), 0.0)
+    if mask is not None:
+        gated = gated.masked_fill(~mask.unsqueeze(-1), 0.0)
+    size, n = gated.shape[:2]
+    if method == "fft":
+        gate = toeplitz_by_fft(weight, gated, causal=causal) + bias[:n, None].to(gated.dtype)
+    else:
+        # W acts from the left as one batched product, so nothing is transposed.
+        matrix = gate_matrix(weight, n, causal=causal).expand(size, n, n)
+        if torch.compiler.is_compiling():
+            # The compiler adds b where it multiplies by Z_1; baddbmm would write b to memory first.
+            product = torch.bmm(matrix, gated)
+            gate = product + bias[:n, None].to(product.dtype)
+        else:
+            gate = torch.baddbmm(bias[:n, None], matrix, gated)
+    return _combine(content, gate if addend is None else gate + addend, variant)
 
 
 def reference(
@@ -108,97 +162,33 @@ def reference(
     return _combine(content, gate, variant).masked_fill(left_out, 0.0)
 
 
-def _check_fit(gated: Tensor, weight: Tensor, bias: Tensor, mask: Tensor | None) -> None:
-    if gated.dim() != 3:
-        raise UserError(
-            f"a spatial gate takes features (B, N, C), got {tuple(gated.shape)} to mix; "
-            "x.unsqueeze(0) makes a batch of one sample"
-        )
-    size, n, _ = gated.shape
-    _check_length(weight, n)
-    if bias.dim() != 1 or n > bias.shape[0]:
-        raise UserError(
-            f"bias must have a number for each of {n} tokens, got {tuple(bias.shape)}; interpolate it with the "
-            "weight by tokenmix.ops.resize_gate"
-        )
-    if mask is None:
-        return
-    check_mask_type(mask)
-    if mask.shape not in ((size, n), (1, n)):
-        raise UserError(f"mask must be (B, N) = {(size, n)}, got {tuple(mask.shape)}; give one bool for each token")
-
-
-def _check_fused(backend: str, variant: GateVariant, method: GateMethod) -> None:
-    check_choice("backend", backend, ("eager", "triton"))
-    if variant not in ("split", "multiplicative") or method != "dense":
-        raise UserError(
-            f"backend='triton' gates by a product with a dense W, got variant={variant!r} and method={method!r}; "
-            f"use backend='eager'"
-        )
-
-
-def _fused(
-    content: Tensor, gated: Tensor, matrix: Tensor, bias: Tensor, addend: Tensor | None, mask: Tensor | None
-) -> Tensor:
-    require_device("spatial_gate", content)
-    # It imports triton, which a CPU does without.
-    from tokenmix.kernels.gate import fused_gate
-
-    return fused_gate(content, gated, matrix, bias, addend=addend, mask=mask)
-
-
 def _combine(content: Tensor, gate: Tensor, variant: GateVariant) -> Tensor:
     if variant == "linear":
         return gate
     return content + gate if variant == "additive" else content * gate
 
 
-def spatial_projection(
-    z: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    *,
-    mask: Tensor | None = None,
-    causal: bool = False,
-    method: GateMethod = "dense",
-) -> Tensor:
-    """The linear map over the tokens, f(Z) = W Z + b 1^T.
-
-    Arguments are those of `spatial_gate`; (B, N, C) to (B, N, C). W acts from the left as one batched product, so
-    nothing is transposed.
-    """
-    size, n = z.shape[:2]
-    if mask is not None:
-        z = z.masked_fill(~mask.unsqueeze(-1), 0.0)
-    if method == "fft":
-        return toeplitz_by_fft(weight, z, causal=causal) + bias[:n, None].to(z.dtype)
-    matrix = gate_matrix(weight, n, causal=causal).expand(size, n, n)
-    if torch.compiler.is_compiling():
-        # The compiler adds b where it multiplies by Z_1; baddbmm would write b to memory first.
-        product = torch.bmm(matrix, z)
-        return product + bias[:n, None].to(product.dtype)
-    return torch.baddbmm(bias[:n, None], matrix, z)
-
-
 def gate_matrix(weight: Tensor, n: int, *, causal: bool = False) -> Tensor:
     """The (n, n) matrix that n tokens meet: the leading block of a dense W, or the Toeplitz W written out."""
-    _check_length(weight, n)
-    matrix = toeplitz_matrix(weight, n) if weight.dim() == 1 else _leading_block(weight, n)
+    if weight.dim() == 1:
+        matrix = toeplitz_matrix(weight, n)
+    else:
+        _check_length(weight, n)
+        # A view's strides tell whether n is the full size, and torch.export then refuses a range of n that includes it.
+        exporting = torch.compiler.is_exporting()
+        places = torch.arange(n, device=weight.device) if exporting else None
+        matrix = weight[:n, :n] if places is None else weight[:n].index_select(1, places)
     return matrix.tril() if causal else matrix
 
 
-def _leading_block(weight: Tensor, n: int) -> Tensor:
-    # A view's strides tell whether n is the full size, and torch.export then refuses a range of n that includes it.
-    if torch.compiler.is_exporting():
-        return weight[:n].index_select(1, torch.arange(n, device=weight.device))
-    return weight[:n, :n]
+def _built_for(weight: Tensor) -> int:
+    return (weight.shape[0] + 1) // 2 if weight.dim() == 1 else weight.shape[0]
 
 
 def _check_length(weight: Tensor, n: int) -> None:
-    built_for = (weight.shape[0] + 1) // 2 if weight.dim() == 1 else weight.shape[0]
-    if n > built_for:
+    if n > _built_for(weight):
         raise UserError(
-            f"the gate was built for {built_for} tokens and got {n}; "
+            f"the gate was built for {_built_for(weight)} tokens and got {n}; "
             f"interpolate its weights with tokenmix.ops.resize_gate(weight, bias, old_grid, new_grid)"
         )
 
