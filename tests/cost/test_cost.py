@@ -35,11 +35,11 @@ def test_every_mixer_can_be_measured(name: str):
     built = mixer_with_input(name, 16, 64, num_heads=2)
     assert built.forward().shape == built.x.shape
     built.step()
-    assert all(p.grad is None for p in built.layer.parameters())
-    weights = sum(p.nbytes for p in built.layer.parameters())
+    assert all(p.grad is None for p in built.module.parameters())
+    weights = sum(p.nbytes for p in built.module.parameters())
     carried = 2 * 4 * 64 * 16 * (name == "less")
     assert built.traffic() == 2 * built.x.nbytes + weights + carried
-    assert built.macs() == built.layer.macs(64)
+    assert built.macs() == built.module.macs(64)
 
 
 def test_less_attention_is_taken_as_it_stands_in_a_stack():
@@ -50,7 +50,7 @@ def test_less_attention_is_taken_as_it_stands_in_a_stack():
 def test_specimen_is_of_the_type_asked_for():
     built = mixer_with_input("less", 16, 9, dtype=torch.bfloat16)
     assert built.forward().dtype == torch.bfloat16
-    assert {p.dtype for p in built.layer.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in built.module.parameters()} == {torch.bfloat16}
 
 
 def test_grid_is_the_squarest():

@@ -81,7 +81,7 @@ def test_counts_need_no_run():
 def test_a_model_is_counted_by_its_shapes_alone(name: str):
     target = ModelTarget(name, CPU, torch.bfloat16)
     outline, built = target.outline(64), target.build(64)
-    assert outline.images.device.type == "meta"
+    assert outline.x.device.type == "meta"
     counts = [(made.parameters(), made.macs(), made.traffic()) for made in (outline, built)]
     assert counts[0] == counts[1]
 

@@ -34,13 +34,13 @@ def _known_ceilings(monkeypatch: pytest.MonkeyPatch):
 def test_equations_of_mixers_agree_with_a_counted_unfused_run(name: str):
     target = MixerTarget(name, 64, CPU, torch.float32, {"num_heads": 4})
     built = target.build(64)
-    assert model_macs(built.layer, (built.x,)) == pytest.approx(built.macs(), rel=0.01)  # type: ignore[attr-defined]
+    assert model_macs(built.module, (built.x,)) == pytest.approx(built.macs(), rel=0.01)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", ["mixer_nano", "gmlp_nano", "eamlp_nano", "lavit_nano", "vit_nano", "eanet_resnet50"])
 def test_equations_of_models_agree_with_a_counted_unfused_run(name: str):
     built = ModelTarget(name, CPU, torch.float32).build(32)
-    assert model_macs(built.model, (built.images,)) == pytest.approx(built.macs(), rel=0.01)
+    assert model_macs(built.module, (built.x,)) == pytest.approx(built.macs(), rel=0.01)
 
 
 def test_fused_attention_of_another_model_is_counted():
@@ -78,14 +78,14 @@ def test_estimated_memory_is_about_what_is_taken(name: str, n: int):
     target = MixerTarget(name, 32, CPU, torch.float32, {})
     built = target.build(n)
     built.step()
-    weights = sum(p.nbytes for p in built.layer.parameters()) + built.x.nbytes  # type: ignore[attr-defined]
+    weights = sum(p.nbytes for p in built.module.parameters()) + built.x.nbytes  # type: ignore[attr-defined]
     taken = peak_memory(built.step)
     assert 0.6 * taken < expected_peak(target.dry_run(n, "step")) < 1.7 * (taken + weights)
 
 
 def test_estimated_memory_of_a_model_holds_its_weights_and_gradients():
     target = ModelTarget("resnet18", CPU, torch.float32)
-    weights = sum(p.nbytes for p in target.build(32).model.parameters())
+    weights = sum(p.nbytes for p in target.build(32).module.parameters())
     estimated = [expected_peak(target.dry_run(32, which)) for which in ("forward", "step")]
     assert weights < estimated[0] < 1.5 * weights
     assert 2 * weights < estimated[1] < 2.5 * weights

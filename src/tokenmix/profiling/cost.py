@@ -16,7 +16,7 @@ from tokenmix.profiling.estimate import Pass, expected_peak, free_memory, too_la
 from tokenmix.profiling.memory import peak_memory
 from tokenmix.profiling.other_work import OtherWork
 from tokenmix.profiling.speed import Timing, time_interleaved
-from tokenmix.profiling.target import BenchmarkTarget, Measurable, MixerTarget, targets_for
+from tokenmix.profiling.target import BenchmarkTarget, Measured, MixerTarget, targets_for
 
 Precision = Literal["fp32", "bf16", "fp16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -254,7 +254,7 @@ def _measure(
     """A row for each; a pass that exceeds memory or time is left out, with the reason instead."""
     top = ceilings.macs_per_second
     reasons = {target.name: _reasons(target, n, counts[target.name]["macs"], top, device) for target in targets}
-    built: dict[str, Measurable] = {}
+    built: dict[str, Measured] = {}
     for target in (target for target in targets if not reasons[target.name]["forward"]):
         try:
             built[target.name] = target.build(n)

@@ -1,6 +1,6 @@
 """A model of ours or timm's in a table of costs. Only this module of `profiling` needs the models."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,44 +10,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.layers.base import count_parameters
 from tokenmix.layers.table import list_mixers
 from tokenmix.models.registry import create_model, create_on_meta
 from tokenmix.profiling.estimate import Pass, overflowed
+from tokenmix.profiling.target import Measured
 from tokenmix.registry import MODELS, list_models
-from tokenmix.swap.probe import model_macs
-
-
-@dataclass(frozen=True)
-class ModelWithInput:
-    """A model in evaluation mode and one image."""
-
-    model: nn.Module
-    images: Tensor
-
-    @torch.no_grad()
-    def forward(self) -> Tensor:
-        """One pass without gradients."""
-        return self.model(self.images)
-
-    def step(self) -> None:
-        """One pass forward and back, to the weights; the gradients are dropped."""
-        self.model(self.images).float().square().mean().backward()
-        self.model.zero_grad(set_to_none=True)
-
-    def parameters(self) -> int:
-        """Learned numbers."""
-        return count_parameters(self.model)
-
-    def macs(self) -> int:
-        """From our equations; of another's model counted."""
-        macs: Any = getattr(self.model, "macs", None)
-        return model_macs(self.model, (self.images,)) if macs is None else macs()
-
-    def traffic(self) -> int:
-        """Bytes of image, weights and logits, each moved once."""
-        weights = sum(p.nbytes for p in self.model.parameters())
-        return self.images.nbytes + weights + self.forward().nbytes
 
 
 @dataclass(frozen=True)
@@ -57,7 +24,7 @@ class ModelTarget:
     name: str
     device: torch.device
     dtype: torch.dtype
-    outlines: dict[int, ModelWithInput] = field(default_factory=dict, init=False, repr=False, compare=False)
+    outlines: dict[int, Measured] = field(default_factory=dict, init=False, repr=False, compare=False)
     """By size: needed by the counts and by each pass whose memory is estimated."""
 
     def default_sizes(self) -> list[int]:
@@ -67,20 +34,26 @@ class ModelTarget:
         config = timm.get_pretrained_cfg(self.name)
         return [int(config.input_size[1]) if config is not None else 224]
 
-    def build(self, size: int) -> ModelWithInput:
+    def build(self, size: int) -> Measured:
         """The model with one random image, of a size whose memory was estimated to fit."""
         model = self._model(size, None).to(self.device, self.dtype).eval()
-        return ModelWithInput(model, self._example(model, size, self.device))
+        return Measured(model, self._example(model, size, self.device))
 
-    def outline(self, size: int) -> ModelWithInput:
+    def outline(self, size: int) -> Measured:
         """The model and an image with shapes only; `UserError` if it does not take images of that size."""
         if size not in self.outlines:
             try:
                 model = self._model(size, "meta").to(self.dtype).eval()
-                made = ModelWithInput(model, self._example(model, size, "meta"))
+                made = Measured(model, self._example(model, size, "meta"))
                 made.forward()
             except (AssertionError, ValueError, RuntimeError) as error:
-                raise _wrong_size(self.name, size, error) from None
+                if isinstance(error, UserError):
+                    raise UserError(f"{self.name}: {error}") from None
+                reason = "its tensors would be too large" if overflowed(error) else " ".join(str(error).split())
+                raise UserError(
+                    f"{self.name} does not take images of {size} x {size} px: {reason or type(error).__name__}; give "
+                    "another --img-size"
+                ) from None
             self.outlines[size] = made
         return self.outlines[size]
 
@@ -89,13 +62,20 @@ class ModelTarget:
 
         The weights are made apart, since timm's models cannot be built with shapes only.
         """
-        model = self.outline(size).model
+        model = self.outline(size).module
 
         def build() -> Callable[[], object]:
             weights = {name: self._empty(p).requires_grad_() for name, p in model.named_parameters()}
             tensors = {**weights, **{name: self._empty(b) for name, b in model.named_buffers()}}
             images = self._example(model, size, self.device)
-            return lambda: _pass(model, tensors, images, which)
+
+            def call() -> None:
+                with torch.set_grad_enabled(which == "step"):
+                    out = functional_call(model, tensors, (images,))
+                    if which == "step":
+                        out.float().square().mean().backward()
+
+            return call
 
         return build
 
@@ -125,24 +105,9 @@ class ModelTarget:
                 return timm.create_model(self.name)
 
 
-def _pass(model: nn.Module, tensors: Mapping[str, Tensor], images: Tensor, which: Pass) -> None:
-    with torch.set_grad_enabled(which == "step"):
-        out = functional_call(model, dict(tensors), (images,))
-        if which == "step":
-            out.float().square().mean().backward()
-
-
 def _own(model: Any) -> tuple[int, int]:
     size = model.img_size
     return (size, size) if isinstance(size, int) else tuple(size)
-
-
-def _wrong_size(name: str, size: int, error: Exception) -> UserError:
-    if isinstance(error, UserError):
-        return UserError(f"{name}: {error}")
-    reason = "its tensors would be too large" if overflowed(error) else " ".join(str(error).split())
-    reason = reason or type(error).__name__
-    return UserError(f"{name} does not take images of {size} x {size} px: {reason}; give another --img-size")
 
 
 def check_is_model(name: str) -> None:

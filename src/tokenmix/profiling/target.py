@@ -1,13 +1,12 @@
 """The subject of a table of costs: a mixer at some number of tokens, or a model at some image size."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tokenmix.errors import MissingExtra, UserError, needs, unknown_name
 from tokenmix.layers.base import Mixer, count_parameters, near_square
@@ -19,14 +18,46 @@ from tokenmix.profiling.estimate import Pass
 Build = Callable[[], Callable[[], object]]
 
 
-class Measurable(Protocol):
-    """Something built, with its input."""
+@dataclass(frozen=True)
+class Measured:
+    """Something built, with its input, and for a layer the scores that the layer before would pass it."""
 
-    def forward(self) -> Tensor: ...
-    def step(self) -> None: ...
-    def parameters(self) -> int: ...
-    def macs(self) -> int: ...
-    def traffic(self) -> int: ...
+    module: nn.Module
+    x: Tensor
+    carry: Scores | None = None
+
+    def _run(self, x: Tensor) -> Tensor:
+        return self.module.mix(x, self.carry)[0] if isinstance(self.module, Mixer) else self.module(x)
+
+    @torch.no_grad()
+    def forward(self) -> Tensor:
+        """One pass without gradients."""
+        return self._run(self.x)
+
+    def step(self) -> None:
+        """One pass forward and back, to the weights, and to tokens but not to images; the gradients are dropped."""
+        x = self.x.detach().requires_grad_(isinstance(self.module, Mixer))
+        self._run(x).float().square().mean().backward()
+        self.module.zero_grad(set_to_none=True)
+
+    def parameters(self) -> int:
+        """Learned numbers."""
+        return count_parameters(self.module)
+
+    def macs(self) -> int:
+        """Multiply-adds, from the equations; of another's model counted."""
+        if isinstance(self.module, Mixer):
+            return self.module.macs(self.x.numel() // self.x.shape[0] // self.module.dim)
+        from tokenmix.swap.probe import model_macs
+
+        macs: Any = getattr(self.module, "macs", None)
+        return model_macs(self.module, (self.x,)) if macs is None else macs()
+
+    def traffic(self) -> int:
+        """The least number of bytes that must move: input, weights, output and the scores passed on, each once."""
+        out = self.x if isinstance(self.module, Mixer) else self.forward()
+        scores = 0 if self.carry is None else self.carry.query.nbytes + self.carry.key.nbytes
+        return self.x.nbytes + out.nbytes + sum(p.nbytes for p in self.module.parameters()) + scores
 
 
 class BenchmarkTarget(Protocol):
@@ -36,43 +67,9 @@ class BenchmarkTarget(Protocol):
     def name(self) -> str: ...
 
     def default_sizes(self) -> Sequence[int]: ...
-    def outline(self, size: int) -> Measurable: ...
-    def build(self, size: int) -> Measurable: ...
+    def outline(self, size: int) -> Measured: ...
+    def build(self, size: int) -> Measured: ...
     def dry_run(self, size: int, which: Pass) -> Build: ...
-
-
-@dataclass(frozen=True)
-class MixerWithInput:
-    """A layer, tokens or a map that it takes, and the scores that the layer before would pass it."""
-
-    layer: Mixer
-    x: Tensor
-    carry: Scores | None
-
-    @torch.no_grad()
-    def forward(self) -> Tensor:
-        """One pass without gradients."""
-        return self.layer.mix(self.x, self.carry)[0]
-
-    def step(self) -> None:
-        """One pass forward and back, to the weights and to the input; the gradients are dropped."""
-        x = self.x.detach().requires_grad_()
-        self.layer.mix(x, self.carry)[0].float().square().mean().backward()
-        self.layer.zero_grad(set_to_none=True)
-
-    def parameters(self) -> int:
-        """Learned numbers."""
-        return count_parameters(self.layer)
-
-    def macs(self) -> int:
-        """Multiply-adds, from the equation."""
-        return self.layer.macs(self.x.numel() // self.x.shape[0] // self.layer.dim)
-
-    def traffic(self) -> int:
-        """The least number of bytes that must move: input, weights and output once, and the scores passed on."""
-        weights = sum(p.nbytes for p in self.layer.parameters())
-        handed_on = 0 if self.carry is None else self.carry.query.nbytes + self.carry.key.nbytes
-        return 2 * self.x.nbytes + weights + handed_on
 
 
 @dataclass(frozen=True)
@@ -89,15 +86,15 @@ class MixerTarget:
         """Numbers of tokens of images of 224, 512 and 1,024 px in patches of 16."""
         return 196, 1024, 4096
 
-    def outline(self, size: int) -> Measurable:
+    def outline(self, size: int) -> Measured:
         """The layer and its input with shapes only, to be counted."""
         built = mixer_with_input(self.name, self.dim, size, device="meta", dtype=self.dtype, **self.kwargs)
-        if own_mixers(built.layer):
-            with checked_own_mixers(built.layer):
+        if own_mixers(built.module):
+            with checked_own_mixers(built.module):
                 built.forward()
         return built
 
-    def build(self, size: int) -> Measurable:
+    def build(self, size: int) -> Measured:
         """The layer with one sample of that many tokens."""
         return mixer_with_input(self.name, self.dim, size, device=self.device, dtype=self.dtype, **self.kwargs)
 
@@ -121,12 +118,18 @@ def mixer_with_input(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     **kwargs: Any,
-) -> MixerWithInput:
+) -> Measured:
     """Build a mixer and random input for it. In a stack whose layers pass scores on, the layer before is run once."""
     kwargs = {**kwargs, "device": device, "dtype": dtype}
     spec = get_spec(name)
-    with _as_default(device, dtype):
-        layer = layer_for(name, dim, num_tokens, **kwargs)
+    # For a mixer of the user's that is built without device and type.
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype or before)
+    try:
+        with torch.device(device or "cpu"):
+            layer = layer_for(name, dim, num_tokens, **kwargs)
+    finally:
+        torch.set_default_dtype(before)
     x = torch.randn(1, num_tokens, dim, device=device, dtype=dtype)
     if layer.capabilities.layout == "2d":
         x = x.transpose(1, 2).unflatten(2, near_square(num_tokens)).contiguous()
@@ -135,19 +138,7 @@ def mixer_with_input(
         leader = build_mixer(spec.leader, f"the leader of {name!r}", dim, num_tokens, _known(spec.leader, kwargs))
         with torch.no_grad():
             carry = leader.mix(x)[1]
-    return MixerWithInput(layer, x, carry)
-
-
-@contextmanager
-def _as_default(device: torch.device | str | None, dtype: torch.dtype | None) -> Iterator[None]:
-    """For a mixer of the user's that is built without device and type."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype or before)
-    try:
-        with torch.device(device or "cpu"):
-            yield
-    finally:
-        torch.set_default_dtype(before)
+    return Measured(layer, x, carry)
 
 
 def _known(layer: type[Mixer], offered: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,19 +172,16 @@ def targets_for(
 def are_mixers(names: Sequence[str]) -> bool:
     """Whether the names are mixers, or else models; `UserError` for a name that is neither, and for both together."""
     others = [name for name in names if not is_mixer(name)]
-    if others:
-        _check_are_models(others)
-    if others and len(others) < len(names):
-        mixer = next(name for name in names if is_mixer(name))
-        raise UserError(f"{mixer!r} is a mixer and {others[0]!r} a model; measure them in separate commands")
-    return not others
-
-
-def _check_are_models(names: Sequence[str]) -> None:
+    if not others:
+        return True
     try:
         with needs("the cost of a model"):
             from tokenmix.profiling.model_target import check_is_model
     except MissingExtra as missing:
-        raise MissingExtra(f"{unknown_name('mixer', names[0], list_mixers())}; if it is a model: {missing}") from None
-    for name in names:
+        raise MissingExtra(f"{unknown_name('mixer', others[0], list_mixers())}; if it is a model: {missing}") from None
+    for name in others:
         check_is_model(name)
+    if len(others) < len(names):
+        mixer = next(name for name in names if is_mixer(name))
+        raise UserError(f"{mixer!r} is a mixer and {others[0]!r} a model; measure them in separate commands")
+    return False
