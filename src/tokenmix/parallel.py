@@ -59,10 +59,11 @@ class TokenParallel(ParallelStyle):
         mesh = init_device_mesh("cuda", (2, 4), mesh_dim_names=("data", "tokens"))
         parallelize_module(model, mesh["tokens"], TokenParallel())
 
-    A *model* then takes whole images and returns its whole result, both the same in every process of the mesh. The
-    blocks of a classifier process the process's own tokens, the convolutions of a segmenter its own rows. A *mixer*
-    takes and returns its own tokens, with their mask. External attention exchanges 12 B H S bytes a layer in float32;
-    any other mixer gathers the tokens, and reports once what that costs.
+    A *model* then takes whole images, the same in every process of the mesh. A classifier returns the logits of the
+    images, equal in every process, and its blocks see the process's own tokens. A segmenter returns the logits of the
+    process's own rows: `model.own_rows(labels, 1)` are the labels of these, and `model.all_rows(logits)` the logits of
+    all. A *mixer* takes and returns its own tokens, with their mask. External attention exchanges 12 B H S bytes a
+    layer in float32; any other mixer gathers the tokens, and reports once what that costs.
 
     Parameters stay whole and keep their names. Their gradients must be averaged over **all** processes, those of the
     mesh included, by `DistributedDataParallel` or `fully_shard`: the result is the gradient of the mean of the losses.
@@ -233,15 +234,27 @@ def _batch_norm(norm: Any, shard: "TokenShard", x: Tensor) -> Tensor:
 
 
 def _split_segmenter(model: EANetSegmenter, shard: "TokenShard") -> None:
-    """Cut images before the backbone and join logits after the classifier, before they are as large as the image."""
+    """Cut images before the backbone, join logits on the coarse grid, and make those of the process's own pixels."""
     unit = model.feature_info[-1]["reduction"]
 
-    def own(_: nn.Module, args: tuple[Tensor, ...]) -> Tensor:
-        rows = own_rows(args[0].shape[2], unit, shard.rank, shard.size)
-        return args[0][:, :, rows]
+    def own(x: Tensor, dim: int) -> Tensor:
+        rows = own_rows(x.shape[dim], unit, shard.rank, shard.size)
+        return x.narrow(dim, rows.start, rows.stop - rows.start)
 
-    model.backbone.register_forward_pre_hook(own)
+    def forward(model: EANetSegmenter, images: Tensor) -> Tensor:
+        coarse, corners = model.decode(model.forward_features(images)), model.upsampling == "corners"
+        total, height = coarse.shape[2], images.shape[2]
+        y = own(torch.arange(height, device=coarse.device, dtype=torch.float64), 0)
+        y = y * ((total - 1) / max(1, height - 1)) if corners else ((y + 0.5) * (total / height) - 0.5).clamp_min(0)
+        upper = y.floor().long().clamp_max(total - 1)
+        above, below = (coarse.index_select(2, i) for i in (upper, (upper + 1).clamp_max(total - 1)))
+        rows = torch.lerp(above, below, (y - upper).to(coarse.dtype).unsqueeze(1))
+        return F.interpolate(rows, size=(len(y), images.shape[3]), mode="bilinear", align_corners=corners)
+
+    model.backbone.register_forward_pre_hook(lambda _, args: own(args[0], 2))
     model.classifier.register_forward_hook(lambda _, __, out: shard.gather(out, 2)[0])
+    model.forward = partial(forward, model)
+    model.own_rows, model.all_rows = own, lambda x: shard.gather(x, 2)[0]
     if isinstance(model.context, Mixer):
         _split_mixer(model.context, shard)
     for part in _around_context(model):

@@ -51,6 +51,18 @@ def as_segmenter(model: nn.Module, num_classes: int, img_size: Sequence[int]) ->
     return cast(Segmenter, ours)
 
 
+def own_rows(model: Segmenter, x: Tensor, dim: int) -> Tensor:
+    """The rows of x, along `dim`, that the model gives logits of: under token parallelism this process's, else all."""
+    own: Any = getattr(model, "own_rows", None)
+    return x if own is None else own(x, dim)
+
+
+def all_rows(model: Segmenter, logits: Tensor) -> Tensor:
+    """The logits (B, C, H, W) of all rows."""
+    gather: Any = getattr(model, "all_rows", None)
+    return logits if gather is None else gather(logits)
+
+
 @dataclass(frozen=True)
 class Tile:
     """A part of an image: the rows and columns that a model sees, and those that its answer is kept for."""
@@ -98,7 +110,7 @@ def _spans(length: int, side: int) -> list[tuple[slice, slice]]:
 
 @torch.no_grad()
 def pixel_logits(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
-    """(B, classes, H, W) for images (B, C, H, W) of any size.
+    """(B, classes, H, W) for images (B, C, H, W) of any size; under token parallelism of this process's rows.
 
     With test-time augmentation these are logarithms of mean probabilities, whose softmax is the mean again.
 
@@ -114,13 +126,13 @@ def pixel_logits(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
         if scale != 1.0:
             size = [max(1, round(side * scale)) for side in images.shape[2:]]
             seen = F.interpolate(seen, size=size, mode="bilinear", align_corners=False, antialias=True)
-        logits = _look(model, seen, how)
+        logits = all_rows(model, _look(model, seen, how))
         if logits.shape[2:] != images.shape[2:]:
             logits = F.interpolate(logits, size=images.shape[2:], mode="bilinear", align_corners=False)
         shares = (logits.flip(-1) if mirrored else logits).softmax(1)
         total = shares if total is None else total.add_(shares)
     assert total is not None
-    return total.div_(len(looks)).clamp_min_(1e-12).log_()
+    return own_rows(model, total.div_(len(looks)).clamp_min_(1e-12).log_(), 2)
 
 
 def _look(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
@@ -167,6 +179,6 @@ def _sliding(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
     for top in rows:
         for left in columns:
             place = (..., slice(top, top + window[0]), slice(left, left + window[1]))
-            total[place] += model(grown[place]).float()
+            total[place] += all_rows(model, model(grown[place]).float())
             count[place] += 1
-    return total.div_(count)[..., :height, :width]
+    return own_rows(model, total.div_(count)[..., :height, :width], 2)

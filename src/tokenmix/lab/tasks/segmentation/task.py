@@ -27,7 +27,7 @@ from tokenmix.lab.tasks.images import (
     image_view,
     stored_picture,
 )
-from tokenmix.lab.tasks.segmentation.inference import Tile, as_segmenter, pixel_logits, tiles
+from tokenmix.lab.tasks.segmentation.inference import Tile, all_rows, as_segmenter, own_rows, pixel_logits, tiles
 from tokenmix.lab.tasks.segmentation.options import SegmentationOptions
 from tokenmix.lab.tasks.segmentation.output import shares, veiled, write_answer
 from tokenmix.lab.train.config import OptimConfig, TrainConfig
@@ -221,7 +221,8 @@ class SemanticSegmentation(ImageTask):
 
     def loss(self, batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy over the pixels of this step's crops that are not ignored, plus `iou_loss` of the soft IoU."""
-        logits, classes, ignore = self.segmenter(batch["image"]).float(), batch["classes"], self.data["ignore"]
+        logits, ignore = self.segmenter(batch["image"]).float(), self.data["ignore"]
+        classes = own_rows(self.segmenter, batch["classes"], 1)
         entropy = self.part_weight * pixel_entropy(logits, classes, ignore)
         if not self.options.iou_loss:
             return entropy, {}
@@ -230,19 +231,16 @@ class SemanticSegmentation(ImageTask):
         return entropy + self.options.iou_loss * overlap, parts
 
     def count(self, batch: Mapping[str, Any]) -> int:
-        """Pixels that are not ignored."""
-        return int((batch["classes"] != self.data["ignore"]).sum())
+        """Pixels that are not ignored, in the rows of this process."""
+        return int((own_rows(self.segmenter, batch["classes"], 1) != self.data["ignore"]).sum())
 
     def evaluate(self, batch: Mapping[str, Any]) -> None:
-        """Logits of whole images, as the options look at them, against their classes.
-
-        Of processes that share the images each counts some of them.
-        """
-        images, classes, index = batch["image"], batch["classes"][self.own_samples], batch["index"][self.own_samples]
+        """Logits of whole images, as the options look at them, against their classes."""
+        images, model = batch["image"], self.segmenter
         for tile in self._tiles(tuple(images.shape[2:])):
-            logits = pixel_logits(self.segmenter, images[..., *tile.seen], self.options)[self.own_samples]
-            if len(index):
-                self._judge(logits[..., *tile.inner], classes[..., *tile.kept], index)
+            logits = pixel_logits(model, images[..., *tile.seen], self.options)
+            classes = own_rows(model, batch["classes"][..., *tile.kept], 1)
+            self._judge(logits[..., *tile.inner], classes, batch["index"])
 
     def _tiles(self, size: tuple[int, int]) -> list[Tile]:
         """Those of an image; the whole of one that several processes share, since they split it for that."""
@@ -323,7 +321,8 @@ class SemanticSegmentation(ImageTask):
         for tile in self._tiles(size):
             seen = image[:, *tile.seen].float().div_(255).sub_(mean).div_(std)[None].to(next(self.model.parameters()))
             logits = pixel_logits(self.segmenter, seen, self.options)
-            classes[tile.kept] = logits[0][:, *tile.inner].argmax(0).byte().cpu()
+            found = all_rows(self.segmenter, logits.argmax(1, keepdim=True).byte())
+            classes[tile.kept] = found[0, 0][tile.inner].cpu()
         return classes
 
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
