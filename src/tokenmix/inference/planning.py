@@ -79,7 +79,13 @@ def plan_copy(model: nn.Module, seen: set[str]) -> CopyPlan:
         if isinstance(linear, nn.Linear)
     }
     for name, module in model.named_modules():
-        kind = None if module in read else _future(module)
+        kind = None
+        if type(module) is T2TStem:
+            kind = "stem"
+        elif folds(module):
+            kind = "external"
+        elif _is_linear(module) and module not in read:
+            kind = "linear none"
         # The model itself has no place where another could be put.
         if kind is not None and name and not _inside(name, plan) and (name in met or kind == "stem"):
             plan[name] = kind
@@ -89,14 +95,6 @@ def plan_copy(model: nn.Module, seen: set[str]) -> CopyPlan:
             if act is not None and plan.get(name) == "linear none":
                 plan[name] = f"linear {act}"
     return plan
-
-
-def _future(module: nn.Module) -> str | None:
-    if type(module) is T2TStem:
-        return "stem"
-    if folds(module):
-        return "external"
-    return "linear none" if _is_linear(module) else None
 
 
 def plan_of(model: nn.Module) -> CopyPlan:

@@ -64,11 +64,15 @@ def attention_residual(
     dense = scores.dense if isinstance(scores, Scores) else scores
     pooled = None
     if isinstance(scores, Scores):
-        query, key = (_zero_tokens(factor, mask) for factor in (scores.query, scores.key))
+        query, key = scores.query, scores.key
+        if mask is not None:
+            query, key = (factor.masked_fill(~mask[:, None, :, None], 0.0) for factor in (query, key))
         key = key if key_weight is None else _pool_tokens(key, key_weight, grid)
         pooled = _pool_tokens(query, query_weight, grid) @ key.transpose(-1, -2)
     if dense is not None:
-        half = _pool_tokens(_zero_pairs(dense, mask), query_weight, grid)
+        if mask is not None:
+            dense = dense.masked_fill(~(mask[:, None, :, None] & mask[:, None, None, :]), 0.0)
+        half = _pool_tokens(dense, query_weight, grid)
         both = half if key_weight is None else _pool_tokens(half.transpose(-1, -2), key_weight, grid).transpose(-1, -2)
         pooled = both if pooled is None else pooled + both
     assert pooled is not None
@@ -84,14 +88,6 @@ def pool_mask(mask: Tensor, grid: tuple[int, int]) -> Tensor:
     """The mask (B, h*w) of a grid of half the sides, rounded up: True where one of the four tokens takes part."""
     image = mask.unflatten(1, grid).unsqueeze(1).float()
     return F.max_pool2d(F.pad(image, (0, grid[1] % 2, 0, grid[0] % 2)), 2).flatten(1) > 0
-
-
-def _zero_tokens(x: Tensor, mask: Tensor | None) -> Tensor:
-    return x if mask is None else x.masked_fill(~mask[:, None, :, None], 0.0)
-
-
-def _zero_pairs(dense: Tensor, mask: Tensor | None) -> Tensor:
-    return dense if mask is None else dense.masked_fill(~(mask[:, None, :, None] & mask[:, None, None, :]), 0.0)
 
 
 def _pool_tokens(x: Tensor, weight: Tensor, grid: tuple[int, int]) -> Tensor:

@@ -181,13 +181,23 @@ def cost_table(
             f"dim={dim} and similar options apply to mixers only; {targets[0].name!r} is a model with its own width"
         )
     sizes = _sizes(sizes, targets[0])
-    counts = {n: {target.name: _counted(target, n) for target in targets} for n in sizes}
+    counts: dict[int, dict[str, dict[str, int]]] = {}
+    for n in sizes:
+        outlines = {target.name: target.outline(n) for target in targets}
+        counts[n] = {
+            name: {"parameters": one.parameters(), "macs": one.macs(), "traffic": one.traffic()}
+            for name, one in outlines.items()
+        }
     others_work = OtherWork()
     ceilings = measure_ceilings(place, dtype)
     by_size = {n: _measure(targets, n, counts[n], ceilings, place, repeats) for n in track(sizes)}
     found = [target.name for target in targets]
     reference, others = found[0], found[1:]
-    steady = {name: _steady_seconds([by_size[n][name] for n in sizes]) for name in found}
+    # None where one time is noisy: growth and crossings would be those of the noise.
+    rows = {name: [by_size[n][name] for n in sizes] for name in found}
+    steady = {
+        name: {} if any("forward" in row.unsteady for row in rows[name]) else _seconds(rows[name]) for name in found
+    }
     both = {name: {n: s for n, s in steady[name].items() if n in steady[reference]} for name in others}
     return CostTable(
         axis="pixels" if models else "tokens",
@@ -195,7 +205,7 @@ def cost_table(
         device=str(place),
         precision=precision,
         ceilings=ceilings,
-        rows=tuple(by_size[n][name] for name in found for n in sizes),
+        rows=tuple(row for name in found for row in rows[name]),
         exponents={name: exponent({n**2 if models else n: s for n, s in steady[name].items()}) for name in found},
         reference=reference,
         crossovers={} if models else {name: find_crossover(name, dim or DIM, **kwargs) for name in others},
@@ -229,18 +239,8 @@ def _too_many(what: str, given: int, largest: int) -> str:
     return f"{what} can be at most {largest:,}, got {given}; give a smaller --{what}"
 
 
-def _counted(target: BenchmarkTarget, n: int) -> dict[str, int]:
-    outline = target.outline(n)
-    return {"parameters": outline.parameters(), "macs": outline.macs(), "traffic": outline.traffic()}
-
-
 def _seconds(rows: Iterable[CostRow]) -> dict[int, float]:
     return {row.size: row.forward.median for row in rows if row.forward is not None}
-
-
-def _steady_seconds(rows: Sequence[CostRow]) -> dict[int, float]:
-    """None if one of them is noisy: growth and crossings would be those of the noise."""
-    return {} if any("forward" in row.unsteady for row in rows) else _seconds(rows)
 
 
 def _measure(

@@ -24,13 +24,13 @@ class Crossover:
     def __str__(self) -> str:
         if not self.ranges:
             return "never"
-        return ", ".join(_range_text(*ends) for ends in self.ranges)
-
-
-def _range_text(first: int, last: int | None) -> str:
-    if last is None:
-        return "always" if first == 1 else f"from N = {first:,}"
-    return f"up to N = {last:,}" if first == 1 else f"N = {first:,} to {last:,}"
+        texts = []
+        for first, last in self.ranges:
+            if last is None:
+                texts.append("always" if first == 1 else f"from N = {first:,}")
+            else:
+                texts.append(f"up to N = {last:,}" if first == 1 else f"N = {first:,} to {last:,}")
+        return ", ".join(texts)
 
 
 def find_crossover(name: str, dim: int, *, reference: str = "self", **kwargs: Any) -> Crossover:

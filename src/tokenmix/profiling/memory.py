@@ -30,22 +30,14 @@ def peak_memory(fn: Callable[[], object], device: torch.device | str | None = No
     """
     kind = torch.device(device or "cpu")
     if kind.type == "cuda":
-        return _peak_cuda(fn, kind)
+        torch.cuda.synchronize(kind)
+        torch.cuda.reset_peak_memory_stats(kind)
+        before = torch.cuda.memory_allocated(kind)
+        fn()
+        torch.cuda.synchronize(kind)
+        return torch.cuda.max_memory_allocated(kind) - before
     if kind.type != "cpu":
         raise UserError(f"peak memory is measured on cpu and cuda, not on {kind.type!r}; move the model to one of them")
-    return _peak_cpu(fn)
-
-
-def _peak_cuda(fn: Callable[[], object], device: torch.device) -> int:
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    fn()
-    torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before
-
-
-def _peak_cpu(fn: Callable[[], object]) -> int:
     watch = profile(profile_memory=True)
     with _without_profiler_noise(), watch:
         fn()
