@@ -13,7 +13,7 @@ from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.table import list_mixers
 from tokenmix.models.registry import create_model, create_on_meta
 from tokenmix.profiling.estimate import Pass, overflowed
-from tokenmix.profiling.target import Measured
+from tokenmix.profiling.measured import Measured
 from tokenmix.registry import MODELS, list_models
 
 
