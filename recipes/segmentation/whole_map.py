@@ -5,7 +5,7 @@
 First the peak memory of a process over R = 1, 2 and 4 processes, in runs of one step. Then a limit of memory between
 those of one process and of two, under which one process fails and two train and predict the map. Finished runs are
 kept, so the same command continues where it stopped. Writes recipes/segmentation/whole_map.json and
-docs/images/whole_map_memory.png, and the predicted map as limited-2/predicted.png in the folder of the runs.
+recipes/segmentation/whole_map.png, and the predicted map as limited-2/predicted.png in the folder of the runs.
 """
 
 import json
@@ -31,7 +31,6 @@ from tokenmix.lab.train.distributed import distributed_info, process_group
 from tokenmix.lab.train.load import load_task
 
 HERE = Path(__file__).parent
-IMAGES = HERE.parents[1] / "docs" / "images"
 SHARDS = (2, 1, 4)
 SETTINGS: dict[str, Any] = {
     "data": "blue-marble:whole",
@@ -158,7 +157,7 @@ def main(args: Args) -> None:
         "seconds_of_a_step": {shared: result["seconds"] for shared, result in measured.items()},
     }
     write_json(HERE / "whole_map.json", {**found, "environment": environment()})
-    draw(peaks, program, limit, IMAGES / "whole_map_memory.png")
+    draw(peaks, program, limit, HERE / "whole_map.png")
     alone = train(args.out / "limited-1", 1, 1, limit)
     run = args.out / "limited-2"
     together = train(run, 2, args.steps, limit)
