@@ -40,7 +40,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str]]:
             for i in range(4):
                 pixels = torch.randint(0, 256, (32, 32), dtype=torch.uint8).numpy() // (1 + label)
                 Image.fromarray(pixels).save(root / "data" / part / name / f"{i}.png")
-    options = ("--model vit_nano --img-size 32 --max-steps 1 --batch-size 4 --validation 0 --device cpu").split()
+    options = "--model vit_nano --img-size 32 --max-steps 1 --batch-size 4 --validation 0 --device cpu".split()  # noqa: SIM905
     return root, loaded(root, "train", "image-classification", "--data", "folder:data", *options, "--out", "run")
 
 
@@ -66,7 +66,7 @@ def test_a_verb_loads_what_it_uses(images: tuple[Path, set[str]], words: str, us
 @pytest.mark.slow
 def test_text_needs_no_timm_but_for_its_optimiser(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("the dog saw the cat\n" * 400)
-    options = ("--seq-len 16 --vocab-size 300 --max-steps 1 --batch-size 4 --validation 0 --device cpu").split()
+    options = "--seq-len 16 --vocab-size 300 --max-steps 1 --batch-size 4 --validation 0 --device cpu".split()  # noqa: SIM905
     loaded(tmp_path, "train", "masked-lm", "--data", "text:text.txt", *options, "--out", "run")
     for words in (["eval", "run"], ["predict", "run", "the [MASK] saw the cat"]):
         assert not loaded(tmp_path, *words) & {"timm", "torchmetrics", "lightning", "matplotlib", "tensorboard"}

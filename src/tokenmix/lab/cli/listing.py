@@ -10,57 +10,42 @@ from rich.table import Table
 
 from tokenmix.errors import printable
 from tokenmix.files import to_json
+from tokenmix.lab.registry import DATA_SETS, TASKS
+from tokenmix.registry import MODELS
 
 
 def show(what: str, *, as_json: bool = False) -> None:
     """Print the table of mixers, models, tasks or data sets."""
-    rows = {"mixers": _mixers, "models": _models, "tasks": _tasks, "data": _data}[what]()
+    # What fits a terminal; --json has all of it.
+    short: list[dict[str, Any]] | None = None
+    if what == "mixers":
+        from tokenmix.layers.table import MIXERS
+
+        rows = [{"name": name, **asdict(spec.layer.capabilities), "about": spec.about} for name, spec in MIXERS.items()]
+        short = [
+            {"name": row["name"], "cost in N": "linear" if row["linear"] else "quadratic"}
+            | {key: row[key] for key in ("length", "causal", "map", "about")}
+            for row in rows
+        ]
+    elif what == "data":
+        from tokenmix.lab.data import list_data
+
+        rows = [asdict(entry) for entry in list_data()]
+        # Files of the user's own, or of the hub, are not in the cache.
+        elsewhere = {entry.name for entry in DATA_SETS if entry.variant != "none" and not entry.stored}
+        short = [
+            {key: row[key] for key in ("name", "about", "licence")}
+            | {"cached": "–" if row["name"] in elsewhere else row["cached"]}
+            for row in rows
+        ]
+    elif what == "models":
+        rows = [{"name": entry.name, "task": ", ".join(entry.tasks), "about": entry.about} for entry in MODELS]
+    else:
+        rows = [{"name": entry.name, "about": entry.about} for entry in TASKS]
     if as_json:
         print(to_json(rows))
     else:
-        print_rows([SHORT[what](row) if what in SHORT else row for row in rows])
-
-
-def _mixers() -> list[dict[str, Any]]:
-    from tokenmix.layers.table import MIXERS
-
-    return [{"name": name, **asdict(spec.layer.capabilities), "about": spec.about} for name, spec in MIXERS.items()]
-
-
-def _short_mixer(row: dict[str, Any]) -> dict[str, Any]:
-    """A mixer's row that fits a terminal; --json has all of it."""
-    kept = {key: row[key] for key in ("length", "causal", "map", "about")}
-    return {"name": row["name"], "cost in N": "linear" if row["linear"] else "quadratic", **kept}
-
-
-def _short_data(row: dict[str, Any]) -> dict[str, Any]:
-    """A data set's row that fits a terminal; --json has all of it."""
-    from tokenmix.lab.registry import DATA_SETS
-
-    entry = DATA_SETS[row["name"]]
-    elsewhere = entry.variant != "none" and not entry.stored  # files of the user's own, or of the hub
-    return {**{key: row[key] for key in ("name", "about", "licence")}, "cached": "–" if elsewhere else row["cached"]}
-
-
-def _models() -> list[dict[str, Any]]:
-    from tokenmix.registry import MODELS
-
-    return [{"name": entry.name, "task": ", ".join(entry.tasks), "about": entry.about} for entry in MODELS]
-
-
-SHORT = {"mixers": _short_mixer, "data": _short_data}
-
-
-def _tasks() -> list[dict[str, Any]]:
-    from tokenmix.lab.registry import TASKS
-
-    return [{"name": entry.name, "about": entry.about} for entry in TASKS]
-
-
-def _data() -> list[dict[str, Any]]:
-    from tokenmix.lab.data import list_data
-
-    return [asdict(entry) for entry in list_data()]
+        print_rows(short or rows)
 
 
 MOST_NAMED, MOST_LISTED = 40, 6

@@ -150,28 +150,21 @@ def read_latest_checkpoint(run: Path) -> Checkpoint:
     Raises:
         UserError: neither is whole.
     """
-    folders = [run / "checkpoints" / name for name in ("last", "best")]
-    try:
-        return _of_run(folders[0])
-    except UserError as error:
-        damage = error
-    try:
-        checkpoint = _of_run(folders[1])
-    except UserError:
-        raise UserError(f"{damage}, and there is no other; start a new run") from None
-    step = checkpoint.meta["progress"]["step"]
-    log(f"{damage}; continuing from the best checkpoint, of step {step}")
-    return checkpoint
-
-
-def _of_run(folder: Path) -> Checkpoint:
-    """A checkpoint with the position of its run."""
-    checkpoint = read_checkpoint(folder)
-    try:
-        Progress.from_dict(checkpoint.meta.get("progress"))
-    except UserError as error:
-        raise UserError(f"{folder / META} is damaged: {error}") from None
-    return checkpoint
+    damage: UserError | None = None
+    for folder in (run / "checkpoints" / name for name in ("last", "best")):
+        try:
+            checkpoint = read_checkpoint(folder)
+            try:
+                step = Progress.from_dict(checkpoint.meta.get("progress")).step
+            except UserError as error:
+                raise UserError(f"{folder / META} is damaged: {error}") from None
+        except UserError as error:
+            damage = damage or error
+            continue
+        if damage is not None:
+            log(f"{damage}; continuing from the best checkpoint, of step {step}")
+        return checkpoint
+    raise UserError(f"{damage}, and there is no other; start a new run")
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

@@ -348,8 +348,9 @@ def _work(run: Path, session: Session, progress: Progress, state: dict[str, Any]
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     with _one_line_errors(run), worker_errors():
-        best, final = fit(session, run, progress, state, quiet=quiet)
-        result = _result(session, progress, best, final, identity_of(run).get(ID))
+        identity = identity_of(run)
+        best, final = fit(session, run, progress, state, identity, quiet=quiet)
+        result = _result(session, progress, best, final, identity.get(ID))
         with raise_on_all_ranks():
             if distributed_info().first:
                 write_json(run / "result.json", result)
@@ -368,6 +369,9 @@ def _result(
     session: Session, progress: Progress, best: dict[str, Any], final: dict[str, Any], run_id: str | None
 ) -> dict[str, Any]:
     config, unit = session.task.config, session.data.unit
+    # ru_maxrss counts bytes on macOS and KiB elsewhere.
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    cuda = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
     return {
         ID: run_id,
         "task": config.task,
@@ -387,16 +391,9 @@ def _result(
         "eval_seconds": round(progress.eval_seconds, 3),
         f"{unit}_per_second": round(progress.images / progress.train_seconds, 2),
         **session.counts,
-        "peak_memory": _peak_memory(),
+        "peak_memory": {"process": memory, "cuda": cuda},
         "environment": environment(),
     }
-
-
-def _peak_memory() -> dict[str, int | None]:
-    # ru_maxrss counts bytes on macOS and KiB elsewhere.
-    unit = 1 if sys.platform == "darwin" else 1024
-    cuda = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
-    return {"process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, "cuda": cuda}
 
 
 def _merged(given: TrainConfig, saved: TrainConfig, run: Path) -> TrainConfig:

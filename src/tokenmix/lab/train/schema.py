@@ -242,11 +242,8 @@ Needed = Annotated[
     str, tyro.conf.arg(help_behavior_hint=lambda default: "(required)" if default == "''" else f"(default: {default})")
 ]
 """Text that is required where it has no default."""
-Names = Annotated[
-    tuple[str, ...],
-    _list("A,B,C", str, "a name"),
-    tyro.conf.arg(help_behavior_hint=lambda default: "(default: none)" if default == "''" else f"(default: {default})"),
-]
+_NONE = tyro.conf.arg(help_behavior_hint=lambda shown: "(default: none)" if shown == "''" else f"(default: {shown})")
+Names = Annotated[tuple[str, ...], _list("A,B,C", str, "a name"), _NONE]
 Jobs = Annotated[
     int | None,
     PrimitiveConstructorSpec(
@@ -258,10 +255,6 @@ Jobs = Annotated[
     ),
 ]
 Numbers = Annotated[tuple[int, ...], _list("1,2,3", int, "a whole number")]
-Axis = Annotated[
-    tuple[int, ...],
-    _list("A,B,C", int, "a whole number"),
-    tyro.conf.arg(help_behavior_hint=lambda default: "(default: none)" if default == "''" else f"(default: {default})"),
-]
+Axis = Annotated[tuple[int, ...], _list("A,B,C", int, "a whole number"), _NONE]
 """Whole numbers, none by default, of which each has a comparison of its own."""
 Factors = Annotated[tuple[float, ...], _list("0.5,1,2", float, "a number")]

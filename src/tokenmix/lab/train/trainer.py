@@ -36,7 +36,6 @@ from tokenmix.lab.train.optimizer import WeightEMA, optimizers_and_schedules
 from tokenmix.lab.train.plan import Progress, TrainingPlan, seed_everything
 from tokenmix.lab.train.predictions import collected, save_predictions
 from tokenmix.lab.train.record import ProgressBar, Recorder
-from tokenmix.lab.train.sources import identity_of
 from tokenmix.lab.train.task import TaskData, TaskModule
 
 
@@ -115,7 +114,13 @@ class Session:
 
 
 def fit(
-    session: Session, run: Path, progress: Progress, state: dict[str, Any] | None, *, quiet: bool
+    session: Session,
+    run: Path,
+    progress: Progress,
+    state: dict[str, Any] | None,
+    identity: dict[str, str],
+    *,
+    quiet: bool,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Train from the position `progress` to the end of the plan, leaving checkpoints and logs in the run folder.
 
@@ -125,7 +130,7 @@ def fit(
     with raise_on_all_ranks():
         recorder = Recorder(run, session.plan, progress, session.task, session.data, quiet=quiet)
     with closing(recorder), _expected_warnings_ignored(), listen() as request:
-        loop = TrainingLoop(session, run, progress, recorder, request)
+        loop = TrainingLoop(session, run, progress, recorder, request, identity)
         if state is not None:
             loop.load_state_dict(state)
         with ProgressBar(recorder, shown=not quiet and sys.stderr.isatty()) as bar:
@@ -152,10 +157,17 @@ class TrainingLoop:
         progress: position of the run, which is updated.
         recorder: writes metrics.csv.
         request: whether the run was asked to stop.
+        identity: of the run folder, for what is written there.
     """
 
     def __init__(
-        self, session: Session, run: Path, progress: Progress, recorder: Recorder, request: StopRequest
+        self,
+        session: Session,
+        run: Path,
+        progress: Progress,
+        recorder: Recorder,
+        request: StopRequest,
+        identity: dict[str, str],
     ) -> None:
         task, config = session.task, session.task.config
         self.task, self.data, self.plan, self.config = task, session.data, session.plan, config
@@ -165,7 +177,7 @@ class TrainingLoop:
         self.optimizers, self.schedules = optimizers_and_schedules(task.configure_optimizers())
         self.engine.use(self.optimizers)
         self.ema = None if config.optim.ema is None else WeightEMA(task.model, config.optim.ema)
-        self.identity = identity_of(run) if recorder.first else {}
+        self.identity = identity
 
     def run(self, bar: ProgressBar) -> None:
         """Train to the end of the plan."""

@@ -32,13 +32,14 @@ from tokenmix.lab.tasks.text.task import (
     tokenizer_for,
 )
 from tokenmix.lab.train.config import TrainConfig
-from tokenmix.lab.train.metrics import Metric, Sums
+from tokenmix.lab.train.metrics import Mean, Metric
 from tokenmix.lab.train.predictions import SampledMetric
 from tokenmix.lab.train.programs import HubForm, Shown
 from tokenmix.text.heads import GMLPForQuestionAnswering
 
 AT_ONCE = 16
 BEST, LONGEST = 20, 30
+AGREEMENT = ("exact_match", "f1")
 
 
 class Span(NamedTuple):
@@ -48,25 +49,6 @@ class Span(NamedTuple):
     end: int
     score: float
     none: float
-
-
-class SpanAgreement(Sums):
-    """SQuAD's exact match and F1 of words, means over the questions."""
-
-    higher_is_better = True
-    names = ("exact_match", "f1")
-
-    def __init__(self) -> None:
-        super().__init__(3)
-
-    def update(self, values: Tensor) -> None:
-        """Add questions: what `agreement` gives for each (n, 2)."""
-        self.add(torch.cat([values.double().sum(0), torch.tensor([len(values)])]))
-
-    def compute(self) -> dict[str, Tensor]:
-        """Both so far."""
-        *sums, count = self.total()
-        return {name: value / count for name, value in zip(self.names, sums, strict=True)}
 
 
 def agreement(answer: str, wanted: Sequence[str]) -> tuple[float, float]:
@@ -129,17 +111,18 @@ class QuestionAnswering(TextTask):
         spans = self._spans(batch)
         texts = [self._text(span, asked["context"]) for span, asked in zip(spans, batch["asked"])]
         rows = [agreement(text, asked["answers"]) for text, asked in zip(texts, batch["asked"])]
-        values = torch.tensor(rows).view(-1, 2)
-        self.metrics.update(values)
+        values = dict(zip(AGREEMENT, torch.tensor(rows).view(-1, 2).unbind(1), strict=True))
+        for name, metric in self.metrics.items():
+            metric.update(values[name])
         if self.kept is not None:
-            self.keep(index=batch["index"], **dict(zip(SpanAgreement.names, values.unbind(1))))
+            self.keep(index=batch["index"], **values)
 
     @classmethod
     def sampled_metric(
         cls, predictions: Mapping[str, Tensor], metric: str, data: Mapping[str, Any]
     ) -> SampledMetric | None:
         """Exact match and F1, means over the questions."""
-        return SampledMetric.mean(predictions["index"], predictions[metric]) if metric in SpanAgreement.names else None
+        return SampledMetric.mean(predictions["index"], predictions[metric]) if metric in AGREEMENT else None
 
     @torch.no_grad()
     def show(self, batch: Mapping[str, Any]) -> list[Shown]:
@@ -152,7 +135,7 @@ class QuestionAnswering(TextTask):
 
     def make_metrics(self) -> dict[str, Metric]:
         """Exact match and F1 of words, as SQuAD measures them."""
-        return {"agreement": SpanAgreement()}
+        return {name: Mean() for name in AGREEMENT}
 
     @torch.no_grad()
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
