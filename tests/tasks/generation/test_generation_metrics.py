@@ -13,14 +13,13 @@ from torchmetrics.image.kid import KernelInceptionDistance
 from tokenmix.errors import UserError
 from tokenmix.lab.tasks.generation.features import WEIGHTS, InceptionFeatures
 from tokenmix.lab.tasks.generation.metrics import (
+    FEATURES,
     ClassMatch,
-    ClassScore,
-    FeatureFrechet,
-    FeatureKernel,
-    ThumbnailFrechet,
+    Kept,
     class_score,
     frechet_distance,
     kernel_distance,
+    thumbnails,
 )
 
 
@@ -140,12 +139,12 @@ def test_class_score_between_one_and_the_number_of_classes():
 
 def test_metrics_collect_batches(images):
     real, fake = (Pixels()(part) for part in images)
-    for kind, expected in ((FeatureFrechet, frechet_distance), (FeatureKernel, kernel_distance)):
-        metric = kind()
+    for expected in (frechet_distance, kernel_distance):
+        metric = Kept(expected, *FEATURES)
         metric.update(real_features=real[:30], fake_features=fake[:20])
         metric.update(real_features=real[30:], fake_features=fake[20:])
         torch.testing.assert_close(metric.compute(), expected(real, fake))
-    score, match = ClassScore(), ClassMatch()
+    score, match = Kept(class_score, "logits"), ClassMatch()
     for part in fake.split(20):
         score.update(logits=part)
         match.update(logits=part, wanted=part.argmax(1) * (part[:, 0] > 1))
@@ -156,12 +155,7 @@ def test_metrics_collect_batches(images):
 
 def test_thumbnails_see_shades_and_shapes():
     real = torch.rand(20, 1, 32, 32) * 2 - 1
-    metric = ThumbnailFrechet()
-    metric.update(real=real, fake=real)
-    same = metric.compute().item()
-    metric.reset()
-    metric.update(real=real, fake=real * 0.5 - 0.5)
-    assert same == pytest.approx(0, abs=1e-5)
-    assert metric.compute().item() > 10
+    assert frechet_distance(thumbnails(real), thumbnails(real)).item() == pytest.approx(0, abs=1e-5)
+    assert frechet_distance(thumbnails(real), thumbnails(real * 0.5 - 0.5)).item() > 10
     with pytest.raises(UserError, match="two images or more, got 1 real"):
         frechet_distance(torch.zeros(1, 3), torch.zeros(4, 3))

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ class Metric(ABC):
         names: of its numbers, where `compute` returns several by name.
     """
 
-    higher_is_better: ClassVar[bool | None] = None
+    higher_is_better: bool | None = None
     names: tuple[str, ...] = ()
 
     @abstractmethod

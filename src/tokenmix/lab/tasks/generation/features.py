@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,7 +13,14 @@ from torch import Tensor
 from tokenmix.errors import UserError, needs, unknown_name
 from tokenmix.files import replacing
 from tokenmix.lab.data.fetch import FetchError, check_digest, download, log
-from tokenmix.lab.tasks.generation.metrics import ClassMatch, ClassScore, FeatureFrechet, FeatureKernel
+from tokenmix.lab.tasks.generation.metrics import (
+    FEATURES,
+    ClassMatch,
+    Kept,
+    class_score,
+    frechet_distance,
+    kernel_distance,
+)
 from tokenmix.lab.train.load import load_run
 from tokenmix.lab.train.metrics import Metric
 
@@ -89,9 +97,9 @@ class RunFeatures(Features):
     def make_metrics() -> dict[str, Metric]:
         """Named apart from FID, KID and the Inception Score, with which they share the formulas and nothing else."""
         return {
-            "feature_fd": FeatureFrechet(),
-            "feature_kd": FeatureKernel(),
-            "class_score": ClassScore(),
+            "feature_fd": Kept(frechet_distance, *FEATURES),
+            "feature_kd": Kept(kernel_distance, *FEATURES),
+            "class_score": Kept(class_score, "logits", higher=True),
             "class_match": ClassMatch(),
         }
 
@@ -139,7 +147,12 @@ class InceptionFeatures(Features):
     @staticmethod
     def make_metrics() -> dict[str, Metric]:
         """Under their own names."""
-        return {"fid": FeatureFrechet(), "kid": FeatureKernel(), "inception_score": ClassScore(splits=SPLITS)}
+        score = Kept(partial(class_score, splits=SPLITS), "logits", higher=True)
+        return {
+            "fid": Kept(frechet_distance, *FEATURES),
+            "kid": Kept(kernel_distance, *FEATURES),
+            "inception_score": score,
+        }
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,10 @@
 """Metrics of generated images: distances between sets of features, and the score of a classifier.
 
-Each metric takes, by name, what it needs of `real` and `fake` images (B, C, H, W) in -1 .. 1, of `real_features` and
-`fake_features` (B, d), of the classifier's `logits` (B, K) on the fake ones, and of the `wanted` classes (B,).
+Each metric takes, by name, what it needs of `real_thumbnails` and `fake_thumbnails` (B, d), of `real_features` and
+`fake_features` (B, d), of the classifier's `logits` (B, K) on the generated images, and of the `wanted` classes (B,).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -84,55 +85,35 @@ def class_score(logits: Tensor, splits: int = 1) -> Tensor:
     return torch.stack(scores).mean()
 
 
-class FeatureFrechet(Rows):
-    """`frechet_distance` of features, which are kept."""
+class Kept(Rows):
+    """A number of columns that an evaluation names and that are kept.
 
-    higher_is_better = False
-    distance = staticmethod(frechet_distance)
-
-    def update(self, *, real_features: Tensor, fake_features: Tensor, **_: Any) -> None:
-        """Keep the features of a batch."""
-        self.keep(real_features, fake_features)
-
-    def compute(self) -> Tensor:
-        """The distance."""
-        return self.distance(*self.columns())
-
-
-class FeatureKernel(FeatureFrechet):
-    """`kernel_distance` of features."""
-
-    distance = staticmethod(kernel_distance)
-
-
-class ThumbnailFrechet(FeatureFrechet):
-    """`frechet_distance` of the images themselves at 8 x 8 pixels.
-
-    It needs no classifier and sees no more than shades and rough shapes: it distinguishes a run that learns from one
-    that does not.
+    Args:
+        measure: of the columns.
+        names: of the columns among what `update` is given.
+        higher: more is better.
     """
 
-    def update(self, *, real: Tensor, fake: Tensor, **_: Any) -> None:
-        """Keep the thumbnails of a batch."""
-        self.keep(*(F.adaptive_avg_pool2d(images.float(), THUMBNAIL).flatten(1) for images in (real, fake)))
-
-
-class ClassScore(Rows):
-    """`class_score` of the generated images."""
-
-    higher_is_better = True
-
-    def __init__(self, *, splits: int = 1) -> None:
+    def __init__(self, measure: Callable[..., Tensor], *names: str, higher: bool = False) -> None:
         super().__init__()
-        self.splits = splits
+        self.measure, self.named = measure, names
+        self.higher_is_better = higher
 
-    def update(self, *, logits: Tensor, **_: Any) -> None:
-        """Keep the classifier's answers to a batch."""
-        self.keep(logits)
+    def update(self, **given: Tensor) -> None:
+        """Keep the columns of a batch."""
+        self.keep(*(given[name] for name in self.named))
 
     def compute(self) -> Tensor:
-        """The score."""
-        return class_score(*self.columns(), self.splits)
+        """The number so far."""
+        return self.measure(*self.columns())
+
+
+FEATURES = ("real_features", "fake_features")
+
+
+def thumbnails(images: Tensor) -> Tensor:
+    """Images (B, C, H, W) as features: their 8 x 8 pixels, which tell shades and rough shapes without a classifier."""
+    return F.adaptive_avg_pool2d(images.float(), THUMBNAIL).flatten(1)
 
 
 class ClassMatch(Mean):

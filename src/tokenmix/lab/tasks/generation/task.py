@@ -19,7 +19,7 @@ from tokenmix.lab.data.seeding import hash_indices
 from tokenmix.lab.tasks.fitting import check_model, check_own
 from tokenmix.lab.tasks.generation.classes import check_class_names, keep_classes
 from tokenmix.lab.tasks.generation.features import INCEPTION, Features, features_kind, make_features
-from tokenmix.lab.tasks.generation.metrics import ThumbnailFrechet
+from tokenmix.lab.tasks.generation.metrics import Kept, frechet_distance, thumbnails
 from tokenmix.lab.tasks.generation.options import GenerationOptions
 from tokenmix.lab.tasks.images import image_data, with_size_of_start
 from tokenmix.lab.tasks.summary import summarize_image_model
@@ -217,11 +217,11 @@ class ImageGeneration(TaskModule):
                 "logits": logits,
                 "wanted": self._judge[0].wanted(labels),
             }
-        self.metrics.update(real=real, fake=fake, **judged)
+        self.metrics.update(real_thumbnails=thumbnails(real), fake_thumbnails=thumbnails(fake), **judged)
 
     def make_metrics(self) -> dict[str, Metric]:
         """Distance of thumbnails; with `features` what the classifier says besides."""
-        chosen: dict[str, Metric] = {"thumbnail_fd": ThumbnailFrechet()}
+        chosen: dict[str, Metric] = {"thumbnail_fd": Kept(frechet_distance, "real_thumbnails", "fake_thumbnails")}
         if self.options.features is not None:
             chosen |= features_kind(self.options.features).make_metrics()
         return chosen
