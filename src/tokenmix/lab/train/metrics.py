@@ -115,8 +115,9 @@ class Mean(Sums):
         """Add the sum over a batch, and how many it has."""
         self.add(torch.stack([torch.as_tensor(value).detach().cpu().double() for value in (total, count)]))
 
-    def update(self, values: Tensor) -> None:
-        """Add a batch of values."""
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        """Add a batch of values, a tensor; subclasses take what they make them of."""
+        (values,) = args
         self.add_mean(values.detach().cpu().double().sum(), values.numel())
 
     def compute(self) -> Tensor:

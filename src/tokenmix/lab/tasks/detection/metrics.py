@@ -150,7 +150,7 @@ class AveragePrecision(Metric):
     def __init__(self, iou: Literal["bbox", "segm"], *, num_classes: int, count: int = 100) -> None:
         with needs("COCO's average precision"):
             import pycocotools  # noqa: F401
-        self.kinds = {"": "bbox"} if iou == "bbox" else {"": "segm", "box_": "bbox"}
+        self.kinds: dict[str, Literal["bbox", "segm"]] = {"": "bbox"} if iou == "bbox" else {"": "segm", "box_": "bbox"}
         self.names = tuple(f"{prefix}{name}" for prefix in self.kinds for name in (*NUMBERS, "per_class"))
         self.num_classes, self.count = num_classes, count
         self.reset()
@@ -189,7 +189,9 @@ class AveragePrecision(Metric):
         found = {prefix: self._evaluated(images, kind) for prefix, kind in self.kinds.items()}
         return {f"{prefix}{name}": value for prefix, values in found.items() for name, value in values.items()}
 
-    def _evaluated(self, images: Sequence[tuple[list[dict[str, Any]], ...]], kind: str) -> dict[str, Tensor]:
+    def _evaluated(
+        self, images: Sequence[tuple[list[dict[str, Any]], ...]], kind: Literal["bbox", "segm"]
+    ) -> dict[str, Tensor]:
         from pycocotools.coco import COCO
         from pycocotools.cocoeval import COCOeval
 
@@ -197,7 +199,7 @@ class AveragePrecision(Metric):
             sides = COCO(), COCO()
             for place, side in enumerate(sides):
                 rows = [(number, row) for number, image in enumerate(images) for row in image[place]]
-                side.dataset = {
+                dataset: Any = {
                     "images": [{"id": number, **_size(image)} for number, image in enumerate(images)],
                     "categories": [{"id": label} for label in range(self.num_classes)],
                     # 0 would stand for no object.
@@ -206,6 +208,7 @@ class AveragePrecision(Metric):
                         for i, (number, row) in enumerate(rows, 1)
                     ],
                 }
+                side.dataset = dataset
                 side.createIndex()
             evaluation = COCOeval(sides[1], sides[0], kind)
             evaluation.params.maxDets = [self.count]
