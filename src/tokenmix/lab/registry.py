@@ -51,7 +51,7 @@ class DataEntry(Entry):
         about: how much there is, in what layout, and megabytes to fetch; for files of the user's it begins with
             `name:PATH`.
         load: the reader, called with a `tokenmix.lab.data.DataRequest`. It returns what `load_images`, `load_scenes` or
-            their like are written for: `LoadedImages`, `SceneData`, `PointData`, `Corpus`, `LabelledData` or
+            their like are written for: `ImageData`, `SceneData`, `PointData`, `Corpus`, `LabelledData` or
             `QuestionData`.
         licence: of the content.
         origin: where it comes from, in the order of trying.

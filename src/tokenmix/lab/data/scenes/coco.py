@@ -20,9 +20,8 @@ from torchvision.ops import clip_boxes_to_image
 from tokenmix.environment import check_mask_memory
 from tokenmix.errors import UserError, needs
 from tokenmix.files import inside
-from tokenmix.lab.data.images.image_set import Skipped
 from tokenmix.lab.data.lookup import DataRequest
-from tokenmix.lab.data.reading import parse_json, read_file
+from tokenmix.lab.data.reading import Skipped, parse_json, read_file
 from tokenmix.lab.data.scenes.scenes import (
     Objects,
     Scene,

@@ -17,7 +17,7 @@ from tokenmix.errors import UserError
 from tokenmix.files import open_regular
 from tokenmix.lab.data.images.decode import UnreadableImage, decode_numbers
 from tokenmix.lab.data.lookup import DataRequest
-from tokenmix.lab.data.reading import NAMED
+from tokenmix.lab.data.reading import NAMED, names_in
 from tokenmix.lab.data.scenes.scenes import (
     IGNORE,
     Scene,
@@ -25,7 +25,6 @@ from tokenmix.lab.data.scenes.scenes import (
     Scenes,
     bit_palette,
     folder_in,
-    lines_of,
     read_stored,
     warn_of_absent,
 )
@@ -140,9 +139,7 @@ def _own_names(root: Path, pairs: Sequence[tuple[Path, Path]]) -> list[str]:
     """The names in classes.txt, or numbers as far as the training masks have them; a class that no mask shows is named
     on stderr, and `UserError` if fewer than two are shown."""
     path, masks = root / "classes.txt", root / "train" / "masks"
-    names = lines_of(path, "classes") if path.is_file() else None
-    if names and (twice := next((name for name in names if names.count(name) > 1), None)):
-        raise UserError(f"{path} names {twice!r} more than once; give each class a name of its own")
+    names = names_in(path) if path.is_file() else None
     if names and not 2 <= len(names) <= IGNORE:
         raise UserError(f"{path} names {len(names)} classes; give 2 to {IGNORE}")
     shown = _numbers_shown([labels for _, labels in pairs], len(names) if names else None)

@@ -18,11 +18,10 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from tokenmix.errors import UserError
-from tokenmix.lab.data.images.samples import normalize
-from tokenmix.lab.data.indexed import IndexedDataset
+from tokenmix.lab.data.images.image_set import normalize
+from tokenmix.lab.data.indexed import IndexedDataset, hash_indices, restored_random_state, seed_all
 from tokenmix.lab.data.reading import LeftOut
 from tokenmix.lab.data.scenes.scenes import Objects, Scene, SceneData, Scenes
-from tokenmix.lab.data.seeding import hash_indices, restored_random_state, seed_all
 
 
 def scale_steps(low: float, high: float, step: float) -> tuple[float, ...]:

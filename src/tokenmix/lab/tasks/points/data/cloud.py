@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tokenmix.errors import UserError
 from tokenmix.lab.data.fetch import log
-from tokenmix.lab.data.images.image_set import Skipped
 from tokenmix.lab.data.lookup import load_data
+from tokenmix.lab.data.reading import Skipped, log_skipped
 from tokenmix.lab.data.store import Names
 from tokenmix.lab.registry import DATA_SETS
 
@@ -153,9 +153,7 @@ def load_points(spec: str, *, want: Literal["class", "parts"] = "class", root: P
             or a data set that cannot be obtained.
     """
     data: PointData = load_data(spec, "parts" if want == "parts" else "clouds", root=root)
-    if data.skipped:
-        first = f"{data.skipped[0].path} {data.skipped[0].reason}"
-        log(f"{len(data.skipped)} file{'s' * (len(data.skipped) > 1)} of {spec} left out, the first: {first}")
+    log_skipped(data.skipped, f" of {spec}")
     if DATA_SETS[spec.partition(":")[0]].variant == "path":
         _check_classes(data)
     return data

@@ -12,9 +12,9 @@ from torch import Tensor
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.files import user_path
 from tokenmix.lab.data.fetch import log
+from tokenmix.lab.data.indexed import train_validation_test
 from tokenmix.lab.data.lookup import DataRequest, load_data
 from tokenmix.lab.data.reading import check_file
-from tokenmix.lab.data.split import hold_out, limited
 from tokenmix.lab.tasks.text.data.corpus import Corpus, load_column
 from tokenmix.lab.tasks.text.data.files import Table, label_name, open_table, read_lines
 
@@ -118,18 +118,18 @@ def load_labelled(
         UserError: unknown set, unreadable file, a column that is missing, or labels that are all the same.
     """
     whole: LabelledData = load_data(spec, "labelled-text", root=root)
-    kept, held = hold_out(_classes(whole, whole.train), validation, limit)
-    return replace(
-        whole,
-        train=limited(whole.train.subset(kept), _classes(whole, whole.train)[kept], limit, seed),
-        test=limited(whole.test, _classes(whole, whole.test), limit_eval, 0),
-        validation=whole.train.subset(held) if len(held) else None,
+    # Where a number is to be predicted there are no shares to keep.
+    labels = [part.labels if whole.classes else torch.zeros(len(part)) for part in (whole.train, whole.test)]
+    train, held, test = train_validation_test(
+        whole.train,
+        whole.test,
+        (labels[0], labels[1]),
+        limit=limit,
+        limit_eval=limit_eval,
+        validation=validation,
+        seed=seed,
     )
-
-
-def _classes(data: LabelledData, part: LabelledText) -> Tensor:
-    """Labels whose shares are kept: where a number is to be predicted there is one class."""
-    return part.labels if data.classes else torch.zeros(len(part), dtype=torch.int64)
+    return replace(whole, train=train, test=test, validation=held)
 
 
 def load_table(request: DataRequest) -> Corpus | LabelledData:

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from tokenmix.errors import UserError
-from tokenmix.lab.data.indexed import IndexedDataset
-from tokenmix.lab.data.seeding import hash_indices
+from tokenmix.lab.data.indexed import IndexedDataset, hash_indices
 from tokenmix.lab.tasks.text.data.corpus import Tokens
 from tokenmix.lab.tasks.text.data.labelled import LabelledText
 from tokenmix.lab.tasks.text.encoding import block_characters, tokenizing
