@@ -89,6 +89,38 @@ TASKS: Registry[TaskEntry] = Registry("task", _load)
 DATA_SETS: Registry[DataEntry] = Registry("data set", _load)
 
 
+def register_dataset(
+    name: str,
+    load: Target,
+    *,
+    kinds: tuple[Kind, ...] = ("images",),
+    about: str = "",
+    licence: str = "yours",
+    origin: str = "your disk",
+    variant: Literal["none", "path", "shards", "number", "name"] = "none",
+    stored: tuple[str, ...] = (),
+    img_size: int | None = None,
+) -> None:
+    """Make a data set known as `--data NAME`; the arguments are the attributes of `DataEntry`.
+
+    Raises:
+        UserError: another data set has the name.
+    """
+    DATA_SETS.register(
+        DataEntry(
+            name=name,
+            about=about,
+            kinds=kinds,
+            load=load,
+            licence=licence,
+            origin=origin,
+            variant=variant,
+            stored=stored,
+            img_size=img_size,
+        )
+    )
+
+
 def list_tasks() -> list[str]:
     """The names of the tasks."""
     return TASKS.names()

@@ -114,8 +114,18 @@ def class_files(
         if any(_holds(real, root) for root in roots):
             left_out.add(path, f"{path}, a link to {real}, which has this folder in it")
         elif not is_taken(path, real):
-            for entry in _entries(path, left_out):
-                if not entry.is_dir():
+            try:
+                entries = list(os.scandir(path))
+            except OSError as error:
+                left_out.add(path, f"{path} cannot be read ({error.strerror})")
+                continue
+            for entry in entries:
+                try:
+                    is_folder = entry.is_dir()
+                except OSError as error:
+                    left_out.add(entry.path, f"{entry.path} cannot be read ({error.strerror})")
+                    continue
+                if not is_folder:
                     if not entry.name.startswith(".") and wanted(entry.path):
                         (linked if entry.is_symlink() else items).append((entry.path, label))
                 elif not entry.name.startswith((".", "__")):
@@ -132,14 +142,6 @@ def class_files(
 
 def _holds(outer: str, inner: str) -> bool:
     return f"{inner}/".startswith(f"{outer.rstrip('/')}/")
-
-
-def _entries(folder: str, left_out: LeftOut) -> list[os.DirEntry[str]]:
-    try:
-        return list(os.scandir(folder))
-    except OSError as error:
-        left_out.add(folder, f"{folder} cannot be read ({error.strerror})")
-        return []
 
 
 def held_out(items: list[Item], classes: Sequence[str], digest: Callable[[str], bytes], what: str) -> Tensor:
