@@ -55,14 +55,16 @@ def _digits() -> tuple[Tensor, Tensor, list[Any]]:
 def load_fashion_mnist(request: DataRequest) -> ImageData:
     """The publisher's split, fetched once."""
     tensors, notes = fetched("fashion-mnist", request.root, fetch_fashion_mnist)
-    train, test = (_in_memory(tensors, part, request.img_size) for part in ("train", "t10k"))
+    train, test = (
+        InMemoryImages(
+            resize_images(tensors[f"{part}_images"].unsqueeze(1), request.img_size),
+            tensors[f"{part}_labels"].long(),
+            fill=0,
+        )
+        for part in ("train", "t10k")
+    )
     source = f"Fashion-MNIST: {notes['source']}, MIT, in {stored_path('fashion-mnist', request.root)}"
     return ImageData(train, test, FashionMNIST.classes, source)
-
-
-def _in_memory(tensors: dict[str, Tensor], part: str, size: tuple[int, int] | None) -> InMemoryImages:
-    images = resize_images(tensors[f"{part}_images"].unsqueeze(1), size)
-    return InMemoryImages(images, tensors[f"{part}_labels"].long(), flip=True, fill=0)
 
 
 def fetch_fashion_mnist(folder: Path) -> Stored:

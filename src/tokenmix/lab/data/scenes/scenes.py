@@ -98,7 +98,6 @@ class ChosenScenes(Scenes):
         return len(self.places)
 
     def scene(self, index: int) -> Scene:
-        """The one with that index."""
         return self.scenes.scene(int(self.places[index]))
 
 

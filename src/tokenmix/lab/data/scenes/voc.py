@@ -135,7 +135,6 @@ class MaskScenes(PairScenes):
         self.classes = PairScenes(_pairs(root, stems, "SegmentationClass"), CLASS_OF_OBJECT)
 
     def scene(self, index: int) -> Scene:
-        """The image and its objects; none of them is background."""
         scene = super().scene(index)
         owners, classes = scene.classes, self.classes.labels(index, scene.image)
         assert owners is not None
@@ -183,7 +182,6 @@ class BoxScenes(Scenes):
         return len(self.images)
 
     def scene(self, index: int) -> Scene:
-        """The image and its objects; none of them is background."""
         path, boxes = self.images[index], self.boxes[index]
         image = read_stored(path)
         size = (image.shape[1], image.shape[2])

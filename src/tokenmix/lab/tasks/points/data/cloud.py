@@ -154,20 +154,16 @@ def load_points(spec: str, *, want: Literal["class", "parts"] = "class", root: P
     """
     data: PointData = load_data(spec, "parts" if want == "parts" else "clouds", root=root)
     log_skipped(data.skipped, f" of {spec}")
-    if DATA_SETS[spec.partition(":")[0]].variant == "path":
-        _check_classes(data)
-    return data
-
-
-def _check_classes(data: PointData) -> None:
-    """Log classes without a cloud; `UserError` for one that would be tested and cannot be learned."""
+    if DATA_SETS[spec.partition(":")[0]].variant != "path":
+        return data
     learnt, tested = (set(side.labels.tolist()) for side in (data.train, data.test))
     for label, name in enumerate(data.classes):
         if label in tested - learnt:
             raise UserError(
-                f"{data.spec} has clouds of {name!r} for testing, and none that can be read for training; fix its "
-                "files, or remove the class"
+                f"{spec} has clouds of {name!r} for testing, and none that can be read for training; fix its files, or "
+                "remove the class"
             )
         if label not in tested:
             found = "no cloud of {!r} for testing: it is not measured" if label in learnt else "no cloud of {!r} at all"
-            log(f"{data.spec} has {found.format(name)}")
+            log(f"{spec} has {found.format(name)}")
+    return data

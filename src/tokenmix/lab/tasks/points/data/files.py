@@ -60,7 +60,10 @@ def read_points(
     except MemoryError:
         raise UserError(f"{path} declares more data than fits into memory; copy it again, or cut it") from None
     if centred:
-        columns = {**columns, "points": _centred(columns["points"])}
+        # About those that are finite; `check_cloud` reports the others one by one.
+        points = columns["points"]
+        numbers = points[np.isfinite(points).all(1)].astype(np.float64)
+        columns = {**columns, "points": points - numbers.mean(0) if len(numbers) else points}
     cloud = check_cloud(_cloud(columns, str(path)))
     return sampled(cloud, num_points, seed) if surface == "sample" else cloud
 
@@ -76,12 +79,6 @@ def _cloud(columns: Mapping[str, np.ndarray], name: str) -> Cloud:
         parts=None if parts is None else torch.from_numpy(parts.astype(np.int64)),
         name=name,
     )
-
-
-def _centred(points: np.ndarray) -> np.ndarray:
-    # Without those that are NaN or infinite, which `check_cloud` reports one by one.
-    numbers = points[np.isfinite(points).all(1)].astype(np.float64)
-    return points - numbers.mean(0) if len(numbers) else points
 
 
 def _floats(values: np.ndarray) -> Tensor:

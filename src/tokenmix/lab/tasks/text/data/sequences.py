@@ -123,7 +123,6 @@ class EncodedText(Sequences):
         return len(self.ids)
 
     def read(self, indices: Tensor, epoch: int) -> Batch:
-        """The batch of these samples, the same in every epoch."""
         return {**token_batch(self.ids, self.segments, indices, self.pad), "labels": self.labels[indices]}
 
 
@@ -189,7 +188,6 @@ class PackedText(Sequences):
         return max(1, (total - self.window + 1) // self.window)
 
     def read(self, indices: Tensor, epoch: int) -> Batch:
-        """The batch of these sequences in an epoch; for testing of any."""
         epoch = epoch if self.part == "train" else 0
         ids, units = self._windows(indices, epoch)
         inputs, labels = self._masked(ids, units, indices, epoch)
