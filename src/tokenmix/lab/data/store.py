@@ -87,8 +87,17 @@ def fetched(
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_suffix(".lock")):
             stored = _read_stored(path)
-            if stored is None:
-                stored = _fetch_into(path, fetch)
+            if stored is not None:
+                return stored
+            place = tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}-", ignore_cleanup_errors=True)
+            with place as folder:
+                # apt's download helper is another user and must reach the folder.
+                os.chmod(folder, 0o755)
+                tensors, notes = fetch(Path(folder))
+                with replacing(path) as partial:
+                    save_file(tensors, partial, metadata=sealed(tensors, {**notes, NAME: path.stem}))
+            log(f"{path.stem} is now in {path}")
+            return tensors, notes
     except FetchError as reason:
         raise UserError(
             f"{name} is not in {path.parent} and could not be fetched ({reason}); "
@@ -96,7 +105,6 @@ def fetched(
         ) from None
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot keep {name} ({error}); free space or set TOKENMIX_DATA to a writable folder") from None
-    return stored
 
 
 def fetched_of_files(
@@ -110,17 +118,6 @@ def fetched_of_files(
     listing = "\n".join(f"{path}|{stat.st_size}|{stat.st_mtime_ns}" for path, stat in found)
     mark = hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     return fetched(f"{name}-{mark}", root, make)
-
-
-def _fetch_into(path: Path, fetch: Callable[[Path], Stored]) -> Stored:
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}-", ignore_cleanup_errors=True) as folder:
-        # apt's download helper is another user and must reach the folder.
-        os.chmod(folder, 0o755)
-        tensors, notes = fetch(Path(folder))
-        with replacing(path) as partial:
-            save_file(tensors, partial, metadata=sealed(tensors, {**notes, NAME: path.stem}))
-    log(f"{path.stem} is now in {path}")
-    return tensors, notes
 
 
 def _read_stored(path: Path, *, quiet: bool = False) -> Stored | None:

@@ -16,7 +16,7 @@ from tokenmix.lab.data.indexed import train_validation_test
 from tokenmix.lab.data.lookup import DataRequest, load_data
 from tokenmix.lab.data.reading import check_file
 from tokenmix.lab.tasks.text.data.corpus import Corpus, load_column
-from tokenmix.lab.tasks.text.data.files import Table, label_name, open_table, read_lines
+from tokenmix.lab.tasks.text.data.files import label_name, open_table, read_lines
 
 MOST_CLASSES = 1000
 _BOTH, _ENTAILED, _NLI = ("0", "1"), ("entailment", "not_entailment"), ("entailment", "neutral", "contradiction")
@@ -137,7 +137,11 @@ def load_table(request: DataRequest) -> Corpus | LabelledData:
     if request.kind == "corpus":
         return load_column(request)
     table = open_table(request)
-    columns = table.columns or _usual_columns(table)
+    columns = table.columns
+    if not columns:
+        # Of the hub's sets the columns of text, if they are one or two.
+        texts = [n for n, kind in table.types.items() if n != "label" and getattr(kind, "dtype", None) == "string"]
+        columns = (*texts, "label") if len(texts) in (1, 2) else ("text", "label")
     if len(columns) not in (2, 3) or not all(columns):
         raise UserError(f"{request.spec!r} names {len(columns)} columns; give #text,label or #text,text_pair,label")
     train, test = table.labelled(columns)
@@ -146,12 +150,6 @@ def load_table(request: DataRequest) -> Corpus | LabelledData:
     name, _, task = request.variant.partition("#")[0].partition(":")
     metrics = GLUE_METRICS.get(task if name.endswith("glue") else "", ("accuracy",))
     return build_labelled(request.spec, train, test, table.source, classes=classes, metrics=metrics)
-
-
-def _usual_columns(table: Table) -> tuple[str, ...]:
-    """text and label; of the hub's sets the columns of text, if they are one or two, and label."""
-    texts = [name for name, kind in table.types.items() if name != "label" and getattr(kind, "dtype", None) == "string"]
-    return (*texts, "label") if len(texts) in (1, 2) else ("text", "label")
 
 
 def load_glue(request: DataRequest) -> LabelledData:
