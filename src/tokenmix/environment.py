@@ -34,7 +34,8 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "python": platform.python_version(),
         "cpu": cpu_name(),
-        "cores": _cores(),
+        # Those that this process may use, which a container can make fewer than the machine has.
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         "threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "cuda": torch.version.cuda,
@@ -66,11 +67,6 @@ def _matmul_precision() -> str:
     except RuntimeError:
         # Chosen by `fp32_precision` of torch.backends, for which this function has no word.
         return torch.backends.cuda.matmul.fp32_precision  # pyrefly: ignore[bad-return]
-
-
-def _cores() -> int:
-    """Cores that this process may use, which a container can make fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 # Of the code that this process has loaded, so asked once: a comparison describes each of its runs.

@@ -17,7 +17,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def found(folder: Path) -> list[tuple[str, int]]:
-    items = class_files(folder, ["a", "b"], lambda name: name != "unwanted")
+    items = class_files(folder, ["a", "b"], lambda path: Path(path).name != "unwanted")
     return [(str(Path(path).relative_to(folder)), label) for path, label in items]
 
 

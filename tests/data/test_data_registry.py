@@ -10,8 +10,8 @@ from tokenmix.errors import UserError
 from tokenmix.lab.data import fetch_data, list_data
 from tokenmix.lab.data.images import ImageSet, load_images
 from tokenmix.lab.data.images.image_set import resize_images
+from tokenmix.lab.data.indexed import choose
 from tokenmix.lab.data.lookup import stored_path
-from tokenmix.lab.data.split import choose
 from tokenmix.lab.registry import DATA_SETS
 from tokenmix.registry import load_object
 

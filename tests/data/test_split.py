@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tokenmix.errors import UserError
 from tokenmix.lab.data.images import load_images
-from tokenmix.lab.data.split import choose, hold_out, validation_size
+from tokenmix.lab.data.indexed import choose, hold_out, validation_size
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.sources import make_config
 

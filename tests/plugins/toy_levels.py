@@ -2,20 +2,16 @@
 
 import torch
 
-from tokenmix.lab.data import DataRequest
-from tokenmix.lab.data.images import InMemoryImages, LoadedImages
-from tokenmix.lab.registry import DATA_SETS, DataEntry
+from tokenmix.lab.data import DataRequest, register_dataset
+from tokenmix.lab.data.images import ImageData, InMemoryImages
 
 
-def load_levels(request: DataRequest) -> LoadedImages:
+def load_levels(request: DataRequest) -> ImageData:
     """Grey levels of 8 x 8."""
     labels = torch.arange(20) % 2
     levels = (60 + 120 * labels).byte().view(-1, 1, 1, 1).expand(-1, 1, *(request.img_size or (8, 8)))
-    images = InMemoryImages(levels.clone(), labels, flip=True, fill=None)
-    return LoadedImages(images.subset(torch.arange(12)), images.subset(torch.arange(12, 20)), ["dark", "bright"], "toy")
+    images = InMemoryImages(levels.clone(), labels)
+    return ImageData(images.subset(torch.arange(12)), images.subset(torch.arange(12, 20)), ["dark", "bright"], "toy")
 
 
-LEVELS = DataEntry(
-    name="toy-levels", kinds=("images",), about="20 grey levels", licence="CC0", origin="here", load=load_levels
-)
-DATA_SETS.register(LEVELS)
+register_dataset("toy-levels", load_levels, about="20 grey levels", licence="CC0", origin="here")

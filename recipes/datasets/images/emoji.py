@@ -25,7 +25,7 @@ from recipes.datasets.packages import npm_archive
 from tokenmix.errors import unknown_name
 from tokenmix.lab.data.fetch import FetchError
 from tokenmix.lab.data.images.image_set import InMemoryImages, resize_images
-from tokenmix.lab.data.images.load import LoadedImages
+from tokenmix.lab.data.images.load import ImageData
 from tokenmix.lab.data.lookup import DataRequest, stored_path
 from tokenmix.lab.data.store import Stored, fetched
 
@@ -65,7 +65,7 @@ class Picture:
     concept: str
 
 
-def load_emoji(request: DataRequest) -> LoadedImages:
+def load_emoji(request: DataRequest) -> ImageData:
     """The drawings of a vendor (`google` if none is named) on white, fetched once."""
     vendor = request.variant or "google"
     if vendor not in VENDORS:
@@ -76,7 +76,7 @@ def load_emoji(request: DataRequest) -> LoadedImages:
     sides = [torch.nonzero(tensors["test"] == side).flatten() for side in (0, 1)]
     whole = InMemoryImages(images, tensors["labels"], flip=True, fill=255)
     source = f"emoji: {notes['source']}, {VENDORS[vendor].licence}, in {stored_path(name, request.root)}"
-    return LoadedImages(whole.subset(sides[0]), whole.subset(sides[1]), json.loads(notes["classes"]), source)
+    return ImageData(whole.subset(sides[0]), whole.subset(sides[1]), json.loads(notes["classes"]), source)
 
 
 def composite(images: Tensor, level: int = 255) -> Tensor:

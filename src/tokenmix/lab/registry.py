@@ -51,7 +51,7 @@ class DataEntry(Entry):
         about: how much there is, in what layout, and megabytes to fetch; for files of the user's it begins with
             `name:PATH`.
         load: the reader, called with a `tokenmix.lab.data.DataRequest`. It returns what `load_images`, `load_scenes` or
-            their like are written for: `LoadedImages`, `SceneData`, `PointData`, `Corpus`, `LabelledData` or
+            their like are written for: `ImageData`, `SceneData`, `PointData`, `Corpus`, `LabelledData` or
             `QuestionData`.
         licence: of the content.
         origin: where it comes from, in the order of trying.
@@ -87,6 +87,38 @@ def _load() -> None:
 
 TASKS: Registry[TaskEntry] = Registry("task", _load)
 DATA_SETS: Registry[DataEntry] = Registry("data set", _load)
+
+
+def register_dataset(
+    name: str,
+    load: Target,
+    *,
+    kinds: tuple[Kind, ...] = ("images",),
+    about: str = "",
+    licence: str = "yours",
+    origin: str = "your disk",
+    variant: Literal["none", "path", "shards", "number", "name"] = "none",
+    stored: tuple[str, ...] = (),
+    img_size: int | None = None,
+) -> None:
+    """Make a data set known as `--data NAME`; the arguments are the attributes of `DataEntry`.
+
+    Raises:
+        UserError: another data set has the name.
+    """
+    DATA_SETS.register(
+        DataEntry(
+            name=name,
+            about=about,
+            kinds=kinds,
+            load=load,
+            licence=licence,
+            origin=origin,
+            variant=variant,
+            stored=stored,
+            img_size=img_size,
+        )
+    )
 
 
 def list_tasks() -> list[str]:

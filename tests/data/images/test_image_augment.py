@@ -13,7 +13,7 @@ from torch import Tensor
 from tokenmix.errors import UserError
 from tokenmix.lab.data.images import make_augment
 from tokenmix.lab.data.images.augment import shift_and_flip
-from tokenmix.lab.data.seeding import hash_indices
+from tokenmix.lab.data.indexed import hash_indices
 
 RAND = "rand-m9-mstd0.5-inc1"
 

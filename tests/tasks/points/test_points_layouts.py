@@ -12,7 +12,7 @@ import torch
 
 from tokenmix.errors import UserError
 from tokenmix.lab.tasks.points.data import load_points
-from tokenmix.lab.tasks.points.data.published import PARTS
+from tokenmix.lab.tasks.points.data.layouts import PARTS
 
 BOX = """{header}
 8 6 0
@@ -145,7 +145,7 @@ def test_a_part_of_another_category_is_left_out_and_told(tmp_path: Path, capsys:
         # The second time from the cache.
         data = load_points(f"shapenet-part:{folder}", want="parts", root=tmp_path / "cache")
         said = capsys.readouterr().err
-        assert "left out, the first: " in said
+        assert " left out: " in said
         assert f"tokenmix: shapenet-part:{folder} has no cloud of 'Chair' at all\n" in said
     assert "part 40, but Chair has 12 to 15" in data.skipped[0].reason
     assert set(data.train.labels.tolist()) == {0}
@@ -274,7 +274,7 @@ WRONG = [
         "parts",
         "clouds of 'Bag' for testing, and none that can be",
     ),
-    ("clouds", own, one_class, "class", "has 1 classes"),
+    ("clouds", own, one_class, "class", "has only one class"),
     ("clouds", own, new_class, "class", "the class 'new'"),
     ("clouds", own, None, "parts", "has no parts for its points"),
     ("clouds", lambda f: own(f, parts=True), new_part, "parts", "the part 2, which no training cloud"),
@@ -296,7 +296,7 @@ def test_what_cannot_be_used_is_one_line(tmp_path: Path, kind: str, make, change
     [
         ("modelnt", "did you mean modelnet"),
         ("modelnet", "modelnet needs a path: give --data modelnet:PATH"),
-        ("clouds:/nowhere", "needs a folder"),
+        ("clouds:/nowhere", "does not exist"),
         ("shapenet-part:/nowhere", "needs a folder"),
     ],
 )

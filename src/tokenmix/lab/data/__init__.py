@@ -4,9 +4,9 @@ Importing this package registers the sets of images and scenes, and nothing heav
 """
 
 from tokenmix.lab.data.lookup import DataInfo, DataRequest, fetch_data, list_data
-from tokenmix.lab.registry import DATA_SETS, DataEntry, Kind
+from tokenmix.lab.registry import Kind, register_dataset
 
-__all__ = ["DataInfo", "DataRequest", "fetch_data", "list_data"]
+__all__ = ["DataInfo", "DataRequest", "fetch_data", "list_data", "register_dataset"]
 
 LAYOUTS: tuple[tuple[str, tuple[Kind, ...], str, str], ...] = (
     ("folder", ("images",), ", one sub-folder per class", "images.folders:load_folder"),
@@ -37,35 +37,29 @@ LAYOUTS: tuple[tuple[str, tuple[Kind, ...], str, str], ...] = (
 SIDES = {"folder": 64, "imagefolder": 224, "wds": 224}
 """Pixels a side of labelled images, unless --img-size is given."""
 
-DATA_SETS.register(
-    DataEntry(
-        name="fashion-mnist",
-        kinds=("images",),
-        about="60,000 + 10,000 grey 28 x 28, 10 classes, 31 MB",
-        load="tokenmix.lab.data.images.named_sets:load_fashion_mnist",
-        licence="MIT",
-        origin="publisher, else Debian dataset-fashion-mnist",
-        stored=("fashion-mnist",),
-        img_size=28,
-    ),
-    DataEntry(
-        name="digits",
-        kinds=("images",),
-        about="1,437 + 360 grey 8 x 8, 10 classes",
-        load="tokenmix.lab.data.images.named_sets:load_digits",
-        licence="BSD-3-Clause",
-        origin="embedded in scikit-learn",
-        img_size=8,
-    ),
-    *(
-        DataEntry(
-            name=name,
-            kinds=kinds,
-            about=f"{name}:PATH{about}",
-            load=f"tokenmix.lab.data.{load}",
-            variant="shards" if name == "wds" else "path",
-            img_size=SIDES.get(name),
-        )
-        for name, kinds, about, load in LAYOUTS
-    ),
+register_dataset(
+    "fashion-mnist",
+    "tokenmix.lab.data.images.named_sets:load_fashion_mnist",
+    about="60,000 + 10,000 grey 28 x 28, 10 classes, 31 MB",
+    licence="MIT",
+    origin="publisher, else Debian dataset-fashion-mnist",
+    stored=("fashion-mnist",),
+    img_size=28,
 )
+register_dataset(
+    "digits",
+    "tokenmix.lab.data.images.named_sets:load_digits",
+    about="1,437 + 360 grey 8 x 8, 10 classes",
+    licence="BSD-3-Clause",
+    origin="embedded in scikit-learn",
+    img_size=8,
+)
+for _name, _kinds, _about, _load in LAYOUTS:
+    register_dataset(
+        _name,
+        f"tokenmix.lab.data.{_load}",
+        kinds=_kinds,
+        about=f"{_name}:PATH{_about}",
+        variant="shards" if _name == "wds" else "path",
+        img_size=SIDES.get(_name),
+    )

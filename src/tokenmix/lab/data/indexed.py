@@ -1,13 +1,55 @@
-"""Indexed samples that are read a batch at a time: images, scenes, sequences of text, and point clouds."""
+"""Indexed samples that are read a batch at a time, which of them are used, and draws that depend on the index alone.
 
+Other people's transforms draw from global random states; here they do so under a seed and leave no trace.
+"""
+
+import random
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tokenmix.errors import UserError
+
+# A part that is held out: one sample in so many, none below the least (epochs could not be distinguished).
+SHARE, LEAST, MOST = 10, 10, 10_000
+
+
+def hash_indices(seed: int, epoch: int, indices: Tensor, purpose: int = 0) -> np.ndarray:
+    """64 random bits for each index, a pure function of (seed, epoch, index); others for each `purpose`.
+
+    The finaliser is splitmix64's (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014).
+    """
+    words = [abs(seed), epoch, purpose] if purpose else [abs(seed), epoch]
+    key = np.random.SeedSequence(words).generate_state(1, np.uint64)
+    bits = indices.numpy().astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + key
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
+
+
+def seed_all(bits: int) -> None:
+    """Seed python, numpy and torch on the CPU."""
+    random.seed(bits)
+    np.random.seed(bits & 0xFFFFFFFF)
+    # Not torch.manual_seed, which notes a call for each GPU of a process that has not used one yet.
+    torch.default_generator.manual_seed(bits & 0x7FFFFFFFFFFFFFFF)
+
+
+@contextmanager
+def restored_random_state() -> Iterator[None]:
+    """Python's, numpy's and torch's random states as they were, once the block is over."""
+    python, numpy, torches = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.default_generator.set_state(torches)
 
 
 class IndexedDataset(ABC):
@@ -29,27 +71,53 @@ class IndexedDataset(ABC):
     def read(self, indices: Tensor, epoch: int) -> Any:
         """The batch of these samples, as the task takes it."""
 
-    def chosen(self, places: Tensor) -> "IndexedDataset":
+    def chosen(self, indices: Tensor) -> "IndexedDataset":
         """The samples with these indices; each stays the function of its own index that it was."""
-        return self if len(places) == len(self) else _Chosen(self, places)
+        return self if len(indices) == len(self) else _Chosen(self, indices)
 
     def training_order(self, seed: int, epoch: int, rank: int, world_size: int) -> np.ndarray:
-        """The indices that one of `world_size` processes takes in an epoch, the same number for each."""
-        return shared_permutation(len(self), seed, epoch, rank, world_size)
+        """The indices that one of `world_size` processes takes in an epoch, the same number for each.
+
+        Here every world_size-th of one permutation: together the processes read what one process would read with
+        batches as many times larger.
+        """
+        order = np.random.default_rng([abs(seed), epoch]).permutation(len(self))
+        # Topped up from the start, so that every process takes the same number of steps.
+        return np.resize(order, -(-len(self) // world_size) * world_size)[rank::world_size]
 
     def check_shares(self, world_size: int) -> None:
         """Raise `UserError` if the samples cannot be shared among this many processes."""
         return
 
 
-def shared_permutation(count: int, seed: int, epoch: int, rank: int, world_size: int) -> np.ndarray:
-    """Every world_size-th of one permutation of `count` samples.
+class WrappedDataset(IndexedDataset):
+    """The samples of another data set, in its order; subclasses change one or the other."""
 
-    Together the processes read what one process would read with batches as many times larger.
-    """
-    order = np.random.default_rng([abs(seed), epoch]).permutation(count)
-    # Topped up from the start, so that every process takes the same number of steps.
-    return np.resize(order, -(-count // world_size) * world_size)[rank::world_size]
+    def __init__(self, dataset: IndexedDataset) -> None:
+        self.dataset, self.unit, self.reads_in_order = dataset, dataset.unit, dataset.reads_in_order
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def read(self, indices: Tensor, epoch: int) -> Any:
+        return self.dataset.read(indices, epoch)
+
+    def training_order(self, seed: int, epoch: int, rank: int, world_size: int) -> np.ndarray:
+        return self.dataset.training_order(seed, epoch, rank, world_size)
+
+    def check_shares(self, world_size: int) -> None:
+        self.dataset.check_shares(world_size)
+
+
+class _Chosen(IndexedDataset):
+    def __init__(self, dataset: IndexedDataset, indices: Tensor) -> None:
+        self.dataset, self.indices, self.unit = dataset, indices, dataset.unit
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def read(self, indices: Tensor, epoch: int) -> Any:
+        return self.dataset.read(self.indices[indices], epoch)
 
 
 def subset(dataset: IndexedDataset, count: int | None) -> IndexedDataset:
@@ -84,24 +152,14 @@ def balanced_order(dataset: IndexedDataset, labels: Tensor, sampler: str) -> Ind
     return _Balanced(dataset, labels)
 
 
-class _Balanced(IndexedDataset):
-    """Samples of which an epoch takes as many of each class, and as many in all as there are.
-
-    The order is a function of (seed, epoch) alone. Samples of one class come equally often, give or take one.
-    """
+class _Balanced(WrappedDataset):
+    """Samples of which an epoch takes as many of each class, give or take one, and as many in all as there are."""
 
     def __init__(self, dataset: IndexedDataset, labels: Tensor) -> None:
-        self.dataset, self.labels, self.unit = dataset, labels.numpy(), dataset.unit
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def read(self, indices: Tensor, epoch: int) -> Any:
-        """The batch of these samples."""
-        return self.dataset.read(indices, epoch)
+        super().__init__(dataset)
+        self.labels = labels.numpy()
 
     def training_order(self, seed: int, epoch: int, rank: int, world_size: int) -> np.ndarray:
-        """Every world_size-th of the samples that are drawn for the epoch."""
         rng, count = np.random.default_rng([abs(seed), epoch]), -(-len(self) // world_size) * world_size
         classes = rng.permutation(np.unique(self.labels))
         drawn = []
@@ -113,13 +171,92 @@ class _Balanced(IndexedDataset):
         return rng.permutation(np.concatenate(drawn))[rank::world_size]
 
 
-class _Chosen(IndexedDataset):
-    def __init__(self, dataset: IndexedDataset, places: Tensor) -> None:
-        self.dataset, self.places, self.unit = dataset, places, dataset.unit
+def choose(labels: Tensor, limit: int | None, seed: int) -> Tensor:
+    """Indices of `limit` samples that keep the shares of the classes; of all if there are no more, or for None.
 
-    def __len__(self) -> int:
-        return len(self.places)
+    A larger limit under the same seed contains the smaller one's samples.
+    """
+    if limit is not None and limit < 1:
+        raise UserError(f"a limit of {limit} leaves no images; give 1 or more, or none for all of them")
+    if limit is None or limit >= len(labels):
+        return torch.arange(len(labels))
+    rng = np.random.default_rng(abs(seed))
+    order = rng.permutation(len(labels))
+    shuffled = labels.numpy()[order]
+    share = np.empty(len(order))
+    for label in np.unique(shuffled):
+        places = np.flatnonzero(shuffled == label)
+        share[places] = (np.arange(len(places)) + rng.random()) / len(places)
+    return torch.from_numpy(np.sort(order[np.argsort(share, kind="stable")[:limit]]))
 
-    def read(self, indices: Tensor, epoch: int) -> Any:
-        """The batch of these samples."""
-        return self.dataset.read(self.places[indices], epoch)
+
+def validation_size(count: int, asked: int | None, limit: int | None = None) -> int:
+    """How many of `count` training samples are held out: as many as asked for, else a tenth of those that are used,
+    10,000 at most, and none where that is fewer than 10.
+
+    Raises:
+        UserError: none would be left to train on.
+    """
+    if asked is None:
+        tenth = min(count, limit or count) // SHARE
+        return min(MOST, tenth) if tenth >= LEAST else 0
+    if asked >= count:
+        raise UserError(
+            f"--validation {asked} leaves none of the {count} samples to train on; give {count // SHARE} or less, or "
+            "0 for none"
+        )
+    return asked
+
+
+def hold_out(labels: Tensor, asked: int | None, limit: int | None = None) -> tuple[Tensor, Tensor]:
+    """Indices of the samples to train on, and of those held out for validation, in the shares of the classes.
+
+    A function of labels and number alone: runs with other seeds hold out the same, and a larger part contains a
+    smaller one.
+    """
+    size = validation_size(len(labels), asked, limit)
+    held = torch.zeros(len(labels), dtype=torch.bool)
+    if size:
+        held[choose(labels, size, 0)] = True
+    return (~held).nonzero().flatten(), held.nonzero().flatten()
+
+
+class Samples(Protocol):
+    """What can be limited and split."""
+
+    def __len__(self) -> int: ...
+    def subset(self, indices: Tensor) -> Self:
+        """The samples with these indices, in this order."""
+        ...
+
+
+S = TypeVar("S", bound=Samples)
+
+
+def train_validation_test(
+    train: S,
+    test: S,
+    labels: tuple[Tensor, Tensor],
+    *,
+    limit: int | None,
+    limit_eval: int | None,
+    validation: int | None,
+    seed: int,
+) -> tuple[S, S | None, S]:
+    """Training samples, those of them that are held out for validation if any, and test samples.
+
+    Args:
+        train, test: all of them.
+        labels: of the training and of the test samples, whose shares are kept.
+        limit: keep this many training samples, chosen by the seed, of those that are not held out.
+        limit_eval: keep this many test samples, the same for every seed.
+        validation: as `validation_size` takes it.
+        seed: chooses the samples that `limit` keeps, nothing else.
+    """
+    kept, held = hold_out(labels[0], validation, limit)
+    kept, tested = kept[choose(labels[0][kept], limit, seed)], choose(labels[1], limit_eval, 0)
+    return (
+        train if len(kept) == len(train) else train.subset(kept),
+        train.subset(held) if len(held) else None,
+        test if len(tested) == len(test) else test.subset(tested),
+    )

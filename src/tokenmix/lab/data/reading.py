@@ -1,16 +1,72 @@
-"""Untrusted files: only regular ones are opened, and invalid JSON is an error in one line."""
+"""Untrusted files: regular ones, JSON, lists of names, many files of which some are broken, and what is left out."""
 
 import json
 import math
 import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
-from tokenmix.errors import UserError
+from tokenmix.errors import MissingExtra, UserError
 from tokenmix.files import read_bytes
 from tokenmix.lab.data.fetch import log
 
 NAMED = 10
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A file that was left out, and why."""
+
+    path: str
+    reason: str
+
+
+def log_skipped(skipped: Sequence[Skipped], where: str = "", unit: str = "file") -> None:
+    """Count on stderr what was left out, and name the first three."""
+    if skipped:
+        first = "; ".join(f"{s.path} {s.reason}" for s in skipped[:3])
+        more = "; …" * (len(skipped) > 3)
+        log(f"{len(skipped)} {unit}{'s' * (len(skipped) > 1)}{where} left out: {first}{more}")
+
+
+def read_each(
+    items: Sequence[T], read: Callable[[T], R], path: Callable[[T], str], label: str, threads: int | None = 1
+) -> tuple[list[tuple[T, R]], list[Skipped]]:
+    """The items that `read` can read, with what it returns, and the others; with a bar on a terminal if there are many.
+
+    Args:
+        items: what is read.
+        read: raises `UserError` or `UnreadableImage` for an item that is to be left out.
+        path: of an item, which `Skipped` names.
+        label: of the bar.
+        threads: how many read at a time; as many as there are cores for None.
+    """
+    from rich.console import Console
+    from rich.progress import track
+
+    def attempt(item: T) -> tuple[T, R] | Skipped:
+        try:
+            return item, read(item)
+        except MissingExtra:
+            raise
+        except (UserError, UnreadableImage) as reason:
+            return Skipped(path(item), str(reason).removeprefix(path(item)).lstrip(": "))
+
+    console = Console(stderr=True)
+    quiet = not console.is_terminal or len(items) < 1000
+    with ThreadPoolExecutor(threads) as pool:
+        found = pool.map(attempt, items)
+        both = list(track(found, label, total=len(items), console=console, transient=True, disable=quiet))
+    return [one for one in both if not isinstance(one, Skipped)], [one for one in both if isinstance(one, Skipped)]
+
+
+class UnreadableImage(Exception):
+    """Why a file is not a usable image, in a few words."""
 
 
 class LeftOut:
@@ -49,6 +105,24 @@ def read_file(path: Path) -> bytes:
         return read_bytes(check_file(path))
     except OSError as error:
         raise UserError(f"cannot read {path} ({error.strerror}); give a readable file") from None
+
+
+def names_in(path: Path, of: str = "classes") -> list[str]:
+    """The lines of a list of names that are not empty.
+
+    Raises:
+        UserError: there is no such file, it is no text or empty, or a class comes twice.
+    """
+    try:
+        names = [line.strip() for line in read_file(path).decode("utf-8-sig").splitlines() if line.strip()]
+    except ValueError as error:
+        reason = error if isinstance(error, UserError) else f"{path} is not UTF-8 ({error})"
+        raise UserError(f"{reason}; it lists the {of}, one per line") from None
+    if not names:
+        raise UserError(f"{path} is empty; it lists the {of}, one per line")
+    if of == "classes" and (twice := next((name for name in names if names.count(name) > 1), None)):
+        raise UserError(f"{path} names {twice!r} more than once; give each class a name of its own")
+    return names
 
 
 def parse_json(text: str | bytes, where: Path | str) -> Any:

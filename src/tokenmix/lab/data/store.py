@@ -1,25 +1,72 @@
-"""The cache of fetched data sets: one safetensors file each, with its name and checksum, written under a lock."""
+"""Safetensors files that carry the SHA-256 of their content, and the cache of fetched data sets, which is made of them.
 
+A file that changed or was mixed up is found. A data set is one file with its name, written under a lock.
+"""
+
+import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from filelock import FileLock
-from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tokenmix.errors import UserError
-from tokenmix.files import replacing
+from tokenmix.files import check_regular, replacing
 from tokenmix.lab.data.fetch import FetchError, log
 from tokenmix.lab.data.lookup import stored_path
-from tokenmix.lab.data.tensor_files import read_sealed, sealed
 
+FORMAT, DIGEST = "format", "sha256"
 # The note of a file that says what it was kept as.
 NAME = "stored_as"
 Stored = tuple[dict[str, Tensor], dict[str, str]]
+
+
+def sealed(tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The metadata to write with these tensors: the notes, and the SHA-256 of tensors and notes.
+
+    Args:
+        tensors: on the CPU and contiguous.
+        notes: what the file says about itself; neither "format" nor "sha256".
+    """
+    notes = dict(notes or {})
+    return {FORMAT: "pt", **notes, DIGEST: digest(tensors, notes)}
+
+
+def digest(tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> str:
+    """SHA-256 of names, types, shapes, values and notes."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        value = tensors[name]
+        found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        found.update(value.flatten().view(torch.uint8).numpy().data)
+    for name in sorted(notes):
+        found.update(f"{name} {notes[name]}".encode())
+    return found.hexdigest()
+
+
+def read_sealed(path: Path) -> tuple[dict[str, Tensor], dict[str, str], str | None]:
+    """Tensors, notes and SHA-256 of a safetensors file; None for a file that carries no SHA-256.
+
+    Raises:
+        UserError: not a regular file, not a whole safetensors file, or one that changed after it was written.
+    """
+    check_regular(path)
+    try:
+        with safe_open(path, "pt") as opened:
+            notes = dict(opened.metadata() or {})
+        tensors = load_file(path)
+    except SafetensorError as error:
+        raise UserError(f"{path} is not a whole safetensors file ({error}); give another") from None
+    written = notes.pop(DIGEST, None)
+    notes.pop(FORMAT, None)
+    if written is not None and written != digest(tensors, notes):
+        raise UserError(f"{path} is damaged: its values are not those that were written; give another")
+    return tensors, notes, written
 
 
 def fetched(
@@ -40,8 +87,17 @@ def fetched(
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_suffix(".lock")):
             stored = _read_stored(path)
-            if stored is None:
-                stored = _fetch_into(path, fetch)
+            if stored is not None:
+                return stored
+            place = tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}-", ignore_cleanup_errors=True)
+            with place as folder:
+                # apt's download helper is another user and must reach the folder.
+                os.chmod(folder, 0o755)
+                tensors, notes = fetch(Path(folder))
+                with replacing(path) as partial:
+                    save_file(tensors, partial, metadata=sealed(tensors, {**notes, NAME: path.stem}))
+            log(f"{path.stem} is now in {path}")
+            return tensors, notes
     except FetchError as reason:
         raise UserError(
             f"{name} is not in {path.parent} and could not be fetched ({reason}); "
@@ -49,18 +105,19 @@ def fetched(
         ) from None
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot keep {name} ({error}); free space or set TOKENMIX_DATA to a writable folder") from None
-    return stored
 
 
-def _fetch_into(path: Path, fetch: Callable[[Path], Stored]) -> Stored:
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}-", ignore_cleanup_errors=True) as folder:
-        # apt's download helper is another user and must reach the folder.
-        os.chmod(folder, 0o755)
-        tensors, notes = fetch(Path(folder))
-        with replacing(path) as partial:
-            save_file(tensors, partial, metadata=sealed(tensors, {**notes, NAME: path.stem}))
-    log(f"{path.stem} is now in {path}")
-    return tensors, notes
+def fetched_of_files(
+    name: str, paths: Sequence[Path], root: str | Path | None, make: Callable[[Path], Stored]
+) -> Stored:
+    """What is made of these files, from the cache; their names, sizes and times are in the name of what is kept."""
+    try:
+        found = [(path.resolve(), path.stat()) for path in paths]
+    except OSError as error:
+        raise UserError(f"cannot read {error.filename} ({error.strerror}); remove it, or unpack it again") from None
+    listing = "\n".join(f"{path}|{stat.st_size}|{stat.st_mtime_ns}" for path, stat in found)
+    mark = hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return fetched(f"{name}-{mark}", root, make)
 
 
 def _read_stored(path: Path, *, quiet: bool = False) -> Stored | None:

@@ -35,7 +35,7 @@ from tokenmix.files import (
     write_json,
 )
 from tokenmix.lab.data.fetch import log
-from tokenmix.lab.data.tensor_files import read_sealed, sealed
+from tokenmix.lab.data.store import read_sealed, sealed
 from tokenmix.lab.train.distributed import distributed_info, raise_on_all_ranks
 from tokenmix.lab.train.plan import Progress
 from tokenmix.lab.train.sources import check_identity, read_description, sha256_of

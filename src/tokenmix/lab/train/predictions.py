@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tokenmix.errors import UserError
 from tokenmix.files import replace_file
-from tokenmix.lab.data.tensor_files import read_sealed, sealed
+from tokenmix.lab.data.store import read_sealed, sealed
 from tokenmix.lab.train.distributed import all_gather
 from tokenmix.lab.train.sources import check_identity
 

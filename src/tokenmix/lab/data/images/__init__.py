@@ -2,17 +2,14 @@
 
 from tokenmix.lab.data.images.augment import make_augment
 from tokenmix.lab.data.images.decode import read_image
-from tokenmix.lab.data.images.image_set import ImageSet, InMemoryImages, Skipped
-from tokenmix.lab.data.images.load import ImageData, LoadedImages, load_images
-from tokenmix.lab.data.images.samples import ImageSamples, normalize
+from tokenmix.lab.data.images.image_set import ImageSamples, ImageSet, InMemoryImages, normalize
+from tokenmix.lab.data.images.load import ImageData, load_images
 
 __all__ = [
     "ImageData",
     "ImageSamples",
     "ImageSet",
     "InMemoryImages",
-    "LoadedImages",
-    "Skipped",
     "load_images",
     "make_augment",
     "normalize",

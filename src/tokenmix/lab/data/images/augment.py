@@ -18,7 +18,7 @@ from torch import Tensor
 from torchvision.transforms import ColorJitter
 
 from tokenmix.errors import UserError
-from tokenmix.lab.data.seeding import hash_indices, restored_random_state, seed_all
+from tokenmix.lab.data.indexed import hash_indices, restored_random_state, seed_all
 
 # (images uint8 (B, C, H, W), epoch, indices int64 (B,)) -> images of the same shape.
 Augment = Callable[[Tensor, int, Tensor], Tensor]

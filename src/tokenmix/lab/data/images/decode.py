@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tokenmix.errors import UserError
 from tokenmix.files import open_regular
+from tokenmix.lab.data.reading import UnreadableImage
 
 Box = tuple[float, float, float, float]
 
@@ -55,10 +56,6 @@ PIXEL_CHUNKS = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"eXIf")
 ORIENTED_TEXTS = (b"XML:com.adobe.xmp\0\0", b"Raw profile type exif\0")
 LONGEST_TEXT = 1 << 16
 _pillow_limit, _one_large = threading.Lock(), threading.Lock()
-
-
-class UnreadableImage(Exception):
-    """Why a file is not a usable image, in a few words."""
 
 
 def size_of(img_size: int | tuple[int, int]) -> tuple[int, int]:

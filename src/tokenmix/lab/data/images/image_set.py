@@ -1,27 +1,25 @@
-"""Sets of images with labels, all of one size: in memory, or decoded each time they are read."""
+"""Sets of images with labels, all of one size, in memory or decoded each time they are read; and batches of them."""
 
 import contextlib
 import copy
 import random
 import statistics
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from PIL import Image
 from timm.data.transforms import RandomResizedCropAndInterpolation
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import Dataset
 
 from tokenmix.errors import UserError
 from tokenmix.lab.data.fetch import log
-from tokenmix.lab.data.images.decode import Box, UnreadableImage, decode, decode_part, stored_size
-from tokenmix.lab.data.indexed import shared_permutation
-from tokenmix.lab.data.reading import LeftOut
-from tokenmix.lab.data.seeding import hash_indices, restored_random_state, seed_all
+from tokenmix.lab.data.images.augment import Erase, make_augment
+from tokenmix.lab.data.images.decode import Box, decode, decode_part, stored_size
+from tokenmix.lab.data.indexed import IndexedDataset, WrappedDataset, hash_indices, restored_random_state, seed_all
+from tokenmix.lab.data.reading import LeftOut, UnreadableImage
 
 CHANNELS = 3
 # timm's own if a model states none.
@@ -30,22 +28,6 @@ CROP_PCT = 0.875
 RANDOM_CROP = 1
 # Images whose sizes are looked at, and by how much the median may be scaled down without a word.
 SIZES_SEEN, SHRINKING = 16, 2
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """A file that was left out, and why."""
-
-    path: str
-    reason: str
-
-
-def log_skipped(skipped: Sequence[Skipped], unit: str, where: str = "") -> None:
-    """Count on stderr what was left out, and name the first three."""
-    if skipped:
-        first = "; ".join(f"{s.path} {s.reason}" for s in skipped[:3])
-        more = "; …" * (len(skipped) > 3)
-        log(f"{len(skipped)} {unit}{'s' * (len(skipped) > 1)}{where} left out: {first}{more}")
 
 
 def warn_of_shrinking(source: Callable[[int], Path | bytes], count: int, size: tuple[int, int]) -> None:
@@ -65,22 +47,31 @@ def warn_of_shrinking(source: Callable[[int], Path | bytes], count: int, size: t
         )
 
 
-class ImageSet(Dataset[tuple[Tensor, int]]):
+class ImageSet(IndexedDataset):
     """Images of one size with labels, as they are stored; item i is (uint8 (C, H, W), label).
 
-    `ImageSamples` makes batches of them.
+    `ImageSamples` makes batches of them for a classifier.
 
     Attributes:
         labels: int64 (N,).
+        channels: 1 or 3.
+        size: (height, width).
         flip: a mirrored image is still of its class.
         fill: grey level after the object (0 to 255), or None where there is no uniform background.
         in_memory: reading costs next to nothing.
+        photographs: of any size, so that training takes a random part of each, and testing the centre.
+        crop_pct: share of an image that testing keeps.
     """
 
+    unit = "images"
     labels: Tensor
-    flip: bool
-    fill: int | None
-    in_memory: bool
+    channels: int
+    size: tuple[int, int]
+    flip: bool = True
+    fill: int | None = None
+    in_memory: bool = False
+    photographs: bool = False
+    crop_pct: float = 1.0
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -94,21 +85,21 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
             raise UserError(f"image {index} cannot be read any more")
         return images[0], int(self.labels[index])
 
+    @abstractmethod
     def pixels(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Images uint8 (B, C, H, W), and those of the indices that could be read."""
-        raise NotImplementedError
 
+    def random_crops(self, indices: Tensor, seed: int, epoch: int) -> tuple[Tensor, Tensor]:
+        """As `pixels`, but a random part of each photograph, a function of (seed, epoch, index)."""
+        return self.pixels(indices)
+
+    @abstractmethod
     def subset(self, indices: Tensor) -> "ImageSet":
         """The images with these indices, in this order."""
-        raise NotImplementedError
 
-    def training_order(self, seed: int, epoch: int, rank: int, world_size: int) -> np.ndarray:
-        """The indices that one of `world_size` processes takes in an epoch, the same number for each."""
-        return shared_permutation(len(self), seed, epoch, rank, world_size)
-
-    def check_shares(self, world_size: int) -> None:
-        """Raise `UserError` if the images cannot be shared among this many processes."""
-        return
+    def read(self, indices: Tensor, epoch: int) -> dict[str, Tensor]:
+        images, kept = self.pixels(indices)
+        return {"image": images, "label": self.labels[kept], "index": kept}
 
 
 class InMemoryImages(ImageSet):
@@ -116,8 +107,9 @@ class InMemoryImages(ImageSet):
 
     in_memory = True
 
-    def __init__(self, images: Tensor, labels: Tensor, *, flip: bool, fill: int | None) -> None:
+    def __init__(self, images: Tensor, labels: Tensor, *, flip: bool = True, fill: int | None = None) -> None:
         self.images, self.labels, self.flip, self.fill = images, labels, flip, fill
+        self.channels, self.size = images.shape[1], (images.shape[2], images.shape[3])
 
     def pixels(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         return self.images.index_select(0, indices), indices
@@ -132,14 +124,8 @@ class LazyImages(ImageSet):
     One that has become unreadable is left out of its batch; the first ten are named on stderr, with their count.
 
     Attributes:
-        photographs: of any size, so that training takes a random part of each, and testing the centre.
-        crop_pct: share of an image that testing keeps.
-        channels: 3, or 1 for grey.
         places: number of each image among those that the set was made of.
     """
-
-    in_memory = False
-    flip, fill = True, None
 
     def __init__(self, labels: Tensor, size: tuple[int, int], *, channels: int, photographs: bool) -> None:
         self.labels, self.size, self.channels, self.photographs = labels, size, channels, photographs
@@ -167,12 +153,18 @@ class LazyImages(ImageSet):
         )
 
     def random_crops(self, indices: Tensor, seed: int, epoch: int) -> tuple[Tensor, Tensor]:
-        """As `pixels`, but a random part of each image, a function of (seed, epoch, index)."""
         bits = dict(zip(indices.tolist(), hash_indices(seed, epoch, indices, RANDOM_CROP)))
+
+        def choose(size: tuple[int, int]) -> tuple[Box, Image.Resampling]:
+            # timm's: 8 % to 100 % of the area at aspect ratios of 3/4 to 4/3, resized in one of two ways.
+            image = torch.empty(1, size[1], size[0], device="meta")
+            top, left, height, width = RandomResizedCropAndInterpolation.get_params(image, (0.08, 1.0), (3 / 4, 4 / 3))
+            resampling = random.choice((Image.Resampling.BILINEAR, Image.Resampling.BICUBIC))
+            return (left, top, left + width, top + height), resampling
 
         def part(index: int) -> Tensor:
             seed_all(int(bits[index]))
-            return decode_part(self.source(index), self.channels, self.size, _random_part)
+            return decode_part(self.source(index), self.channels, self.size, choose)
 
         with restored_random_state():
             return self._decoded(indices, part)
@@ -189,12 +181,57 @@ class LazyImages(ImageSet):
         return stacked, torch.tensor(kept, dtype=torch.int64)
 
 
-def _random_part(size: tuple[int, int]) -> tuple[Box, Image.Resampling]:
-    """timm's: 8 % to 100 % of the area at aspect ratios of 3/4 to 4/3, resized in one of two ways."""
-    image = torch.empty(1, size[1], size[0], device="meta")
-    top, left, height, width = RandomResizedCropAndInterpolation.get_params(image, (0.08, 1.0), (3 / 4, 4 / 3))
-    resampling = random.choice((Image.Resampling.BILINEAR, Image.Resampling.BICUBIC))
-    return (left, top, left + width, top + height), resampling
+def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """uint8 (B, C, H, W) as float32, (images / 255 - mean) / std per channel."""
+    scale = torch.tensor([1 / (255 * s) for s in std]).view(-1, 1, 1)
+    shift = torch.tensor([-m / s for m, s in zip(mean, std)]).view(-1, 1, 1)
+    return images.to(torch.float32).mul_(scale).add_(shift)
+
+
+class ImageSamples(WrappedDataset):
+    """Labelled images as a classifier takes them: read, augmented, normalised and erased a whole batch at a time.
+
+    `read` gives {"image": float32 (B, C, H, W), "label": int64 (B,), "index": int64 (B,)}, without images that cannot
+    be read any more.
+
+    Args:
+        images: `ImageData.train` or `.test`.
+        mean, std: per channel, in 0..1.
+        augment, color_jitter: see `make_augment`; photographs are first cropped at random unless it is `none`.
+        reprob: share of the images from which a box is erased.
+        seed: of the augmentation.
+
+    Raises:
+        UserError: an augmentation that `make_augment` or `Erase` does not know.
+    """
+
+    def __init__(
+        self,
+        images: ImageSet,
+        *,
+        mean: Sequence[float],
+        std: Sequence[float],
+        augment: str = "none",
+        color_jitter: float = 0.0,
+        reprob: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(images)
+        self.images, self.mean, self.std, self.seed = images, mean, std, seed
+        # A random part of a photograph is shifted as it is.
+        self.crops = images.photographs and augment != "none"
+        self.augment = make_augment(
+            augment, seed=seed, flip=images.flip, fill=images.fill, color_jitter=color_jitter, shift=not self.crops
+        )
+        self.erase = Erase(reprob, seed) if reprob else None
+
+    def read(self, indices: Tensor, epoch: int) -> dict[str, Tensor]:
+        images = self.images
+        pixels, kept = images.random_crops(indices, self.seed, epoch) if self.crops else images.pixels(indices)
+        batch = normalize(self.augment(pixels, epoch, kept), self.mean, self.std)
+        if self.erase is not None:
+            self.erase(batch, epoch, kept)
+        return {"image": batch, "label": images.labels[kept], "index": kept}
 
 
 def resize_images(images: Tensor, size: tuple[int, int] | None) -> Tensor:

@@ -5,67 +5,44 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from tokenmix.errors import UserError
 from tokenmix.lab.data.images.decode import size_of
-from tokenmix.lab.data.images.image_set import (
-    CROP_PCT,
-    ImageSet,
-    LazyImages,
-    Skipped,
-    channel_statistics,
-    with_channels,
-)
+from tokenmix.lab.data.images.image_set import ImageSet, channel_statistics, with_channels
+from tokenmix.lab.data.indexed import spread, train_validation_test
 from tokenmix.lab.data.lookup import load_data, short_name
-from tokenmix.lab.data.split import hold_out, limited
+from tokenmix.lab.data.reading import Skipped
 
 STATISTICS_SAMPLE = 2048
 
 
 @dataclass(frozen=True)
-class LoadedImages:
-    """A data set as its reader gives it: whole, at the size that was asked for."""
-
-    train: ImageSet
-    test: ImageSet
-    classes: list[str]
-    source: str
-    skipped: Sequence[Skipped] = ()
-
-
-@dataclass(frozen=True)
 class ImageData:
-    """Training and test images of a data set.
+    """Training and test images of a data set. A reader gives the first five attributes, `load_images` the others.
 
     Attributes:
-        spec: what `load_images` was asked for.
-        train, test: map-style data sets of (uint8 (C, H, W), label), all of size `img_size`.
-        validation: those of the training images that are held out to choose by; None if there are none.
+        train, test: map-style data sets of (uint8 (C, H, W), label), all of one size.
         classes: name of each label.
-        channels: 1 or 3.
-        img_size: (height, width).
-        mean, std: per channel, in 0..1, measured on the training images.
         source: one line: which home or package, version, licence, path.
         skipped: files that were left out.
-        crop_pct: share of a test image that its centre crop keeps.
+        spec: what `load_images` was asked for.
+        validation: those of the training images that are held out to choose by; None if there are none.
+        mean, std: per channel, in 0..1, measured on the training images.
     """
 
-    spec: str
     train: ImageSet
     test: ImageSet
     classes: list[str]
-    channels: int
-    img_size: tuple[int, int]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
     source: str
     skipped: Sequence[Skipped] = ()
-    crop_pct: float = 1.0
+    spec: str = ""
     validation: ImageSet | None = None
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
 
     @property
     def name(self) -> str:
@@ -73,9 +50,24 @@ class ImageData:
         return short_name(self.spec)
 
     @property
+    def channels(self) -> int:
+        """1 or 3."""
+        return self.train.channels
+
+    @property
+    def img_size(self) -> tuple[int, int]:
+        """(height, width)."""
+        return self.train.size
+
+    @property
     def flip(self) -> bool:
         """A mirrored image is still of its class."""
         return self.train.flip
+
+    @property
+    def crop_pct(self) -> float:
+        """Share of a test image that its centre crop keeps."""
+        return self.train.crop_pct
 
     def describe(self) -> dict[str, Any]:
         """What a run folder's data.json keeps; only JSON types."""
@@ -141,56 +133,33 @@ def load_images(
     size = None if img_size is None else size_of(img_size)
     if channels not in (None, 1, 3):
         raise UserError(f"channels must be 1 or 3, got {channels}")
-    loaded: LoadedImages = load_data(spec, "images", root=root, img_size=size, channels=channels)
-    train, test = (with_channels(images, channels) for images in (loaded.train, loaded.test))
-    loaded = replace(loaded, train=train, test=test)
-    kept, held = hold_out(loaded.train.labels, validation, limit)
-    test, whole = loaded.test, loaded.train.subset(kept) if len(held) else loaded.train
-    test = limited(test, test.labels, limit_eval, 0)
-    train, held_out = limited(whole, whole.labels, limit, seed), loaded.train.subset(held) if len(held) else None
-    share = _set_crop(spec, [part for part in (train, test, held_out) if part is not None], crop_pct)
-    mean, std = _statistics(train)
-    channels, height, width = (train.channels, *train.size) if isinstance(train, LazyImages) else train[0][0].shape
-    return ImageData(
-        spec=spec,
-        train=train,
-        test=test,
-        classes=loaded.classes,
-        channels=channels,
-        img_size=(height, width),
-        mean=mean,
-        std=std,
-        source=loaded.source,
-        skipped=loaded.skipped,
-        crop_pct=share,
-        validation=held_out,
-    )
-
-
-def _photographs(images: ImageSet) -> TypeGuard[LazyImages]:
-    return isinstance(images, LazyImages) and images.photographs
-
-
-def _set_crop(spec: str, parts: Sequence[ImageSet], crop_pct: float | None) -> float:
     if crop_pct is not None and not 0 < crop_pct <= 1:
         raise UserError(f"crop_pct must be in (0, 1], got {crop_pct}")
-    for images in parts:
-        if not _photographs(images):
-            if crop_pct is not None:
-                raise UserError(f"crop_pct={crop_pct:g} is for imagefolder and wds; leave it out for {spec!r}")
-            return 1.0
-        images.crop_pct = crop_pct or images.crop_pct
-    return crop_pct or CROP_PCT
+    loaded: ImageData = load_data(spec, "images", root=root, img_size=size, channels=channels)
+    train, test = (with_channels(images, channels) for images in (loaded.train, loaded.test))
+    for images in (train, test) if crop_pct is not None else ():
+        if not images.photographs:
+            raise UserError(f"crop_pct={crop_pct:g} is for imagefolder and wds; leave it out for {spec!r}")
+        images.crop_pct = crop_pct
+    train, held_out, test = train_validation_test(
+        train,
+        test,
+        (train.labels, test.labels),
+        limit=limit,
+        limit_eval=limit_eval,
+        validation=validation,
+        seed=seed,
+    )
+    mean, std = _statistics(train)
+    return replace(loaded, train=train, test=test, spec=spec, validation=held_out, mean=mean, std=std)
 
 
 def _statistics(images: ImageSet) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Those of ImageNet for photographs; else measured, on all images in memory or on evenly spread ones."""
-    if _photographs(images):
+    if images.photographs:
         # Nothing is decoded at the start.
         both = (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
         mean, std = both if images.channels == 3 else ((statistics.mean(values),) for values in both)
         return mean, std
-    places = torch.arange(len(images))
-    if not images.in_memory and len(images) > STATISTICS_SAMPLE:
-        places = torch.linspace(0, len(images) - 1, STATISTICS_SAMPLE).long()
+    places = spread(len(images), None if images.in_memory else STATISTICS_SAMPLE)
     return channel_statistics(images.pixels(part)[0] for part in places.split(4096))

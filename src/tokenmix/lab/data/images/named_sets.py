@@ -17,7 +17,7 @@ from torchvision.datasets.utils import extract_archive
 
 from tokenmix.lab.data.fetch import FetchError, apt_package, check_digest, download, first_that_works
 from tokenmix.lab.data.images.image_set import InMemoryImages, resize_images
-from tokenmix.lab.data.images.load import LoadedImages
+from tokenmix.lab.data.images.load import ImageData
 from tokenmix.lab.data.lookup import DataRequest, stored_path
 from tokenmix.lab.data.store import Stored, fetched
 
@@ -28,7 +28,7 @@ CONTENT = "14410854cf7a289477dcfc7df3f8ec24741e281cdcc425ede0d9a748ca630214"
 """SHA-256 of the four files, unpacked: each source packs them in its own way."""
 
 
-def load_digits(request: DataRequest) -> LoadedImages:
+def load_digits(request: DataRequest) -> ImageData:
     """The digits with a split that never changes: 1,437 training and 360 test images, stratified."""
     import sklearn
 
@@ -37,7 +37,7 @@ def load_digits(request: DataRequest) -> LoadedImages:
     # A mirrored digit is no longer a digit.
     train, test = (InMemoryImages(images[part], labels[part], flip=False, fill=0) for part in parts)
     source = f"digits: scikit-learn {sklearn.__version__}, load_digits (UCI optical digits, BSD-3-Clause), embedded"
-    return LoadedImages(train, test, [str(d) for d in range(10)], source)
+    return ImageData(train, test, [str(d) for d in range(10)], source)
 
 
 @cache
@@ -52,17 +52,19 @@ def _digits() -> tuple[Tensor, Tensor, list[Any]]:
     return images, labels, train_test_split(range(len(labels)), test_size=TEST_DIGITS, stratify=target, random_state=0)
 
 
-def load_fashion_mnist(request: DataRequest) -> LoadedImages:
+def load_fashion_mnist(request: DataRequest) -> ImageData:
     """The publisher's split, fetched once."""
     tensors, notes = fetched("fashion-mnist", request.root, fetch_fashion_mnist)
-    train, test = (_in_memory(tensors, part, request.img_size) for part in ("train", "t10k"))
+    train, test = (
+        InMemoryImages(
+            resize_images(tensors[f"{part}_images"].unsqueeze(1), request.img_size),
+            tensors[f"{part}_labels"].long(),
+            fill=0,
+        )
+        for part in ("train", "t10k")
+    )
     source = f"Fashion-MNIST: {notes['source']}, MIT, in {stored_path('fashion-mnist', request.root)}"
-    return LoadedImages(train, test, FashionMNIST.classes, source)
-
-
-def _in_memory(tensors: dict[str, Tensor], part: str, size: tuple[int, int] | None) -> InMemoryImages:
-    images = resize_images(tensors[f"{part}_images"].unsqueeze(1), size)
-    return InMemoryImages(images, tensors[f"{part}_labels"].long(), flip=True, fill=0)
+    return ImageData(train, test, FashionMNIST.classes, source)
 
 
 def fetch_fashion_mnist(folder: Path) -> Stored:

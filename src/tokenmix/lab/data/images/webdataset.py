@@ -4,7 +4,6 @@ A shard is a POSIX tar; files whose names differ only after the first dot are on
 headers of a shard are read once, and the index of where its samples are is kept in the cache.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -23,15 +22,15 @@ import torch
 from torch import Tensor
 
 from tokenmix.errors import UserError
-from tokenmix.files import open_regular, read_text, user_path
+from tokenmix.files import open_regular, user_path
 from tokenmix.lab.data.fetch import log
-from tokenmix.lab.data.images.decode import UnreadableImage, picture_endings
-from tokenmix.lab.data.images.image_set import CHANNELS, LazyImages, Skipped, log_skipped, warn_of_shrinking
-from tokenmix.lab.data.images.load import LoadedImages
+from tokenmix.lab.data.images.decode import picture_endings
+from tokenmix.lab.data.images.image_set import CHANNELS, ImageSet, LazyImages, warn_of_shrinking
+from tokenmix.lab.data.images.load import ImageData
 from tokenmix.lab.data.lookup import DataRequest, cache_root
-from tokenmix.lab.data.reading import parse_json
+from tokenmix.lab.data.reading import Skipped, UnreadableImage, log_skipped, names_in, parse_json
 from tokenmix.lab.data.remote import glob_urls, is_url, local_copies, local_copy_if_any, origin
-from tokenmix.lab.data.store import Names, fetched
+from tokenmix.lab.data.store import Names, fetched_of_files
 
 USAGE = "give --data wds:PATH/train-{000000..000009}.tar,PATH/val-{000000..000001}.tar"
 MOST_SHARDS = 1_000_000
@@ -114,7 +113,12 @@ def _scan(path: Path) -> list[Found]:
                 folder, _, base = member.name.rpartition("/")
                 key, _, ending = base.partition(".")
                 if member.isfile() and key and not member.issparse():
-                    _add(members.setdefault(f"{folder}/{key}" if folder else key, []), ending.lower(), member)
+                    # A key may come again: the file is of its first sample that has none of this ending.
+                    samples = members.setdefault(f"{folder}/{key}" if folder else key, [])
+                    parts = next((parts for parts in samples if ending.lower() not in parts), None)
+                    if parts is None:
+                        samples.append(parts := {})
+                    parts[ending.lower()] = (member.offset_data, member.size)
                 last = member.name
             offset = tar.offset
             # A tar ends with blocks of zeros; the library takes a damaged header for an end as well.
@@ -132,14 +136,6 @@ def _scan(path: Path) -> list[Found]:
         told = str(error) or type(error).__name__
         problem = "is truncated" if "unexpected end" in told else f"is no uncompressed tar file ({told})"
     raise UserError(f"the shard {path} {problem} after {last}; fetch or write it again")
-
-
-def _add(samples: list[dict[str, tuple[int, int]]], ending: str, member: tarfile.TarInfo) -> None:
-    """Put a file into the first sample of its key that has none of this ending: a key may come again."""
-    place = next((parts for parts in samples if ending not in parts), None)
-    if place is None:
-        samples.append(place := {})
-    place[ending] = (member.offset_data, member.size)
 
 
 def _sample(key: str, parts: dict[str, tuple[int, int]], handle: int) -> Found:
@@ -160,24 +156,17 @@ def _sample(key: str, parts: dict[str, tuple[int, int]], handle: int) -> Found:
 
 
 def _label(parts: dict[str, tuple[int, int]], handle: int) -> int:
-    """The number in .cls, else "label" in .json."""
-
-    def text(ending: str) -> str:
-        offset, size = parts[ending]
-        return os.pread(handle, size, offset).decode("utf-8-sig")
-
-    if "cls" in parts:
-        return _whole(text("cls"))
-    if "json" in parts:
-        held = parse_json(text("json"), "its .json")
+    """The whole number in .cls, else "label" in .json, also as text or written 1.0; `ValueError` if there is none."""
+    ending = next((ending for ending in ("cls", "json") if ending in parts), None)
+    if ending is None:
+        raise ValueError("neither .cls nor .json")
+    offset, size = parts[ending]
+    value: object = os.pread(handle, size, offset).decode("utf-8-sig")
+    if ending == "json":
+        held = parse_json(str(value), "its .json")
         if not isinstance(held, dict) or "label" not in held:
             raise ValueError('its .json has no "label"')
-        return _whole(held["label"])
-    raise ValueError("neither .cls nor .json")
-
-
-def _whole(value: Any) -> int:
-    """A whole number, also as text or written 1.0; `ValueError` for any other."""
+        value = held["label"]
     written = str(value).strip() if isinstance(value, int | float | str) else ""
     if isinstance(value, bool) or not re.fullmatch(r"[+-]?[0-9]+(\.0*)?", written):
         raise ValueError(f"{str(value)[:40]!r} is not a whole number")
@@ -202,9 +191,8 @@ class ShardImages(LazyImages):
         self, paths: Sequence[Path], size: tuple[int, int], channels: int = CHANNELS, root: Path | None = None
     ) -> None:
         self._open: OrderedDict[int, int] = OrderedDict()
-        marks = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-        digest = hashlib.blake2b(json.dumps([INDEX, marks]).encode(), digest_size=12).hexdigest()
-        index, notes = fetched(f"shards/index-of-{paths[0].stem}-{digest}", root, lambda folder: _scan_all(paths))
+        name = f"shards/index-{INDEX}-of-{paths[0].stem}"
+        index, notes = fetched_of_files(name, paths, root, lambda folder: _scan_all(paths))
         super().__init__(index["label"], size, channels=channels, photographs=True)
         self.paths, self.names = paths, Names(index["text"], index["ends"])
         self.shard, self.offset, self.length = index["shard"], index["offset"], index["size"]
@@ -226,6 +214,8 @@ class ShardImages(LazyImages):
         if len(data) < size:
             raise UnreadableImage("is truncated (the shard is shorter than it was)")
         return data
+
+    reads_in_order = True
 
     def check_shares(self, world_size: int) -> None:
         """Each process needs a shard of its own."""
@@ -283,7 +273,7 @@ def shuffled(stream: np.ndarray, size: int, rng: np.random.Generator) -> np.ndar
     return out
 
 
-def load_webdataset(request: DataRequest) -> LoadedImages:
+def load_webdataset(request: DataRequest) -> ImageData:
     """The images of shards for training, and after a comma those for testing; without them a fifth of each class.
 
     Which fifth depends on the samples' names alone. Classes are named by the lines of a classes.txt next to the shards,
@@ -297,7 +287,7 @@ def load_webdataset(request: DataRequest) -> LoadedImages:
     assert size is not None  # The registry has one.
     sets = [ShardImages(part, size, channels, request.root) for part in paths]
     skipped = [one for images in sets for one in images.skipped]
-    log_skipped(skipped, "sample")
+    log_skipped(skipped, unit="sample")
     if again := [name for images in sets for name in images.again]:
         keys = "key" if len(again) == 1 else "keys"
         log(f"{len(again)} {keys} repeated in one shard, the first {again[0]}; all samples are kept")
@@ -312,7 +302,7 @@ def load_webdataset(request: DataRequest) -> LoadedImages:
     named = local_copy_if_any(names, cache) if is_url(place) else Path(names)
     classes = _classes(named, sets)
     warn_of_shrinking(train.source, len(train), size)
-    return LoadedImages(train, test, classes, source, skipped)
+    return ImageData(train, test, classes, source, skipped)
 
 
 def _classes(file: Path | None, sets: Sequence[ShardImages]) -> list[str]:
@@ -328,9 +318,7 @@ def _classes(file: Path | None, sets: Sequence[ShardImages]) -> list[str]:
                 "classes.txt next to the shards, one line per class"
             )
         return [str(label) for label in range(max(count, 2))]
-    names = [line.strip() for line in read_text(file).splitlines() if line.strip()]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise UserError(f"{file} names {twice!r} more than once; give each class a name of its own")
+    names = names_in(file)
     if len(names) < count:
         raise UserError(
             f"{file} names {len(names)} classes, the labels go up to {count - 1} ({where}); give one line per class"
@@ -338,7 +326,7 @@ def _classes(file: Path | None, sets: Sequence[ShardImages]) -> list[str]:
     return names
 
 
-def _split(images: ShardImages) -> tuple[LazyImages, LazyImages]:
+def _split(images: ShardImages) -> tuple[ImageSet, ImageSet]:
     marks = np.array([zlib.crc32(images.names[i].encode("utf-8", "replace")) for i in range(len(images))])
     test = np.zeros(len(images), dtype=bool)
     labels = images.labels.numpy()

@@ -20,9 +20,8 @@ from torchvision.ops import clip_boxes_to_image
 from tokenmix.environment import check_mask_memory
 from tokenmix.errors import UserError, needs
 from tokenmix.files import inside
-from tokenmix.lab.data.images.image_set import Skipped
 from tokenmix.lab.data.lookup import DataRequest
-from tokenmix.lab.data.reading import parse_json, read_file
+from tokenmix.lab.data.reading import Skipped, parse_json, read_file
 from tokenmix.lab.data.scenes.scenes import (
     Objects,
     Scene,
@@ -74,7 +73,8 @@ class CocoScenes(Scenes):
         for entry in _entries(given, "annotations", ANNOTATION, path):
             _check_annotation(entry, places, self.categories, path)
             place = places[entry["image_id"]]
-            if _has_area(entry["bbox"], self.images[place]):
+            (left, top, width, height), image = entry["bbox"], self.images[place]
+            if min(left + width, image["width"]) > max(left, 0) and min(top + height, image["height"]) > max(top, 0):
                 self.annotations[place].append(entry)
             else:
                 self.dropped[folder / self.images[place]["file_name"]] += 1
@@ -83,7 +83,6 @@ class CocoScenes(Scenes):
         return len(self.images)
 
     def scene(self, index: int) -> Scene:
-        """The image and its objects; none of them is background."""
         given, path = self.images[index], self._file(index)
         image = read_stored(path)
         size = (image.shape[1], image.shape[2])
@@ -176,12 +175,6 @@ def _check_distinct(entries: Sequence[Mapping[str, Any]], key: str, name: str, p
     value, count = Counter(entry[name] for entry in entries).most_common(1)[0] if entries else (None, 0)
     if count > 1:
         raise UserError(f"{path} has {count} {key} of the {name} {value}; each needs its own")
-
-
-def _has_area(box: Sequence[float], image: Mapping[str, Any]) -> bool:
-    """Whether a part of the box is inside the image."""
-    left, top = max(box[0], 0), max(box[1], 0)
-    return min(box[0] + box[2], image["width"]) > left and min(box[1] + box[3], image["height"]) > top
 
 
 def _check_annotation(entry: dict[str, Any], places: dict[int, int], categories: dict[int, str], path: Path) -> None:

@@ -17,7 +17,7 @@ from tokenmix.errors import UserError
 from tokenmix.files import open_regular
 from tokenmix.lab.data.images.decode import UnreadableImage, decode_numbers
 from tokenmix.lab.data.lookup import DataRequest
-from tokenmix.lab.data.reading import NAMED
+from tokenmix.lab.data.reading import NAMED, names_in
 from tokenmix.lab.data.scenes.scenes import (
     IGNORE,
     Scene,
@@ -25,7 +25,6 @@ from tokenmix.lab.data.scenes.scenes import (
     Scenes,
     bit_palette,
     folder_in,
-    lines_of,
     read_stored,
     warn_of_absent,
 )
@@ -82,7 +81,17 @@ def load_cityscapes(request: DataRequest) -> SceneData:
     *_gtFine_labelTrainIds.png, those.
     """
     root = folder_in(request.path, ("",), "leftImg8bit", "Cityscapes")
-    train, test = (_city_scenes(root, part) for part in ("train", "val"))
+    parts = []
+    for images, labels in ((root / "leftImg8bit" / part, root / "gtFine" / part) for part in ("train", "val")):
+        found = _images_below(images)
+        stems = [labels / p.parent.relative_to(images) / p.stem.removesuffix("_leftImg8bit") for p in found]
+        ready = [stem.with_name(f"{stem.name}_gtFine_labelTrainIds.png") for stem in stems]
+        if all(path.is_file() for path in ready):
+            parts.append(PairScenes(list(zip(found, ready)), numbers_table(TRAIN_IDS)))
+        else:
+            published = [stem.with_name(f"{stem.name}_gtFine_labelIds.png") for stem in stems]
+            parts.append(PairScenes(list(zip(found, published)), numbers_table(LABEL_IDS)))
+    train, test = parts
     return SceneData(
         spec=request.spec,
         train=train,
@@ -92,18 +101,6 @@ def load_cityscapes(request: DataRequest) -> SceneData:
         crop=(769, 769),
         source=f"Cityscapes in {root}",
     )
-
-
-def _city_scenes(root: Path, part: str) -> "PairScenes":
-    images = _images_below(root / "leftImg8bit" / part)
-
-    def labels(image: Path, kind: str) -> Path:
-        name = f"{image.stem.removesuffix('_leftImg8bit')}_gtFine_{kind}.png"
-        return root / "gtFine" / part / image.parent.relative_to(root / "leftImg8bit" / part) / name
-
-    ready = all(labels(image, "labelTrainIds").is_file() for image in images)
-    pairs = [(image, labels(image, "labelTrainIds" if ready else "labelIds")) for image in images]
-    return PairScenes(pairs, numbers_table(TRAIN_IDS if ready else LABEL_IDS))
 
 
 def load_masks(request: DataRequest) -> SceneData:
@@ -140,9 +137,7 @@ def _own_names(root: Path, pairs: Sequence[tuple[Path, Path]]) -> list[str]:
     """The names in classes.txt, or numbers as far as the training masks have them; a class that no mask shows is named
     on stderr, and `UserError` if fewer than two are shown."""
     path, masks = root / "classes.txt", root / "train" / "masks"
-    names = lines_of(path, "classes") if path.is_file() else None
-    if names and (twice := next((name for name in names if names.count(name) > 1), None)):
-        raise UserError(f"{path} names {twice!r} more than once; give each class a name of its own")
+    names = names_in(path) if path.is_file() else None
     if names and not 2 <= len(names) <= IGNORE:
         raise UserError(f"{path} names {len(names)} classes; give 2 to {IGNORE}")
     shown = _numbers_shown([labels for _, labels in pairs], len(names) if names else None)

@@ -18,11 +18,10 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from tokenmix.errors import UserError
-from tokenmix.lab.data.images.samples import normalize
-from tokenmix.lab.data.indexed import IndexedDataset
+from tokenmix.lab.data.images.image_set import normalize
+from tokenmix.lab.data.indexed import IndexedDataset, hash_indices, restored_random_state, seed_all
 from tokenmix.lab.data.reading import LeftOut
-from tokenmix.lab.data.scenes.scenes import Objects, Scene, SceneData, Scenes
-from tokenmix.lab.data.seeding import hash_indices, restored_random_state, seed_all
+from tokenmix.lab.data.scenes.scenes import Objects, SceneData, Scenes
 
 
 def scale_steps(low: float, high: float, step: float) -> tuple[float, ...]:
@@ -226,7 +225,6 @@ class PixelSamples(SceneSamples):
         self.mean, self.std, self.ignore, self.augment = data.mean, data.std, data.ignore, augment
 
     def read(self, indices: Tensor, epoch: int) -> dict[str, Any]:
-        """The batch of these images."""
         images, classes, kept = self._readable(indices, epoch)
         height, width = (max(part.shape[side] for part in classes) for side in (0, 1))
         return {
@@ -270,7 +268,6 @@ class ObjectSamples(SceneSamples):
         self.augment = augment
 
     def read(self, indices: Tensor, epoch: int) -> dict[str, Any]:
-        """The batch of these images."""
         images, targets, kept = self._readable(indices, epoch)
         return {"images": images, "targets": targets, "index": kept}
 
@@ -283,18 +280,14 @@ class ObjectSamples(SceneSamples):
             objects = left_over(objects.boxes, objects, objects.masks, 0.0)
         else:
             image, objects = self.augment(image, objects.kept(~objects.crowd), epoch, index)
-        return image.float().div_(255), _target(objects, scene)
-
-
-def _target(objects: Objects, scene: Scene) -> dict[str, Tensor]:
-    target = {
-        "boxes": objects.boxes,
-        "labels": objects.labels,
-        "iscrowd": objects.crowd,
-        "image_id": torch.tensor(scene.key),
-        "area": objects.areas(),
-    }
-    return target if objects.masks is None else {**target, "masks": objects.masks}
+        target = {
+            "boxes": objects.boxes,
+            "labels": objects.labels,
+            "iscrowd": objects.crowd,
+            "image_id": torch.tensor(scene.key),
+            "area": objects.areas(),
+        }
+        return image.float().div_(255), target if objects.masks is None else {**target, "masks": objects.masks}
 
 
 def _stacked(parts: Sequence[Tensor], size: tuple[int, int], fill: float) -> Tensor:

@@ -15,10 +15,9 @@ from torchvision.ops import masks_to_boxes
 from tokenmix.errors import UserError
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.images.decode import UnreadableImage, decode_stored
-from tokenmix.lab.data.images.image_set import Skipped
+from tokenmix.lab.data.indexed import hold_out
 from tokenmix.lab.data.lookup import load_data
-from tokenmix.lab.data.reading import NAMED, read_file
-from tokenmix.lab.data.split import hold_out
+from tokenmix.lab.data.reading import NAMED, Skipped
 
 Want = Literal["classes", "boxes", "masks"]
 IGNORE = 255
@@ -99,7 +98,6 @@ class ChosenScenes(Scenes):
         return len(self.places)
 
     def scene(self, index: int) -> Scene:
-        """The one with that index."""
         return self.scenes.scene(int(self.places[index]))
 
 
@@ -215,18 +213,6 @@ def read_stored(path: Path) -> Tensor:
         return decode_stored(path)
     except UnreadableImage as reason:
         raise UserError(f"{path} {reason}; give a readable image or remove it from the set") from None
-
-
-def lines_of(path: Path, of: str = "images") -> list[str]:
-    """The lines of a list that are not empty; `UserError` if there is no such file or nothing in it."""
-    try:
-        lines = [line.strip() for line in read_file(path).decode().splitlines() if line.strip()]
-    except ValueError as error:
-        reason = error if isinstance(error, UserError) else f"{path} is no text ({error})"
-        raise UserError(f"{reason}; it lists the {of}, one per line") from None
-    if not lines:
-        raise UserError(f"{path} is empty; it lists the {of}, one per line")
-    return lines
 
 
 def folder_in(path: Path, candidates: Sequence[str], marker: str, layout: str) -> Path:

@@ -20,9 +20,8 @@ from torchvision.ops import clip_boxes_to_image
 from tokenmix.environment import check_mask_memory
 from tokenmix.errors import UserError
 from tokenmix.lab.data.fetch import log
-from tokenmix.lab.data.images.image_set import Skipped
 from tokenmix.lab.data.lookup import DataRequest
-from tokenmix.lab.data.reading import read_file
+from tokenmix.lab.data.reading import Skipped, names_in, read_file
 from tokenmix.lab.data.scenes.label_maps import PairScenes, numbers_table
 from tokenmix.lab.data.scenes.scenes import (
     IGNORE,
@@ -31,34 +30,16 @@ from tokenmix.lab.data.scenes.scenes import (
     Scenes,
     bit_palette,
     folder_in,
-    lines_of,
     objects_of_boxes,
     objects_of_masks,
     read_stored,
 )
 
-OBJECTS = [
-    "aeroplane",
-    "bicycle",
-    "bird",
-    "boat",
-    "bottle",
-    "bus",
-    "car",
-    "cat",
-    "chair",
-    "cow",
-    "diningtable",
-    "dog",
-    "horse",
-    "motorbike",
-    "person",
-    "pottedplant",
-    "sheep",
-    "sofa",
-    "train",
-    "tvmonitor",
-]
+NAMES = (
+    "aeroplane bicycle bird boat bottle bus car cat chair cow "
+    "diningtable dog horse motorbike person pottedplant sheep sofa train tvmonitor"
+)
+OBJECTS = NAMES.split()
 ROOTS = ("", "VOC2012", "VOCdevkit/VOC2012", "VOC2007", "VOCdevkit/VOC2007")
 # Who a pixel belongs to: 0 is nobody, and so is the border around each object.
 OWNERS = numbers_table({**{number: number for number in range(IGNORE)}, IGNORE: 0})
@@ -133,7 +114,7 @@ def _object_data(request: DataRequest, train: Scenes, test: Scenes, **more: Any)
 
 def _stems(names: Path) -> list[str]:
     """The images that are listed; the published trainaug.txt may name paths, of which the last part counts."""
-    return [re.sub(r"\.(jpe?g|png)$", "", Path(line.split()[0]).name) for line in lines_of(names)]
+    return [re.sub(r"\.(jpe?g|png)$", "", Path(line.split()[0]).name) for line in names_in(names, "images")]
 
 
 def _pairs(root: Path, stems: Sequence[str], folder: str) -> list[tuple[Path, Path]]:
@@ -154,7 +135,6 @@ class MaskScenes(PairScenes):
         self.classes = PairScenes(_pairs(root, stems, "SegmentationClass"), CLASS_OF_OBJECT)
 
     def scene(self, index: int) -> Scene:
-        """The image and its objects; none of them is background."""
         scene = super().scene(index)
         owners, classes = scene.classes, self.classes.labels(index, scene.image)
         assert owners is not None
@@ -202,7 +182,6 @@ class BoxScenes(Scenes):
         return len(self.images)
 
     def scene(self, index: int) -> Scene:
-        """The image and its objects; none of them is background."""
         path, boxes = self.images[index], self.boxes[index]
         image = read_stored(path)
         size = (image.shape[1], image.shape[2])

@@ -8,7 +8,7 @@ import torch
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.lab.data.images import ImageData, ImageSet
-from tokenmix.lab.data.split import hold_out, limited
+from tokenmix.lab.data.indexed import train_validation_test
 
 
 def keep_classes(
@@ -40,14 +40,11 @@ def keep_classes(
         )
     numbers = [known.index(name) for name in names]
     train, test = _of_classes(images.train, numbers), _of_classes(images.test, numbers)
-    kept, held = hold_out(train.labels, validation, limit)
-    return dataclasses.replace(
-        images,
-        train=limited(train.subset(kept), train.labels[kept], limit, seed),
-        test=limited(test, test.labels, limit_eval, 0),
-        validation=train.subset(held) if len(held) else None,
-        classes=names,
+    labels = (train.labels, test.labels)
+    train, held, test = train_validation_test(
+        train, test, labels, limit=limit, limit_eval=limit_eval, validation=validation, seed=seed
     )
+    return dataclasses.replace(images, train=train, test=test, validation=held, classes=names)
 
 
 def check_class_names(names: Sequence[str], known: Sequence[str], what: str) -> None:

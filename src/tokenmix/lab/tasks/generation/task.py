@@ -15,7 +15,7 @@ from torchvision.utils import make_grid
 from tokenmix.errors import UserError
 from tokenmix.files import make_folder, replacing, user_path
 from tokenmix.lab.data.images import load_images
-from tokenmix.lab.data.seeding import hash_indices
+from tokenmix.lab.data.indexed import hash_indices
 from tokenmix.lab.tasks.fitting import check_model, check_own
 from tokenmix.lab.tasks.generation.classes import check_class_names, keep_classes
 from tokenmix.lab.tasks.generation.features import INCEPTION, Features, features_kind, make_features

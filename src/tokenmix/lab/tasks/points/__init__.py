@@ -24,7 +24,7 @@ DATA_SETS.register(
         name="clouds",
         kinds=("clouds", "parts"),
         about="clouds:PATH/train/CLASS/*.ply, also OFF, OBJ, NPZ, XYZ",
-        load="tokenmix.lab.tasks.points.data.folder:load_clouds",
+        load="tokenmix.lab.tasks.points.data.layouts:load_clouds",
         variant="path",
     ),
     DataEntry(
@@ -32,7 +32,7 @@ DATA_SETS.register(
         kinds=("clouds",),
         about="modelnet:PATH, OFF meshes or modelnet40_normal_resampled",
         licence="its authors'",
-        load="tokenmix.lab.tasks.points.data.published:load_modelnet",
+        load="tokenmix.lab.tasks.points.data.layouts:load_modelnet",
         variant="path",
     ),
     DataEntry(
@@ -40,7 +40,7 @@ DATA_SETS.register(
         kinds=("clouds", "parts"),
         about="shapenet-part:PATH, shapenetcore_partanno_segmentation_benchmark_v0_normal",
         licence="its authors'",
-        load="tokenmix.lab.tasks.points.data.published:load_shapenet_part",
+        load="tokenmix.lab.tasks.points.data.layouts:load_shapenet_part",
         variant="path",
     ),
 )

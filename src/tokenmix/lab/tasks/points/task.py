@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.lab.data.indexed import balanced_order, spread
-from tokenmix.lab.data.split import hold_out
+from tokenmix.lab.data.indexed import balanced_order, hold_out, spread
 from tokenmix.lab.tasks.classes import class_counts
 from tokenmix.lab.tasks.fitting import check_model, check_own, task_of_model
 from tokenmix.lab.tasks.points.data import Cloud, CloudSamples, PointData, load_points, read_points

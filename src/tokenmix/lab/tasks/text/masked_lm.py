@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokenmix.errors import UserError
-from tokenmix.lab.data.split import validation_size
+from tokenmix.lab.data.indexed import validation_size
 from tokenmix.lab.tasks.text.data import PackedText, load_text, tokenized
 from tokenmix.lab.tasks.text.encoding import tokenizing
 from tokenmix.lab.tasks.text.task import (

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tokenmix.errors import UserError
 from tokenmix.files import user_path
-from tokenmix.lab.data.split import hold_out
+from tokenmix.lab.data.indexed import hold_out
 from tokenmix.lab.tasks.text.data.questions import (
     EncodedQuestions,
     Question,

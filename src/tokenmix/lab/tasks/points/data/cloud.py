@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tokenmix.errors import UserError
 from tokenmix.lab.data.fetch import log
-from tokenmix.lab.data.images.image_set import Skipped
 from tokenmix.lab.data.lookup import load_data
+from tokenmix.lab.data.reading import Skipped, log_skipped
 from tokenmix.lab.data.store import Names
 from tokenmix.lab.registry import DATA_SETS
 
@@ -153,23 +153,17 @@ def load_points(spec: str, *, want: Literal["class", "parts"] = "class", root: P
             or a data set that cannot be obtained.
     """
     data: PointData = load_data(spec, "parts" if want == "parts" else "clouds", root=root)
-    if data.skipped:
-        first = f"{data.skipped[0].path} {data.skipped[0].reason}"
-        log(f"{len(data.skipped)} file{'s' * (len(data.skipped) > 1)} of {spec} left out, the first: {first}")
-    if DATA_SETS[spec.partition(":")[0]].variant == "path":
-        _check_classes(data)
-    return data
-
-
-def _check_classes(data: PointData) -> None:
-    """Log classes without a cloud; `UserError` for one that would be tested and cannot be learned."""
+    log_skipped(data.skipped, f" of {spec}")
+    if DATA_SETS[spec.partition(":")[0]].variant != "path":
+        return data
     learnt, tested = (set(side.labels.tolist()) for side in (data.train, data.test))
     for label, name in enumerate(data.classes):
         if label in tested - learnt:
             raise UserError(
-                f"{data.spec} has clouds of {name!r} for testing, and none that can be read for training; fix its "
-                "files, or remove the class"
+                f"{spec} has clouds of {name!r} for testing, and none that can be read for training; fix its files, or "
+                "remove the class"
             )
         if label not in tested:
             found = "no cloud of {!r} for testing: it is not measured" if label in learnt else "no cloud of {!r} at all"
-            log(f"{data.spec} has {found.format(name)}")
+            log(f"{spec} has {found.format(name)}")
+    return data

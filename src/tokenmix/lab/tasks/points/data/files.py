@@ -1,4 +1,4 @@
-"""Clouds and meshes from files, by their extension: PLY, OFF, OBJ, NPZ, NPY, XYZ, TXT, CSV; meshes by trimesh."""
+"""Clouds and meshes from files, by their extension: PLY, OFF, OBJ, NPZ, NPY, XYZ, TXT, CSV; surfaces by trimesh."""
 
 import codecs
 import io
@@ -6,9 +6,10 @@ import math
 import re
 import warnings
 import zipfile
+from array import array
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Literal
 
 import numpy as np
 import torch
@@ -59,7 +60,10 @@ def read_points(
     except MemoryError:
         raise UserError(f"{path} declares more data than fits into memory; copy it again, or cut it") from None
     if centred:
-        columns = {**columns, "points": _centred(columns["points"])}
+        # About those that are finite; `check_cloud` reports the others one by one.
+        points = columns["points"]
+        numbers = points[np.isfinite(points).all(1)].astype(np.float64)
+        columns = {**columns, "points": points - numbers.mean(0) if len(numbers) else points}
     cloud = check_cloud(_cloud(columns, str(path)))
     return sampled(cloud, num_points, seed) if surface == "sample" else cloud
 
@@ -75,12 +79,6 @@ def _cloud(columns: Mapping[str, np.ndarray], name: str) -> Cloud:
         parts=None if parts is None else torch.from_numpy(parts.astype(np.int64)),
         name=name,
     )
-
-
-def _centred(points: np.ndarray) -> np.ndarray:
-    # Without those that are NaN or infinite, which `check_cloud` reports one by one.
-    numbers = points[np.isfinite(points).all(1)].astype(np.float64)
-    return points - numbers.mean(0) if len(numbers) else points
 
 
 def _floats(values: np.ndarray) -> Tensor:
@@ -218,8 +216,8 @@ def _named(values: np.ndarray, name: str) -> dict[str, np.ndarray]:
 def _off(content: bytes, name: str) -> dict[str, np.ndarray]:
     """`points` and triangles `faces` of an OFF file; ModelNet's, whose counts follow `OFF` on the same line, as well.
 
-    trimesh takes a cut file for a whole one, leaves out a face that lacks a corner and fails at one of five corners; so
-    it is given counted triangles.
+    Not by trimesh, which takes a cut file for a whole one, leaves out a face that lacks a corner and fails at one of
+    five corners.
 
     Raises:
         UserError: no OFF, fewer lines than its header announces, or a line that is not a vertex or face.
@@ -237,46 +235,77 @@ def _off(content: bytes, name: str) -> dict[str, np.ndarray]:
             f"{name} declares {vertices} vertices and {faces} faces, but has {len(lines) - 1} lines of them; "
             "copy it again"
         )
-    triangles: list[str] = []
-    for line in lines[1 + vertices : 1 + vertices + faces]:
-        size, *corners = line.split()
-        if not size.isdecimal() or len(size) > 9 or len(corners) < int(size):
-            raise UserError(f"{name} has the line {line[:60]!r}, which is not a face; fix it")
-        triangles += [f"3 {corners[0]} {corners[i]} {corners[i + 1]}" for i in range(1, int(size) - 1)]
-    rows = ["OFF", f"{vertices} {len(triangles)} 0", *lines[1 : 1 + vertices], *triangles]
-    return _loaded(rows, "off", name) if vertices else {"points": np.zeros((0, 3))}
+    points, triangles = np.zeros((vertices, 3)), _Triangles()
+    for place, line in enumerate(lines[1 : 1 + vertices + faces]):
+        try:
+            if place < vertices:
+                points[place] = _corner(line.split())
+            else:
+                size, *corners = line.split()
+                triangles.add([int(corner) for corner in corners[: int(size)]], int(size))
+        except (ValueError, OverflowError):
+            raise UserError(f"{name} has the line {line[:60]!r}, which is not a vertex or face; fix it") from None
+    return {"points": points, **triangles.found()}
 
 
 def _obj(content: bytes, name: str) -> dict[str, np.ndarray]:
     """`points`, `colors` if vertices have them, and triangles `faces` of an OBJ file; textures and groups are left out.
 
-    trimesh counts a number below 0 back from the end of the file, not from the face, and takes 0 for 1: it is given
-    the places of corners from the front.
+    Not by trimesh, which counts a number below 0 back from the end of the file, not from the face, and takes 0 for 1.
 
     Raises:
         UserError: a vertex or a face that is none.
     """
-    vertices: list[str] = []
-    faces: list[list[int]] = []
+    vertices: list[list[float]] = []
+    triangles = _Triangles()
     # A line that ends in a backslash continues in the next.
     for line in _lines(re.sub(rb"\\(\r\n|\r|\n)", b" ", content), name):
         kind, *words = line.partition("#")[0].split() or [""]
         try:
             if kind == "v":
-                vertices.append("v {} {} {} ".format(*words[:3]) + " ".join(words[3:]))
-            elif kind == "f" and (places := [int(word.partition("/")[0]) for word in words])[2:]:
-                faces.append([place if place > 0 else len(vertices) + 1 + place for place in places])
-        except (ValueError, IndexError):
+                vertices.append([*_corner(words), *map(float, words[3:6])])
+            elif kind == "f":
+                corners = [int(word.partition("/")[0]) for word in words]
+                places = [place - 1 if place > 0 else len(vertices) + place for place in corners]
+                triangles.add(places, len(places))
+        except (ValueError, OverflowError):
             raise UserError(
                 f"{name} has the line {line.strip()[:60]!r}, which is not a vertex or face; fix it"
             ) from None
-    outside = next((place for places in faces for place in places if not 1 <= place <= len(vertices)), None)
+    faces = triangles.found()
+    outside = next((place for place in faces.get("faces", np.zeros(0)).flat if not 0 <= place < len(vertices)), None)
     if outside is not None:
         raise UserError(
-            f"{name}: a face refers to vertex {outside}, but there are {len(vertices)}, counted from 1; export it again"
+            f"{name}: a face refers to vertex {outside + 1}, but there are {len(vertices)}, counted from 1; export it "
+            "again"
         )
-    rows = [*vertices, *(" ".join(["f", *map(str, places)]) for places in faces)]
-    return _loaded(rows, "obj", name) if vertices else {"points": np.zeros((0, 3))}
+    found = {"points": np.array([vertex[:3] for vertex in vertices]).reshape(-1, 3), **faces}
+    if vertices and all(len(vertex) == 6 for vertex in vertices):
+        found["colors"] = np.array([vertex[3:] for vertex in vertices])
+    return found
+
+
+def _corner(words: list[str]) -> tuple[float, float, float]:
+    x, y, z = words[:3]
+    return float(x), float(y), float(z)
+
+
+class _Triangles:
+    """Polygons as triangles about their first corner; edges and lone corners have no surface."""
+
+    def __init__(self) -> None:
+        self.corners = array("q")
+
+    def add(self, polygon: list[int], size: int) -> None:
+        """`ValueError` unless it has so many corners."""
+        if len(polygon) != size:
+            raise ValueError
+        for i in range(1, size - 1):
+            self.corners.extend((polygon[0], polygon[i], polygon[i + 1]))
+
+    def found(self) -> dict[str, np.ndarray]:
+        """`faces`, if there are any."""
+        return {"faces": np.array(self.corners).reshape(-1, 3)} if self.corners else {}
 
 
 def _lines(content: bytes, name: str) -> list[str]:
@@ -289,30 +318,6 @@ def _text(content: bytes, name: str) -> str:
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise UserError(f"{name} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
     return content.decode("utf-8-sig", "replace")
-
-
-def _loaded(rows: list[str], kind: str, name: str) -> dict[str, np.ndarray]:
-    trimesh = _trimesh(name)
-    try:
-        with warnings.catch_warnings():
-            # Of a word where a number belongs numpy warns alone.
-            warnings.filterwarnings("error", "string or file could not be read", DeprecationWarning)
-            scene = trimesh.load_scene(io.BytesIO("\n".join(rows).encode()), kind, process=False, maintain_order=True)
-        (mesh,) = scene.geometry.values()
-    except Exception as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise UserError(f"{name} is not {kind.upper()} that trimesh can read ({reason}); fix it") from None
-    faces = np.asarray(getattr(mesh, "faces", ()))
-    found = {"points": np.asarray(mesh.vertices), **({"faces": faces} if len(faces) else {})}
-    if mesh.visual.kind == "vertex" and len(mesh.visual.vertex_colors) == len(mesh.vertices):
-        found["colors"] = np.asarray(mesh.visual.vertex_colors)[:, :3]
-    return found
-
-
-def _trimesh(name: str) -> Any:
-    with needs(f"the mesh {name}"):
-        import trimesh
-    return trimesh
 
 
 def sampled(cloud: Cloud, num_points: int, seed: int = 0) -> Cloud:
@@ -329,7 +334,8 @@ def sampled(cloud: Cloud, num_points: int, seed: int = 0) -> Cloud:
         raise UserError(f"{num_points} points are not possible; give 1 or more")
     if cloud.faces is None or not len(cloud.faces):
         return cloud
-    trimesh = _trimesh(cloud.name)
+    with needs(f"the mesh {cloud.name}"):
+        import trimesh
     mesh = trimesh.Trimesh(cloud.points.numpy(), cloud.faces.numpy(), process=False)
     if not mesh.area > 0:
         raise UserError(f"{cloud.name}: none of the {len(cloud.faces)} faces has an area; give a mesh with a surface")

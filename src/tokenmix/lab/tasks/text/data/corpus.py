@@ -106,7 +106,10 @@ def load_text_files(request: DataRequest) -> Corpus:
     else:
         files = _text_files(path)
         if len(files) == 1:
-            return _one_file(files[0], request)
+            cut = files[0].stat().st_size * (TEST_SHARE - 1) // TEST_SHARE
+            train, test = (Documents(partial(_side, files[0], cut, side)) for side in (False, True))
+            source = f"text: {origin(files[0], cache_root(request.root))}, its last tenth held out"
+            return Corpus(request.spec, train, test, source, digest_of(files, "one"))
         digests = [digest_of([file]) for file in files]
         held = choose_test(digests)
         train, test = ([f for f, digest in zip(files, digests) if (digest in held) == side] for side in (False, True))
@@ -126,13 +129,6 @@ def _text_files(path: Path) -> list[Path]:
     if not files:
         raise UserError(f"there are no text files ({', '.join(ENDINGS)}) in {path}; give another folder or rename them")
     return files
-
-
-def _one_file(path: Path, request: DataRequest) -> Corpus:
-    cut = path.stat().st_size * (TEST_SHARE - 1) // TEST_SHARE
-    train, test = (Documents(partial(_side, path, cut, side)) for side in (False, True))
-    source = f"text: {origin(path, cache_root(request.root))}, its last tenth held out"
-    return Corpus(request.spec, train, test, source, digest_of([path], "one"))
 
 
 def _pieces(files: Sequence[Path], left_out: LeftOut) -> Iterator[str]:

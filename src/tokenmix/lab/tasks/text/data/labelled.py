@@ -12,11 +12,11 @@ from torch import Tensor
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.files import user_path
 from tokenmix.lab.data.fetch import log
+from tokenmix.lab.data.indexed import train_validation_test
 from tokenmix.lab.data.lookup import DataRequest, load_data
 from tokenmix.lab.data.reading import check_file
-from tokenmix.lab.data.split import hold_out, limited
 from tokenmix.lab.tasks.text.data.corpus import Corpus, load_column
-from tokenmix.lab.tasks.text.data.files import Table, label_name, open_table, read_lines
+from tokenmix.lab.tasks.text.data.files import label_name, open_table, read_lines
 
 MOST_CLASSES = 1000
 _BOTH, _ENTAILED, _NLI = ("0", "1"), ("entailment", "not_entailment"), ("entailment", "neutral", "contradiction")
@@ -118,18 +118,18 @@ def load_labelled(
         UserError: unknown set, unreadable file, a column that is missing, or labels that are all the same.
     """
     whole: LabelledData = load_data(spec, "labelled-text", root=root)
-    kept, held = hold_out(_classes(whole, whole.train), validation, limit)
-    return replace(
-        whole,
-        train=limited(whole.train.subset(kept), _classes(whole, whole.train)[kept], limit, seed),
-        test=limited(whole.test, _classes(whole, whole.test), limit_eval, 0),
-        validation=whole.train.subset(held) if len(held) else None,
+    # Where a number is to be predicted there are no shares to keep.
+    labels = [part.labels if whole.classes else torch.zeros(len(part)) for part in (whole.train, whole.test)]
+    train, held, test = train_validation_test(
+        whole.train,
+        whole.test,
+        (labels[0], labels[1]),
+        limit=limit,
+        limit_eval=limit_eval,
+        validation=validation,
+        seed=seed,
     )
-
-
-def _classes(data: LabelledData, part: LabelledText) -> Tensor:
-    """Labels whose shares are kept: where a number is to be predicted there is one class."""
-    return part.labels if data.classes else torch.zeros(len(part), dtype=torch.int64)
+    return replace(whole, train=train, test=test, validation=held)
 
 
 def load_table(request: DataRequest) -> Corpus | LabelledData:
@@ -137,7 +137,11 @@ def load_table(request: DataRequest) -> Corpus | LabelledData:
     if request.kind == "corpus":
         return load_column(request)
     table = open_table(request)
-    columns = table.columns or _usual_columns(table)
+    columns = table.columns
+    if not columns:
+        # Of the hub's sets the columns of text, if they are one or two.
+        texts = [n for n, kind in table.types.items() if n != "label" and getattr(kind, "dtype", None) == "string"]
+        columns = (*texts, "label") if len(texts) in (1, 2) else ("text", "label")
     if len(columns) not in (2, 3) or not all(columns):
         raise UserError(f"{request.spec!r} names {len(columns)} columns; give #text,label or #text,text_pair,label")
     train, test = table.labelled(columns)
@@ -146,12 +150,6 @@ def load_table(request: DataRequest) -> Corpus | LabelledData:
     name, _, task = request.variant.partition("#")[0].partition(":")
     metrics = GLUE_METRICS.get(task if name.endswith("glue") else "", ("accuracy",))
     return build_labelled(request.spec, train, test, table.source, classes=classes, metrics=metrics)
-
-
-def _usual_columns(table: Table) -> tuple[str, ...]:
-    """text and label; of the hub's sets the columns of text, if they are one or two, and label."""
-    texts = [name for name, kind in table.types.items() if name != "label" and getattr(kind, "dtype", None) == "string"]
-    return (*texts, "label") if len(texts) in (1, 2) else ("text", "label")
 
 
 def load_glue(request: DataRequest) -> LabelledData:

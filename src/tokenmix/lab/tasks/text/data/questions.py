@@ -214,7 +214,6 @@ class EncodedQuestions(Sequences):
         return len(self.ids)
 
     def read(self, indices: Tensor, epoch: int) -> Batch:
-        """The batch of these parts, the same in every epoch."""
         return {
             **token_batch(self.ids, self.segments, indices, self.pad),
             "start_positions": self.spans[indices, 0],
@@ -237,7 +236,6 @@ class WholeQuestions(Sequences):
         return len(self.of)
 
     def read(self, indices: Tensor, epoch: int) -> dict[str, Any]:
-        """The batch of these questions."""
         rows = [self.of[i] for i in indices.tolist()]
         numbers = np.concatenate(rows)
         batch = self.parts.read(torch.from_numpy(numbers), epoch)

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from tokenmix.errors import UserError
-from tokenmix.lab.data.indexed import IndexedDataset
-from tokenmix.lab.data.seeding import hash_indices
+from tokenmix.lab.data.indexed import IndexedDataset, hash_indices
 from tokenmix.lab.tasks.text.data.corpus import Tokens
 from tokenmix.lab.tasks.text.data.labelled import LabelledText
 from tokenmix.lab.tasks.text.encoding import block_characters, tokenizing
@@ -124,7 +123,6 @@ class EncodedText(Sequences):
         return len(self.ids)
 
     def read(self, indices: Tensor, epoch: int) -> Batch:
-        """The batch of these samples, the same in every epoch."""
         return {**token_batch(self.ids, self.segments, indices, self.pad), "labels": self.labels[indices]}
 
 
@@ -190,7 +188,6 @@ class PackedText(Sequences):
         return max(1, (total - self.window + 1) // self.window)
 
     def read(self, indices: Tensor, epoch: int) -> Batch:
-        """The batch of these sequences in an epoch; for testing of any."""
         epoch = epoch if self.part == "train" else 0
         ids, units = self._windows(indices, epoch)
         inputs, labels = self._masked(ids, units, indices, epoch)
