@@ -79,8 +79,10 @@ class TokenParallel(ParallelStyle):
         check_token_parallel(module, device_mesh.size())
         if device_mesh not in self.shards:
             group: Any = device_mesh.get_group()
-            # A group that gradients do not use: they are averaged while layers go backward.
-            self.shards[device_mesh] = TokenShard(dist.new_group() if group is dist.group.WORLD else group)
+            if group is dist.group.WORLD:
+                # A group that gradients do not use: they are averaged while layers go backward.
+                group = dist.new_group()
+            self.shards[device_mesh] = TokenShard(group)
         shard = self.shards[device_mesh]
         if isinstance(module, Mixer):
             _split_mixer(module, shard)
@@ -254,7 +256,7 @@ def _split_segmenter(model: EANetSegmenter, shard: "TokenShard") -> None:
     model.backbone.register_forward_pre_hook(lambda _, args: own(args[0], 2))
     model.classifier.register_forward_hook(lambda _, __, out: shard.gather(out, 2)[0])
     model.forward = partial(forward, model)
-    model.own_rows, model.all_rows = own, lambda x: shard.gather(x, 2)[0]
+    vars(model).update(own_rows=own, all_rows=lambda x: shard.gather(x, 2)[0])
     if isinstance(model.context, Mixer):
         _split_mixer(model.context, shard)
     for part in _around_context(model):

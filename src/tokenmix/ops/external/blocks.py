@@ -205,7 +205,8 @@ def _written(tensors: Sequence[Any], num_steps: int) -> tuple[Callable[..., Tens
 
     def run(*there: Tensor) -> Tensor:
         found = iter(there)
-        factors = Factors(*(None if tensor is None else next(found) for tensor in tensors[:5]), tensors[5])
+        five: Any = [None if tensor is None else next(found) for tensor in tensors[:5]]
+        factors = Factors._make([*five, tensors[5]])
         normalization = "double" if num_steps else "softmax"
         return reference(**factors._asdict(), normalization=normalization, num_steps=max(1, num_steps))
 

@@ -137,10 +137,11 @@ def load_images(
         raise UserError(f"crop_pct must be in (0, 1], got {crop_pct}")
     loaded: ImageData = load_data(spec, "images", root=root, img_size=size, channels=channels)
     train, test = (with_channels(images, channels) for images in (loaded.train, loaded.test))
-    for images in (train, test) if crop_pct is not None else ():
-        if not images.photographs:
-            raise UserError(f"crop_pct={crop_pct:g} is for imagefolder and wds; leave it out for {spec!r}")
-        images.crop_pct = crop_pct
+    if crop_pct is not None:
+        for images in (train, test):
+            if not images.photographs:
+                raise UserError(f"crop_pct={crop_pct:g} is for imagefolder and wds; leave it out for {spec!r}")
+            images.crop_pct = crop_pct
     train, held_out, test = train_validation_test(
         train,
         test,

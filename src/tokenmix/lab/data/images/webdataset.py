@@ -25,7 +25,7 @@ from tokenmix.errors import UserError
 from tokenmix.files import open_regular, user_path
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.images.decode import picture_endings
-from tokenmix.lab.data.images.image_set import CHANNELS, ImageSet, LazyImages, warn_of_shrinking
+from tokenmix.lab.data.images.image_set import CHANNELS, LazyImages, warn_of_shrinking
 from tokenmix.lab.data.images.load import ImageData
 from tokenmix.lab.data.lookup import DataRequest, cache_root
 from tokenmix.lab.data.reading import Skipped, UnreadableImage, log_skipped, names_in, parse_json
@@ -326,7 +326,7 @@ def _classes(file: Path | None, sets: Sequence[ShardImages]) -> list[str]:
     return names
 
 
-def _split(images: ShardImages) -> tuple[ImageSet, ImageSet]:
+def _split(images: ShardImages) -> tuple[LazyImages, LazyImages]:
     marks = np.array([zlib.crc32(images.names[i].encode("utf-8", "replace")) for i in range(len(images))])
     test = np.zeros(len(images), dtype=bool)
     labels = images.labels.numpy()

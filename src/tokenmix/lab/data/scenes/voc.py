@@ -39,7 +39,7 @@ NAMES = (
     "aeroplane bicycle bird boat bottle bus car cat chair cow "
     "diningtable dog horse motorbike person pottedplant sheep sofa train tvmonitor"
 )
-OBJECTS = NAMES.split()
+OBJECTS = list[str](NAMES.split())
 ROOTS = ("", "VOC2012", "VOCdevkit/VOC2012", "VOC2007", "VOCdevkit/VOC2007")
 # Who a pixel belongs to: 0 is nobody, and so is the border around each object.
 OWNERS = numbers_table({**{number: number for number in range(IGNORE)}, IGNORE: 0})
