@@ -87,4 +87,4 @@ if __name__ == "__main__":
         report.seconds,
         report.seeds,
     )
-    shown.plot().savefig(ROOT / "docs" / "images" / "probe.png", dpi=110)
+    shown.plot().savefig(ROOT / "docs" / "images" / "probe.png", dpi=70)

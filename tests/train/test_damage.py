@@ -256,4 +256,5 @@ def test_a_killed_loader_process_is_one_line(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(trainer.TrainingLoop, "start_batch", killing)
     with pytest.raises(UserError, match=r"a loader process has ended .*; lower --workers .* is kept"):
-        train(CONFIG.replace(out=tmp_path / "run", workers=2), quiet=True)
+        # Batches enough that the loader that ends still owes one.
+        train(CONFIG.replace(out=tmp_path / "run", workers=2, batch_size=8), quiet=True)
