@@ -24,7 +24,7 @@ from tokenmix.files import replacing
 from tokenmix.integrations.ultralytics import register
 from tokenmix.lab.data.lookup import DataRequest
 from tokenmix.lab.train.config import Numbers
-from tokenmix.lab.train.words import Names
+from tokenmix.lab.train.schema import Names
 
 HERE = Path(__file__).parent
 # Scale, and the mixer of a block behind the stage of stride 8.
