@@ -191,7 +191,7 @@ def watch_calls(module: nn.Module, calls: list[Any], note: Callable[..., Any]) -
 def model_macs(model: nn.Module, inputs: Example, device: torch.device = META) -> int:
     """Multiply-adds of a forward pass in evaluation mode: convolutions, linear maps, products of attention.
 
-    Weights, buffers and random state stay as they are. On another device than meta, the model must be there.
+    Weights, buffers, attributes and random state stay as they are. On another device than meta, the model must be there.
     """
     # By module and not by name: a module under two names would be left with what it was lent.
     parts = list(model.named_modules())
@@ -211,10 +211,16 @@ def model_macs(model: nn.Module, inputs: Example, device: torch.device = META) -
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     model.eval()
+    # What modules keep from call to call, such as a detector's anchors, must not stay on the meta device.
+    kept = [(vars(part), dict(vars(part))) for part in model.modules()]
     try:
         with torch.random.fork_rng(devices=[]):
             return count_macs(functools.partial(functional_call, tie_weights=False), model, tensors, *given)[1]
     finally:
+        for now, before in kept:
+            for name in now.keys() - before.keys():
+                del now[name]
+            now.update(before)
         torch.backends.mha.set_fastpath_enabled(fused)
         for module in training:
             module.training = True

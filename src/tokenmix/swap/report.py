@@ -53,8 +53,8 @@ class SwapReport:
         rows: one for each attention that was replaced.
         skipped: those that were matched and could not be.
         parameters_before, parameters_after: of the whole model.
-        macs_before, macs_after: multiply-adds of the whole model on the example, one sample if none was given; None if it
-            could not be run.
+        macs_before, macs_after: multiply-adds of the whole model on the example, one sample if none was given; None if
+            it could not be run.
         notes: what else is to be known.
     """
 
