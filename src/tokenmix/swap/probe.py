@@ -191,7 +191,7 @@ def watch_calls(module: nn.Module, calls: list[Any], note: Callable[..., Any]) -
 def model_macs(model: nn.Module, inputs: Example, device: torch.device = META) -> int:
     """Multiply-adds of a forward pass in evaluation mode: convolutions, linear maps, products of attention.
 
-    Weights, buffers, attributes and random state stay as they are. On another device than meta, the model must be there.
+    Weights, buffers, attributes and random state stay. On another device than meta, the model must be there.
     """
     # By module and not by name: a module under two names would be left with what it was lent.
     parts = list(model.named_modules())
