@@ -33,7 +33,7 @@ BELOW = {
     "parallel": {"errors", "ops", "layers", "models"},
     "register": {"models", "text", "swap"},
     "testing": {*LEAVES, "ops", "layers"},
-    "swap": {*LEAVES, "layers"},
+    "swap": {*LEAVES, "ops", "layers"},
     "integrations": {"errors", "layers", "swap"},
     "distillation": {*LEAVES, "ops", "layers", "swap"},
     "inference": {*LEAVES, "ops", "layers", "models", "text"},

@@ -110,6 +110,19 @@ def test_timm_s_own_outputs(name: str, size: dict[str, Any]) -> None:
     torch.testing.assert_close(model(x), before, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("mixer", ["external", "less"])
+def test_rows_count_every_sequence_of_a_call(mixer: str) -> None:
+    """MobileViT mixes the tokens of each position in a patch by themselves: four sequences of an image."""
+    with torch.device("meta"):
+        model = timm.create_model("mobilevit_xxs")
+    report = tokenmix.swap_attention(model, mixer)
+    assert {row.num_tokens for row in report.rows} == {256, 64, 16}
+    assert report.macs_before is not None
+    assert report.macs_after is not None
+    rows = sum((row.macs_after or 0) - (row.macs_before or 0) for row in report.rows)
+    assert rows == report.macs_after - report.macs_before
+
+
 @torch.no_grad()
 def test_naflex_with_padded_batches() -> None:
     torch.manual_seed(0)

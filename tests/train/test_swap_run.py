@@ -241,6 +241,48 @@ def test_a_block_is_inserted_and_the_folder_rebuilds_the_model(tmp_path: Path):
         train(config.replace(insert_after="layer1", init_from=run, out=tmp_path / "other"), quiet=True)
 
 
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"model": "resnet18", "insert": "external", "insert_after": "layer[12]", "insert_kwargs": {"num_slots": 4}},
+        {"model": "vit_tiny_patch16_224", "swap": "less", "swap_kwargs": {"residual": True}, "img_size": 32},
+    ],
+)
+def test_resume_of_a_changed_model_is_bit_equal_and_inspect_shows_its_maps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any]
+) -> None:
+    more: dict[str, Any] = {} if "insert" in changed else {"model_kwargs": {**TIMM["model_kwargs"], "patch_size": 8}}
+    config = make_config(**{**SHORT, "max_steps": 6, "checkpoint_every": 2, **changed, **more})
+    whole = train(config.replace(out=tmp_path / "whole"), quiet=True)
+    advance, steps = trainer.TrainingLoop.advance, [0]
+
+    def stopping(self: Any, *args: Any) -> Any:
+        steps[0] += 1
+        if steps[0] == 4:
+            raise Killed
+        return advance(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.TrainingLoop, "advance", stopping)
+        with pytest.raises(Killed):
+            train(config.replace(out=tmp_path / "run"), quiet=True)
+    resumed = train(make_config(resume=tmp_path / "run"), quiet=True)
+    one, two = read_weights(whole), read_weights(resumed)
+    assert one.keys() == two.keys()
+    assert any(value.any() for name, value in one.items() if name.endswith(("inserted.gamma", "residual_scale")))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    Image.new("L", (8, 8), 99).save(tmp_path / "digit.png")
+    main(["inspect", str(whole), str(tmp_path / "digit.png"), "--out", str(tmp_path / "maps")])
+    blocks = json.loads((tmp_path / "maps" / "numbers.json").read_text())["blocks"]
+    places = ["layer1.inserted", "layer2.inserted"] if "insert" in changed else ["blocks.0.attn", "blocks.1.attn"]
+    assert [block["name"].removesuffix(".mixer") for block in blocks] == places
+    assert len(list((tmp_path / "maps").glob("block-*.png"))) == 2
+
+
 def test_positions_are_dropped_by_consent_and_the_run_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

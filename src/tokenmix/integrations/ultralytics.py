@@ -24,7 +24,8 @@ class TokenMix(nn.Module):
     Args:
         widths: of all layers before; `ch` in the file.
         source: which of them is the input; `f` in the file.
-        mixer: a name of `tokenmix.list_mixers()` that takes maps of any size.
+        mixer: a name of `tokenmix.list_mixers()` that takes maps of any size, with _ for -: Ultralytics reads
+            `depthwise-2d` as a sum that it cannot parse.
         mixer_kwargs: arguments of the mixer.
 
     Shape:
@@ -42,7 +43,7 @@ class TokenMix(nn.Module):
         mixer_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        label, layer, fixed = resolve_mixer(mixer)
+        label, layer, fixed = resolve_mixer(mixer if ":" in mixer else mixer.replace("_", "-"))
         if layer.capabilities.length != "any":
             raise UserError(f"{label} has weights for one size of maps, and YOLO runs at many; take external or self")
         dim = widths[source]

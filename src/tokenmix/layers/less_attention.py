@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from tokenmix.errors import UserError
 from tokenmix.layers.base import Capabilities, Mixer, finish, replace_parameter
 from tokenmix.ops.attention import attention_probabilities
 from tokenmix.ops.checks import check_choice, check_flags, check_heads, check_rates, check_whole
@@ -33,6 +34,7 @@ class LessAttention(Mixer):
         scores_from: `"previous"`: `mix` transforms the scores that it is given; `"own"`: the layer has query and key.
         mode: `"factored"`, or `"dense"`, as printed. Both give the same.
         share_heads: one Theta and one Psi for all heads, 2 n^2 weights; else one for each, 2 H n^2.
+        residual: add the transformed scores of the layer before to the layer's own.
         qkv_bias: give q, k and v a bias.
         dropout: on the output.
         attention_dropout: on the map.
@@ -42,11 +44,12 @@ class LessAttention(Mixer):
 
     Cost, with m = 2 for each less-attention layer between this one and a vanilla one: mixing 2 N^2 (D + m), attention
     N^2 (2 D + H (m + 2)), values and output 2 N D^2; 2 N D^2 more with `"own"`. By multiply-adds it beats a fresh
-    attention layer when N < D. Dense: 2 H N^3 in place of the mixing.
+    attention layer when N < D. Dense: 2 H N^3 in place of the mixing. With `residual`, attention of its own,
+    4 N D^2 + 2 N^2 D, and N^2 D + 2 H N^3 for the scores that came in.
 
     Raises:
-        UserError: heads that do not divide dim, an unknown option, more tokens than num_tokens, or x, mask or scores
-            that are missing or of a wrong shape or type.
+        UserError: `residual` of a layer without scores of its own; heads that do not divide dim, an unknown option,
+            more tokens than num_tokens, or x, mask or scores that are missing or of a wrong shape or type.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(map="tokens", length="up-to", equivariant=False)
@@ -60,6 +63,7 @@ class LessAttention(Mixer):
         scores_from: Literal["own", "previous"] = "own",
         mode: Literal["factored", "dense"] = "factored",
         share_heads: bool = True,
+        residual: bool = False,
         qkv_bias: bool = True,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
@@ -71,7 +75,9 @@ class LessAttention(Mixer):
         check_choice("scores_from", scores_from, ("own", "previous"))
         check_choice("mode", mode, ("factored", "dense"))
         check_whole(num_tokens=num_tokens)
-        check_flags(share_heads=share_heads, qkv_bias=qkv_bias)
+        check_flags(share_heads=share_heads, residual=residual, qkv_bias=qkv_bias)
+        if residual and scores_from == "previous":
+            raise UserError("residual=True adds to the layer's own scores; leave out scores_from='previous'")
         check_rates(dropout=dropout, attention_dropout=attention_dropout)
         self.dim, self.num_heads, self.head_dim = dim, num_heads, check_heads(dim, num_heads)
         self.num_tokens, self.scores_from, self.mode = num_tokens, scores_from, mode
@@ -83,13 +89,16 @@ class LessAttention(Mixer):
         self.psi = nn.Parameter(torch.empty(*heads, num_tokens, num_tokens, **factory))
         self.theta_bias = nn.Parameter(torch.empty(*heads, num_tokens, **factory))
         self.psi_bias = nn.Parameter(torch.empty(*heads, num_tokens, **factory))
+        self.residual_scale = nn.Parameter(torch.empty(num_heads, **factory)) if residual else None
         self.proj = nn.Linear(dim, dim, **factory)
         self.drop = nn.Dropout(dropout)
         self.reset_transform()
 
     @torch.no_grad()
     def reset_transform(self) -> None:
-        """Theta and Psi back to the identity."""
+        """Theta and Psi back to the identity, and the scale of a residual to 0."""
+        if self.residual_scale is not None:
+            self.residual_scale.zero_()
         for weight, bias in ((self.theta, self.theta_bias), (self.psi, self.psi_bias)):
             weight.zero_().diagonal(dim1=-2, dim2=-1).fill_(1.0)
             bias.zero_()
@@ -98,7 +107,7 @@ class LessAttention(Mixer):
         """What the sub-modules do not show."""
         return (
             f"num_tokens={self.num_tokens}, num_heads={self.num_heads}, scores_from={self.scores_from!r}, "
-            f"mode={self.mode!r}, share_heads={self.theta.dim() == 2}"
+            f"mode={self.mode!r}, share_heads={self.theta.dim() == 2}, residual={self.residual_scale is not None}"
         )
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -106,7 +115,7 @@ class LessAttention(Mixer):
         return self.mix(x, None, mask)[0]
 
     def mix(self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None) -> tuple[Tensor, Scores | None]:
-        """`forward` for a stack: transforms the scores given, or the layer's own, and returns the transformed ones."""
+        """`forward` for a stack: makes its scores of those given or of its own, as the class says, and returns them."""
         x, mask = self.checked(x, mask)
         scores = self._scores(x, carry, mask)
         dropout = self.attention_dropout if self.training else 0.0
@@ -132,9 +141,14 @@ class LessAttention(Mixer):
         self.num_tokens = self.theta.shape[-1]
 
     def macs(self, num_tokens: int) -> int:
-        """The formula of the class with m = 0: as directly after a vanilla layer, and without a dense part."""
+        """The formula of the class with m = 0: as directly after a vanilla layer, and without a dense part.
+
+        Of a layer with `residual` that is given scores.
+        """
         check_whole(num_tokens=num_tokens)
         projections = (4 if self.qk is not None else 2) * num_tokens * self.dim**2
+        if self.residual_scale is not None:
+            return projections + num_tokens**2 * (3 * self.dim + 2 * self.num_heads * num_tokens)
         if self.mode == "dense":
             return projections + num_tokens**2 * (2 * self.num_heads * num_tokens + 2 * self.dim)
         return projections + num_tokens**2 * (4 * self.dim + 2 * self.num_heads)
@@ -143,9 +157,15 @@ class LessAttention(Mixer):
         """A' of tokens that are checked already."""
         if self.qk is not None:
             query, key = (_heads(part, self.num_heads) for part in self.qk(x).chunk(2, dim=2))
-            carry = Scores(query * self.head_dim**-0.5, key)
+            own = Scores(query * self.head_dim**-0.5, key)
+            if self.residual_scale is not None and carry is None:
+                return own
+            carry = own if self.residual_scale is None else carry
         scores = check_scores(carry, (x.shape[0], self.num_heads, x.shape[1]))
         transform = self.theta, self.theta_bias, self.psi, self.psi_bias
+        if self.residual_scale is not None:
+            before = transform_scores(scores.matrix(), *transform, mask=mask)
+            return Scores(own.query, own.key, self.residual_scale[:, None, None] * before)
         if self.mode == "factored":
             return next_scores(scores, *transform, mask=mask)
         # A dense map has factors of width 0.

@@ -81,12 +81,14 @@ class ObservedCall:
         causal: whether it asked for a causal map.
         refusal: why a mixer cannot handle it.
         positions: names of the arguments that brought positions.
+        samples: sequences of tokens B in the call, which may be more than the images, as in MobileViT.
     """
 
     num_tokens: int
     causal: bool = False
     refusal: str = ""
     positions: tuple[str, ...] = ()
+    samples: int = 1
 
 
 class AttentionAdapter(ABC):
@@ -240,7 +242,7 @@ class AttentionLayout(AttentionAdapter):
             shared_mask(mask, x)
         except UserError as refusal:
             return ObservedCall(x.shape[1], causal, str(refusal), positions)
-        return ObservedCall(x.shape[1], causal, "", positions)
+        return ObservedCall(x.shape[1], causal, "", positions, x.shape[0])
 
     def brought_positions(self, given: Mapping[str, Any]) -> tuple[str, ...]:
         """Names of arguments of a call that bring positions."""

@@ -104,7 +104,7 @@ def run_inserted(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Te
 
 @dataclass(frozen=True, kw_only=True)
 class InsertRow:
-    """One block; multiply-adds of one sample over all its calls.
+    """One block; multiply-adds on the example over all its calls.
 
     Attributes:
         name: of the module that it follows.
@@ -233,7 +233,7 @@ def insert(
                 dim=block.mixer.dim,
                 num_tokens=counts,
                 parameters=count_parameters(block),
-                macs=sum(count_of(block.mixer, n) for n in counts),
+                macs=sum(call.shape[0] * count_of(block.mixer, n) for call, n in zip(seen, counts, strict=True)),
             )
         )
     if skipped and (not rows or any(s.name in patterns for s in skipped)):

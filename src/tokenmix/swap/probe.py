@@ -33,12 +33,16 @@ class Probe:
     Attributes:
         macs: multiply-adds of the whole model; None if it could not be run.
         calls: of each attention module, by id, in order.
+        order: ids of the modules in the order of all calls.
+        mixed: ids of mixers whose `mix` is called, by a stack that passes scores on.
         note: why it could not be run.
         device: where it ran.
     """
 
     macs: int | None = None
     calls: dict[int, list[ObservedCall]] = field(default_factory=dict)
+    order: list[int] = field(default_factory=list)
+    mixed: set[int] = field(default_factory=set)
     note: str = ""
     device: torch.device = META
 
@@ -122,10 +126,10 @@ def probe_model(
     with ExitStack() as stack:
         for module, adapter in attentions:
             calls = probe.calls.setdefault(id(module), [])
-            stack.enter_context(watch_calls(module, calls, _observer(module, adapter)))
+            stack.enter_context(watch_calls(module, calls, _observer(module, adapter, probe)))
         own, note = next((p.device for p in model.parameters()), META), ""
         for device in dict.fromkeys((META, own)):
-            for calls in probe.calls.values():
+            for calls in (*probe.calls.values(), probe.order):
                 calls.clear()
             try:
                 return replace(probe, macs=model_macs(model, example, device), device=device)
@@ -134,13 +138,16 @@ def probe_model(
     return Probe(note=note)
 
 
-def _observer(module: nn.Module, adapter: AttentionAdapter) -> Callable[..., ObservedCall]:
+def _observer(module: nn.Module, adapter: AttentionAdapter, probe: Probe) -> Callable[..., ObservedCall]:
     """For `watch_calls`: what the adapter observes of a call of the module."""
 
     def note(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], _: Any) -> ObservedCall:
         function = module.forward if method == "__call__" else getattr(module, method)
         bound = inspect.signature(function).bind(*args, **kwargs)
         bound.apply_defaults()
+        probe.order.append(id(module))
+        if method == "mix":
+            probe.mixed.add(id(module))
         return adapter.observe(module, bound.arguments)
 
     return note
@@ -150,34 +157,41 @@ def _observer(module: nn.Module, adapter: AttentionAdapter) -> Callable[..., Obs
 def watch_calls(module: nn.Module, calls: list[Any], note: Callable[..., Any]) -> Iterator[None]:
     """Append note(method, args, kwargs, result) to `calls` after each call of the module.
 
-    Our stacks call `mix` and not the module; what `mix` calls is the same call.
+    Our stacks call `mix` and not the module. Either may call the other, which is the same call.
     """
-    handle = module.register_forward_hook(
-        lambda _, args, kwargs, result: calls.append(note("__call__", args, kwargs, result)), with_kwargs=True
-    )
+    began: list[int] = []
+
+    def note_one(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        del calls[began.pop() :]
+        calls.append(note(method, args, kwargs, result))
+
+    handles = [
+        module.register_forward_pre_hook(lambda _, args: began.append(len(calls))),
+        module.register_forward_hook(lambda _, *call: note_one("__call__", *call), with_kwargs=True),
+    ]
     if isinstance(module, Mixer):
         mix = module.mix
 
         @functools.wraps(mix)
         def noted(*args: Any, **kwargs: Any) -> Any:
-            seen = len(calls)
+            began.append(len(calls))
             result = mix(*args, **kwargs)
-            del calls[seen:]
-            calls.append(note("mix", args, kwargs, result))
+            note_one("mix", args, kwargs, result)
             return result
 
         object.__setattr__(module, "mix", noted)
     try:
         yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
         vars(module).pop("mix", None)
 
 
 def model_macs(model: nn.Module, inputs: Example, device: torch.device = META) -> int:
     """Multiply-adds of a forward pass in evaluation mode: convolutions, linear maps, products of attention.
 
-    Weights, buffers and random state stay as they are. On another device than meta, the model must be there.
+    Weights, buffers, attributes and random state stay. On another device than meta, the model must be there.
     """
     # By module and not by name: a module under two names would be left with what it was lent.
     parts = list(model.named_modules())
@@ -197,10 +211,16 @@ def model_macs(model: nn.Module, inputs: Example, device: torch.device = META) -
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     model.eval()
+    # What modules keep from call to call, such as a detector's anchors, must not stay on the meta device.
+    kept = [(vars(part), dict(vars(part))) for part in model.modules()]
     try:
         with torch.random.fork_rng(devices=[]):
             return count_macs(functools.partial(functional_call, tie_weights=False), model, tensors, *given)[1]
     finally:
+        for now, before in kept:
+            for name in now.keys() - before.keys():
+                del now[name]
+            now.update(before)
         torch.backends.mha.set_fastpath_enabled(fused)
         for module in training:
             module.training = True

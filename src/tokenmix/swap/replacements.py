@@ -1,17 +1,21 @@
 """Build a new mixer for each attention, before anything is changed."""
 
 import inspect
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import GridMixer, Mixer, count_parameters
+from tokenmix.layers.less_attention import LessAttention
 from tokenmix.layers.own import count_of
+from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.layers.table import build_mixer
 from tokenmix.swap.adapter import CROSS, AttentionWeights, SwapError, is_causal
+from tokenmix.swap.carrying import Carrying
 from tokenmix.swap.probe import Probe
 from tokenmix.swap.report import SkippedAttention, SwapRow
 from tokenmix.swap.sites import AttentionSite
@@ -42,6 +46,12 @@ class SwapRequest:
     strict: bool
     drop_positions: bool = False
 
+    @property
+    def carries(self) -> bool:
+        """Whether the mixers transform the scores of the layer before."""
+        given = self.kwargs.get("residual") or self.kwargs.get("scores_from") == "previous"
+        return issubclass(self.layer, LessAttention) and bool(given)
+
     def counts(self, site: AttentionSite) -> list[int]:
         """Numbers of tokens that a site gets, one for each call in a forward pass."""
         seen = [call.num_tokens for call in self.probe.calls.get(id(site.module), [])]
@@ -55,29 +65,43 @@ class Replacement:
     site: AttentionSite
     replacement: nn.Module
     row: SwapRow
+    carrying: Carrying | None = None
 
 
 def plan_replacements(
     sites: Sequence[AttentionSite], request: SwapRequest
 ) -> tuple[list[Replacement], list[SkippedAttention]]:
     """The replacements, and the sites that are skipped; `UserError` if that is all of them, or any if `strict`."""
-    replacements, skipped = [], []
-    for site in sites:
+    replacements: list[Replacement] = []
+    skipped: list[SkippedAttention] = []
+    order = {module: place for place, module in reversed(list(enumerate(request.probe.order)))}
+    for site in sorted(sites, key=lambda site: order.get(id(site.module), 0)) if request.carries else sites:
         try:
-            replacements.append(_plan_one(site, request))
+            replacements.append(_plan_one(site, request, replacements[-1] if replacements else None))
         except SwapError as refusal:
             skipped.append(SkippedAttention(site.name, site.kind, str(refusal)))
     if skipped and (request.strict or not replacements):
         first = skipped[0]
         more = f" (and {len(skipped) - 1} more)" if len(skipped) > 1 else ""
         raise UserError(f"{first.name} ({first.kind}) cannot become {request.label}: {first.reason}{more}")
+    if len(replacements) == 1 and replacements[0].carrying is not None:
+        name = replacements[0].site.name
+        raise UserError(f"{name} alone has no layer before it whose scores it could take; choose two or more by where")
     return replacements, skipped
 
 
-def _plan_one(site: AttentionSite, request: SwapRequest) -> Replacement:
+def _plan_one(site: AttentionSite, request: SwapRequest, before: Replacement | None) -> Replacement:
     old = site.adapter.read(site.module)
-    built = _build_replacement(site, old, request)
     calls = request.probe.calls.get(id(site.module), [])
+    # Stacks of ours pass scores on themselves.
+    carries = request.carries and id(site.module) not in request.probe.mixed
+    first = carries and before is None
+    if first:
+        # The first layer transforms nothing: it makes the scores.
+        known = inspect.signature(SelfAttention).parameters
+        kwargs = {name: value for name, value in request.kwargs.items() if name in known}
+        request = replace(request, label="self", layer=SelfAttention, kwargs=kwargs)
+    built = _build_replacement(site, old, request)
     if not calls:
         _check_unseen(site, request)
     for call in calls:
@@ -92,10 +116,40 @@ def _plan_one(site: AttentionSite, request: SwapRequest) -> Replacement:
             "drop='positions' leaves them out"
         )
     kept = keep_weights(old, built)
+    if first:
+        kept = kept._replace(why=f"{kept.why}; as self, which makes the scores of the layers after it")
     mixer = _on_grid(built, request, request.counts(site))
-    replacement = site.adapter.adapt(site.module, mixer, drop_positions=request.drop_positions)
     row = _row(site, old, request, mixer, kept, positions)
-    return Replacement(site, replacement.train(site.module.training), row)
+    carrying = None
+    if carries:
+        if before is not None:
+            _check_one_grid(before, site, row, built, request)
+        link = None if before is None or before.carrying is None else before.carrying.after
+        mixer = carrying = Carrying(mixer, link)
+        if before is not None and before.carrying is not None:
+            before.carrying.last = False
+    replacement = site.adapter.adapt(site.module, mixer, drop_positions=request.drop_positions)
+    return Replacement(site, replacement.train(site.module.training), row, carrying)
+
+
+def _check_one_grid(before: Replacement, site: AttentionSite, row: SwapRow, mixer: Mixer, request: SwapRequest) -> None:
+    """Raise `UserError` unless the layer can take the scores of the layer before."""
+    reason = ""
+    if before.carrying is None:
+        reason = "one of them passes scores on by itself and the other does not"
+    elif len(request.probe.calls.get(id(site.module), [])) != 1:
+        reason = f"the forward pass calls the second {len(request.probe.calls.get(id(site.module), []))} times"
+        reason = f"the order of the layers is unknown ({request.probe.note})" if request.probe.note else reason
+    elif before.row.num_tokens != row.num_tokens:
+        reason = f"the first has {before.row.num_tokens} tokens and the second {row.num_tokens}"
+    elif (heads := before.carrying.inner.num_heads) != mixer.num_heads:
+        reason = f"the first has {heads} heads and the second {mixer.num_heads}"
+    elif re.sub(r"\d+", "*", before.site.name) != re.sub(r"\d+", "*", site.name):
+        reason = "they are of two stacks"
+    if reason:
+        raise UserError(
+            f"{before.site.name} cannot pass its scores to {site.name}: {reason}; choose layers of one grid by where"
+        )
 
 
 def _check_unseen(site: AttentionSite, request: SwapRequest) -> None:
@@ -183,6 +237,8 @@ def _row(
     dropped: tuple[str, ...],
 ) -> SwapRow:
     counts, why = request.counts(site), kept.why
+    calls = [(call.num_tokens, call.samples) for call in request.probe.calls.get(id(site.module), [])]
+    calls = calls or [(n, 1) for n in counts]
     if old.attention_dropout and "attention_dropout" not in inspect.signature(request.layer).parameters:
         why += f"; the dropout of {old.attention_dropout:g} on the map has no place in it"
     alone = {n: site.adapter.macs(site.module, n) for n in set(counts)}
@@ -193,8 +249,8 @@ def _row(
         num_tokens=max(counts, default=None),
         parameters_before=count_parameters(site.module),
         parameters_after=count_parameters(mixer),
-        macs_before=sum(alone[n] for n in counts) if counts else None,
-        macs_after=sum(count_of(mixer, n) for n in counts) if counts else None,
+        macs_before=sum(samples * alone[n] for n, samples in calls) if calls else None,
+        macs_after=sum(samples * count_of(mixer, n) for n, samples in calls) if calls else None,
         kept=kept.names,
         why=why,
         dropped=dropped,

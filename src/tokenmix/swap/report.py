@@ -9,7 +9,7 @@ from torch import nn
 
 @dataclass(frozen=True, kw_only=True)
 class SwapRow:
-    """One attention that was replaced; multiply-adds of one sample, None where the number of tokens is not known.
+    """One attention that was replaced; multiply-adds on the example, None where the number of tokens is not known.
 
     Attributes:
         name: of the module in the model.
@@ -53,7 +53,8 @@ class SwapReport:
         rows: one for each attention that was replaced.
         skipped: those that were matched and could not be.
         parameters_before, parameters_after: of the whole model.
-        macs_before, macs_after: multiply-adds of the whole model on one sample; None if it could not be run.
+        macs_before, macs_after: multiply-adds of the whole model on the example, one sample if none was given; None if
+            it could not be run.
         notes: what else is to be known.
     """
 

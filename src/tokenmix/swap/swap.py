@@ -10,6 +10,7 @@ from tokenmix.environment import warn_untested
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer, count_parameters
 from tokenmix.layers.table import resolve_mixer
+from tokenmix.swap.carrying import watch_blocks
 from tokenmix.swap.probe import Example, check_runs, example_of, probe_model
 from tokenmix.swap.replacements import Replacement, SwapRequest, plan_replacements
 from tokenmix.swap.report import SwapReport
@@ -152,6 +153,7 @@ def _put(
 ) -> tuple[Callable[[], None], tuple[str, ...]]:
     """Put the replacements in; how to take them out again, and what else had to be changed."""
     _set(model, [(replacement, replacement.replacement) for replacement in replacements])
+    unwatch = watch_blocks([(r.site.holder, r.carrying) for r in replacements if r.carrying is not None])
     new = {id(replacement.replacement) for replacement in replacements}
     holding = [module for module in model.modules() if any(id(part) in new for part in module.modules())]
     # PyTorch's encoder packs padded batches when it evaluates, and reads its first attention's weights to decide.
@@ -166,6 +168,7 @@ def _put(
 
     def undo() -> None:
         _set(model, [(replacement, replacement.site.module) for replacement in replacements])
+        unwatch()
         for encoder in packing:
             encoder.use_nested_tensor = True
         for module, old_name in named:

@@ -9,6 +9,7 @@ from tokenmix.layers.base import GridMixer, Mixer
 from tokenmix.layers.offset_attention import OffsetAttention
 from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.swap.adapter import Affine, AttentionAdapter, AttentionWeights, ObservedCall, is_causal
+from tokenmix.swap.carrying import Carrying
 
 
 class TokenmixAdapter(AttentionAdapter):
@@ -22,6 +23,7 @@ class TokenmixAdapter(AttentionAdapter):
 
     def read(self, module: nn.Module) -> AttentionWeights:
         """The projections of self-attention; other mixers have none that another could use."""
+        module = module.inner if isinstance(module, Carrying) else module
         assert isinstance(module, Mixer)
         like, causal = next(module.parameters(), None), is_causal(module)
         if type(module) is not SelfAttention:
@@ -48,10 +50,9 @@ class TokenmixAdapter(AttentionAdapter):
 
     def observe(self, module: nn.Module, arguments: Mapping[str, Any]) -> ObservedCall:
         """An attention residual is added to scores, which other mixers do not have."""
-        residual = arguments.get("residual") is not None
-        return ObservedCall(
-            arguments["x"].shape[1], refusal="an attention residual is added to its scores" if residual else ""
-        )
+        residual, (samples, num_tokens, _) = arguments.get("residual") is not None, arguments["x"].shape
+        refusal = "an attention residual is added to its scores" if residual else ""
+        return ObservedCall(num_tokens, refusal=refusal, samples=samples)
 
     def macs(self, module: nn.Module, num_tokens: int) -> int:
         """By its own equation."""

@@ -127,7 +127,8 @@ class TorchAdapter(AttentionAdapter):
         elif arguments.get("attn_mask") is not None and not causal:
             reason = PAIRS
         axis = 1 if getattr(module, "batch_first", True) and query.dim() == 3 else 0
-        return ObservedCall(query.shape[axis], causal, reason)
+        samples = query.shape[1 - axis] if query.dim() == 3 else 1
+        return ObservedCall(query.shape[axis], causal, reason, samples=samples)
 
     def macs(self, module: nn.Module, num_tokens: int) -> int:
         """Of its four projections, and of the two products with N x N maps."""

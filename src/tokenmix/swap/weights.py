@@ -54,6 +54,8 @@ def _less(old: AttentionWeights, mixer: LessAttention) -> KeptWeights:
         return KeptWeights((), "query and key are those of the layer before")
     targets = [*Affine.parts(mixer.qk.weight, mixer.qk.bias, 2), Affine.of(mixer.v)]
     why = "Theta and Psi start as the identity, so the layer starts as the attention it replaces"
+    if mixer.residual_scale is not None:
+        why = "the transformed scores of the layer before are added times 0 at the start"
     return _attention(old, mixer, targets, why)
 
 

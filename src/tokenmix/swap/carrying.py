@@ -1,0 +1,139 @@
+"""Scores that pass from attention to attention in a foreign model, whose blocks pass on tokens only."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import TensorWeakRef
+
+from tokenmix.errors import UserError
+from tokenmix.layers.base import Capabilities, Mixer
+from tokenmix.ops.attention import attention_probabilities
+from tokenmix.ops.less import Scores
+
+LOST = (
+    "the layer was called without the layer before it, whose scores it transforms: call the whole model; gradient "
+    "checkpointing must wrap whole blocks, with use_reentrant=False"
+)
+
+
+class Link:
+    """The scores on their way from one layer to the next. They are of a forward pass, so a copy has none.
+
+    Attributes:
+        scores: of the layer before, until the layer after takes them.
+        entered: what the block of the layer after, and the parts of that block, were called with since then.
+        taken: what the block was called with in passes that are not over, and the scores that were taken then.
+    """
+
+    scores: Scores | None = None
+    entered: tuple[TensorWeakRef, ...] = ()
+    taken: tuple[tuple[TensorWeakRef, Scores], ...] = ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def take(self, x: Tensor) -> Scores:
+        """The scores of this pass for the layer's tokens x.
+
+        Gradient checkpointing calls a block again, with the same tensor, when later passes may have been run: then they
+        are those that the block took the first time. transformers calls its forward only, without hooks of the block.
+        """
+        scores, entered = self.scores, self.entered
+        self.scores, self.entered = None, ()
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            scores = self._of_this_pass(scores, x, [given for ref in entered if (given := ref()) is not None])
+        if scores is None:
+            raise UserError(LOST)
+        return scores
+
+    def _of_this_pass(self, scores: Scores | None, x: Tensor, entered: Sequence[Tensor]) -> Scores | None:
+        self.taken = tuple((ref, old) for ref, old in self.taken if ref() is not None)
+        for given in (x, *reversed(entered)):
+            for ref, old in self.taken:
+                if ref() is given:
+                    # What came in instead is of a layer that was called again as well.
+                    return old
+        if scores is not None and entered:
+            self.taken = (*self.taken, (TensorWeakRef(entered[0]), scores))
+        return scores
+
+
+def note_block(link: Link, block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """A forward pre-hook of the block that holds a layer."""
+    link.entered = ()
+    note_part(link, block, args, kwargs)
+
+
+def note_part(link: Link, part: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """A forward pre-hook of a part of that block."""
+    x = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
+    if x is not None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        link.entered = (*link.entered, TensorWeakRef(x))
+
+
+def watch_blocks(layers: Sequence[tuple[nn.Module, "Carrying"]]) -> Callable[[], None]:
+    """Let each block tell the link of the layer in it what it is called with; returns how to undo that."""
+    handles = []
+    for block, layer in layers:
+        # A block with other layers in it is called once for all of them, perhaps with a tensor of the user's.
+        alone = sum(any(part is other for part in block.modules()) for _, other in layers) == 1
+        if alone and layer.before is not None:
+            for part in (block, *block.children()):
+                hook = functools.partial(note_block if part is block else note_part, layer.before)
+                handles.append(part.register_forward_pre_hook(hook, with_kwargs=True))
+
+    def undo() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return undo
+
+
+class Carrying(Mixer):
+    """A mixer that takes the scores of the layer before it and hands its own to the layer after it.
+
+    Args:
+        inner: the mixer.
+        before: where the scores come from; None for the first layer.
+    """
+
+    def __init__(self, inner: Mixer, before: Link | None) -> None:
+        super().__init__()
+        self.inner, self.dim, self.before, self.after, self.last = inner, inner.dim, before, Link(), True
+
+    @property
+    def capabilities(self) -> Capabilities:  # type: ignore[override]
+        """Those of the mixer inside."""
+        return self.inner.capabilities
+
+    @property
+    def num_tokens(self) -> Any:
+        """N of a mixer with a matrix over tokens."""
+        return self.inner.num_tokens
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Mix the tokens of x. `mask` is (B, N) bool, True = the token takes part."""
+        out, self.after.scores = self.inner.mix(x, None if self.before is None else self.before.take(x), mask)
+        if self.last and torch.compiler.is_compiling():
+            self.after.scores = None
+        return out
+
+    def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The map that the last call made, until the layer after has taken its scores: for a forward hook."""
+        if self.before is None:
+            return self.inner.attention_map(x, mask)
+        if self.after.scores is None:
+            raise UserError(f"{LOST}; a forward hook may ask for its map")
+        query, key, dense, _, _ = self.after.scores.joined()
+        return attention_probabilities(query, key, mask=mask, bias=dense, scale=1.0)
+
+    def macs(self, num_tokens: int) -> int:
+        """Those of the mixer inside."""
+        return self.inner.macs(num_tokens)
+
+    def set_grid(self, old: Any, new: Any) -> None:
+        """As the mixer inside."""
+        self.inner.set_grid(old, new)
