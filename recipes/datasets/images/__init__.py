@@ -16,6 +16,15 @@ DATA_SETS.register(
         stored=("emoji-google",),
     ),
     DataEntry(
+        name="fashion-pairs",
+        kinds=("images",),
+        about="two items of Fashion-MNIST side by side, of one class or not: 60,000 + 10,000 of 28 x 56 px, 31 MB",
+        licence="MIT",
+        origin="Fashion-MNIST, paired when read",
+        load="recipes.datasets.images.fashion_pairs:load_pairs",
+        stored=("fashion-mnist",),
+    ),
+    DataEntry(
         name="blue-marble",
         kinds=("classes",),
         about="409 + 156 tiles of 112 px of a 5400 x 2700 map, 7 climates; blue-marble:N for other tiles, 31 MB",

@@ -32,8 +32,10 @@ from tokenmix.lab.train.sources import read_description, read_part
 
 FREE = (
     "mixers",
+    "variants",
     "seeds",
     "sizes",
+    "config",
     "controls",
     "only",
     "merge",
