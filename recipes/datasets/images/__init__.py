@@ -25,6 +25,15 @@ DATA_SETS.register(
         stored=("fashion-mnist",),
     ),
     DataEntry(
+        name="solar-cells",
+        kinds=("images",),
+        about="2,624 photographs of 300 x 300, sound or with a defect, 2,112 + 512 by neighbourhood, 91 MB",
+        licence="CC-BY-NC-SA-4.0",
+        origin="PyPI elpv-dataset 1.0.0.post1",
+        load="recipes.datasets.images.solar_cells:load_cells",
+        stored=("solar-cells",),
+    ),
+    DataEntry(
         name="blue-marble",
         kinds=("classes",),
         about="409 + 156 tiles of 112 px of a 5400 x 2700 map, 7 climates; blue-marble:N for other tiles, 31 MB",

@@ -47,8 +47,8 @@ from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.config import CompareConfig, comparison_config
 from tokenmix.lab.train.identity import read_result
 from tokenmix.lab.train.load import load_task
-from tokenmix.lab.train.recipes import load_comparison
 from tokenmix.lab.train.plan import check_config, make_plan
+from tokenmix.lab.train.recipes import load_comparison
 from tokenmix.lab.train.swapping import check_own_mixers, start_and_swap
 from tokenmix.lab.train.task import TaskData, TaskModule
 from tokenmix.layers.table import get_spec
