@@ -1,10 +1,15 @@
-"""The ledger is what the recipes' results say, and its verdicts follow the rule that it states."""
+"""The ledger is what the kept results say, and its verdicts follow the rule that it states."""
 
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tokenmix.lab.compare.compare import compare
+from tokenmix.lab.compare.variant_runs import plan_runs
+from tokenmix.lab.registry import DATA_SETS
+from tokenmix.lab.train.plan import check_config
+from tokenmix.lab.train.sources import list_comparisons, load_comparison
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,80 +26,80 @@ def test_the_page_is_made_from_the_results(claims: Any) -> None:
     assert claims.page() == claims.PAGE.read_text(), "make it again: python -m recipes.claims"
 
 
-def test_every_claim_can_be_run_or_says_why_not(claims: Any) -> None:
+def test_every_row_is_of_a_comparison_that_has_both_sides(claims: Any) -> None:
     for claim in claims.CLAIMS:
-        assert bool(claim.rows) != bool(claim.not_testable), claim.text
-        for row in claim.rows:
-            assert (ROOT / "recipes" / Path(*row.recipe.split("."))).with_suffix(".py").is_file()
+        for row in claim["rows"]:
+            config = load_comparison(row["comparison"])
+            names = {cell.folder.name.rpartition("-seed")[0] for cell in plan_runs(config, Path())}
+            assert {row["a"], row["b"]} <= names, row
 
 
-def test_rows_of_the_plateau_recipe_are_cells_that_it_has(claims: Any) -> None:
-    """All that the ledger looks up is found where every cell has been run."""
-    from recipes.classification import plateau
-
-    run: dict[str, Any] = {"runs": [0.5, 0.6, 0.7], "images": 10, "parameters": 10}
-    maps = [[{"distance": 0.1, "diagonality": 0.2}] * 8] * 3
-    document = {
-        "families": {budget: dict.fromkeys(plateau.FAMILIES, run) for budget in claims.BUDGETS},
-        "emoji": {"equal images": dict.fromkeys(plateau.FAMILIES, run)},
-        "ablations": {
-            name: {label: {**run, "parameters": 10 ** (1 + n), "maps": maps} for n, label in enumerate(rows)}
-            for name, rows in plateau.ABLATIONS.items()
-        },
-    }
-    rows = [row for claim in claims.CLAIMS for row in claim.rows if row.recipe == claims.PLATEAU]
-    assert len(rows) > 20
-    for row in rows:
-        assert claims.judge(row, document).verdict != "not yet run", row
-        assert claims.judge(row, {"families": {}, "ablations": {}}).verdict == "not yet run", row
+@pytest.mark.parametrize("name", list_comparisons())
+def test_a_comparison_can_be_run(name: str) -> None:
+    config = load_comparison(name)
+    assert config.data.data.partition(":")[0] in DATA_SETS
+    for cell in plan_runs(config, Path()):
+        check_config(cell.config)
 
 
-def verdict(claims: Any, a: list[float], b: list[float], **more: Any) -> Any:
-    row = claims.Row("", "", claims.at("a"), claims.at("b"), ("a", "b"), **more)
-    return claims.judge(row, {"a": {"runs": a}, "b": {"runs": b}})
+def document(a: list[float], b: list[float], higher: bool = True) -> dict[str, Any]:
+    """A kept result of two variants, without predictions."""
+    runs = [[{"seed": i, "folder": f"{i}", "score": score} for i, score in enumerate(scores)] for scores in (a, b)]
+    variants = [{"name": name, "runs": some} for name, some in zip("ab", runs)]
+    return {"higher": higher, "sampling": None, "variants": variants}
 
 
-def test_a_difference_counts_from_what_seeds_and_test_images_could_make_of_it(claims: Any) -> None:
-    """Student's t at 0.975 and 0.8 of 4 degrees of freedom, from a table: 2.776 and 0.941."""
+def verdict(claims: Any, a: list[float], b: list[float], higher: bool = True, **row: Any) -> str:
+    found = claims.judge([{"comparison": "c", "a": "a", "b": "b", **row}], {"c": document(a, b, higher)})
+    return found[0].verdict
+
+
+def test_verdicts(claims: Any) -> None:
     runs = [0.85, 0.86, 0.87]
-    found = verdict(claims, [x + 0.03 for x in runs], runs)
-    error = math.sqrt(2 * 0.01**2 / 3)
-    assert found.counts_from == pytest.approx(2.776 * error, rel=1e-3)
-    assert found.seen_from == pytest.approx((2.776 + 0.941) * error, rel=1e-3)
-    assert found.verdict == "agrees"
-    assert verdict(claims, runs, [x + 0.03 for x in runs]).verdict == "disagrees"
-    assert verdict(claims, [x + 0.02 for x in runs], runs).verdict == "not seen at this scale"
-    drawn = verdict(claims, [x + 0.03 for x in runs], runs, images=1000)
-    assert drawn.counts_from == pytest.approx(
-        2.776 * math.sqrt(error**2 + (0.89 * 0.11 + 0.86 * 0.14) / 1000), rel=1e-3
+    better = [x + 0.03 for x in runs]
+    # The standard error is 0.00816, Student's t with 4 degrees of freedom 2.776.
+    assert verdict(claims, better, runs) == "agrees"
+    assert verdict(claims, runs, better) == "disagrees"
+    assert verdict(claims, runs, better, higher=False) == "agrees"
+    assert verdict(claims, [x + 0.02 for x in runs], runs) == "cannot tell"
+    assert verdict(claims, runs, runs, effect=0.05) == "not seen"
+    assert verdict(claims, runs, runs, effect=0.01) == "cannot tell"
+    assert verdict(claims, runs, runs, margin=0.02) == "agrees"
+    assert verdict(claims, runs, runs, margin=0.01) == "cannot tell"
+    assert verdict(claims, better, runs, margin=0.001) == "disagrees"
+    assert verdict(claims, [], runs) == "not yet run"
+
+
+def test_several_rows_of_a_claim_are_adjusted(claims: Any) -> None:
+    runs = [0.85, 0.86, 0.87]
+    row = {"comparison": "c", "a": "a", "b": "b"}
+    documents = {"c": document([x + 0.023 for x in runs], runs)}
+    assert claims.judge([row], documents)[0].verdict == "agrees"
+    assert [one.verdict for one in claims.judge([row, row], documents)] == ["cannot tell"] * 2
+
+
+def test_power_is_that_of_a_t_test(claims: Any) -> None:
+    found = claims.difference_of(document([0.85, 0.86, 0.87], [0.85, 0.86, 0.87]), "a", "b")[0]
+    assert claims.power_at(found, found.detectable) == pytest.approx(0.8, abs=0.02)
+    assert claims.power_at(found, 0.0) == pytest.approx(0.05)
+
+
+def test_a_comparison_is_kept_and_read_back(claims: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "compare_toy.toml"
+    file.write_text(
+        'data = "digits"\nepochs = 1\nlimit = 64\nlimit_eval = 50\nseeds = [0, 1]\nbatch_size = 32\ndevice = "cpu"\n'
+        'mixers = ["self"]\nmodel_kwargs = {patch_size = 4, depth = 1, embed_dim = 16, num_heads = 2}\n'
+        '[variants.S-4]\nlr = 1e-3\nmodel_kwargs = {mixer = "external", mixer_kwargs = {num_slots = 4}}\n'
     )
-    assert drawn.verdict == "not seen at this scale"
-
-
-@pytest.mark.parametrize(
-    ("behind", "expected"),
-    [(0.0, "agrees"), (0.02, "agrees"), (0.04, "not seen at this scale"), (0.08, "disagrees")],
-)
-def test_as_good_means_within_the_margin(claims: Any, behind: float, expected: str) -> None:
-    runs = [0.85, 0.86, 0.87]
-    assert verdict(claims, [x - behind for x in runs], runs, kind="as good", margin=0.05).verdict == expected
-
-
-def test_where_less_is_better_and_where_a_group_is_a_number(claims: Any) -> None:
-    assert verdict(claims, [40.0, 41.0, 42.0], [50.0, 51.0, 52.0], lower=True).verdict == "agrees"
-    row = claims.Row("", "", claims.at("a"), 0.5, ("a", "half"))
-    assert claims.judge(row, {"a": {"runs": [0.6, 0.61, 0.62]}}).verdict == "agrees"
-    assert claims.judge(row, {"a": {"runs": [0.4, 0.5, 0.6]}}).verdict == "not seen at this scale"
-
-
-def test_the_verdict_on_a_claim(claims: Any) -> None:
-    claim = claims.Claim("", "", rows=())
-    row = claims.Row("", "", claims.at("a"), claims.at("b"), ("a", "b"))
-
-    def of(*verdicts: str) -> str:
-        return claims.verdict_of(claim, [claims.Found(row, verdict) for verdict in verdicts])
-
-    assert of("agrees", "not yet run") == "agrees"
-    assert of("agrees", "not seen at this scale") == "not seen at this scale"
-    assert of("agrees", "disagrees") == "disagrees"
-    assert of("not yet run") == "not yet run"
+    found = compare(file, out=tmp_path / "out", jobs=0, threads=1, quiet=True)
+    assert [variant.name for variant in found.results.variants] == ["self", "identity", "S-4"]
+    assert found.results.variants[2].learning_rate == 1e-3
+    assert f"--config {file}" in found.results.command
+    assert "--model-kwargs" not in found.results.command
+    monkeypatch.setattr(claims, "file_of", lambda name: tmp_path / f"{name}.json")
+    claims.document.cache_clear()
+    assert claims.keep(tmp_path / "out") == tmp_path / "compare_toy.json"
+    a, b = (found.results.variant(name) for name in ("self", "S-4"))
+    kept = claims.difference_of(claims.document("compare_toy"), "self", "S-4")[0]
+    assert kept == found.results.difference(a, b)
+    claims.document.cache_clear()

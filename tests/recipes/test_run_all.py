@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tokenmix.errors import UserError
+from tokenmix.lab.train.sources import list_comparisons
 
 ROOT = Path(__file__).parents[2]
 JOB = """
@@ -45,26 +46,22 @@ def log(folder: Path) -> list[str]:
 
 
 def test_what_is_missing_is_run_in_order_and_then_the_ledger(driver: Any, tmp_path: Path) -> None:
-    jobs = (
-        driver.Job("one", "toy_job one 0 0"),
-        driver.Job("two", "toy_job two 0 2"),
-        driver.Job("three", "toy_job three 0 0"),
-    )
+    jobs = {"one": "-m toy_job one 0 0", "two": "-m toy_job two 0 2", "three": "-m toy_job three 0 0"}
     args = driver.Args(budget=1.0, out=tmp_path / "all")
-    assert driver.run_all(args, jobs, "toy_job ledger 0 0") == 1, "one job failed"
+    assert driver.run_all(args, jobs, "-m toy_job ledger 0 0") == 1, "one job failed"
     assert log(tmp_path) == ["one started", "two started", "three started", "ledger started"]
     assert json.loads((tmp_path / "all" / "ended.json").read_text()).keys() == {"one", "three"}
-    assert driver.run_all(args, jobs, "toy_job ledger 0 0") == 1
+    assert driver.run_all(args, jobs, "-m toy_job ledger 0 0") == 1
     assert log(tmp_path)[4:] == ["two started", "ledger started"], "what has ended is not started again"
     again = driver.Args(budget=1.0, out=tmp_path / "all", again=("three",))
-    driver.run_all(again, jobs, "toy_job ledger 0 0")
+    driver.run_all(again, jobs, "-m toy_job ledger 0 0")
     assert log(tmp_path)[6:] == ["two started", "three started", "ledger started"]
 
 
 def test_the_end_of_the_time_saves_what_runs(driver: Any, tmp_path: Path) -> None:
-    jobs = (driver.Job("long", "toy_job long 600 0"), driver.Job("next", "toy_job next 0 0"))
+    jobs = {"long": "-m toy_job long 600 0", "next": "-m toy_job next 0 0"}
     args = driver.Args(budget=4 / 3600, out=tmp_path / "all")
-    assert driver.run_all(args, jobs, "toy_job ledger 0 0") == driver.STOPPED
+    assert driver.run_all(args, jobs, "-m toy_job ledger 0 0") == driver.STOPPED
     assert log(tmp_path) in (
         ["long started", "long saved", "ledger started"],
         # A busy machine may not have started Python by then.
@@ -76,7 +73,7 @@ def test_ctrl_c_goes_to_the_job_and_ends_the_driver(tmp_path: Path) -> None:
     (tmp_path / "toy_job.py").write_text(JOB.format(log=tmp_path / "log"))
     program = (
         "import sys; from recipes import run_all as r; from pathlib import Path; "
-        f"sys.exit(r.run_all(r.Args(budget=1.0, out=Path({str(tmp_path)!r})), [r.Job('long', 'toy_job long 600 0')]))"
+        f"sys.exit(r.run_all(r.Args(budget=1.0, out=Path({str(tmp_path)!r})), {{'long': '-m toy_job long 600 0'}}))"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "src"), str(ROOT)])}
     process = subprocess.Popen([sys.executable, "-c", program], env=environment, start_new_session=True)
@@ -88,11 +85,8 @@ def test_ctrl_c_goes_to_the_job_and_ends_the_driver(tmp_path: Path) -> None:
     assert log(tmp_path) == ["long started", "long saved"]
 
 
-def test_every_job_is_a_recipe_with_the_options_it_is_given(driver: Any) -> None:
-    for job in driver.JOBS:
-        module = job.command.split()[0]
-        assert (ROOT / Path(*module.split("."))).with_suffix(".py").is_file(), job.name
-    assert {"{jobs}" in job.command for job in driver.JOBS} == {True, False}
+def test_every_comparison_is_a_job(driver: Any) -> None:
+    assert set(driver.ORDER) == set(list_comparisons())
 
 
 @pytest.mark.parametrize(

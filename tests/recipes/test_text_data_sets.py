@@ -11,7 +11,6 @@ from recipes.datasets.text import wordnet
 from recipes.datasets.text.corpora import _html_text, _without_markup
 from recipes.datasets.text.labelled import balanced, sense_pairs
 from recipes.datasets.text.wordnet import Synset, parse
-from recipes.text.tfidf import tfidf_baseline
 from tokenmix.errors import UserError
 from tokenmix.lab.data import list_data
 from tokenmix.lab.data.fetch import FetchError
@@ -63,22 +62,6 @@ def test_a_forged_wordnet_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(packages, "apt_package", lambda package, folder: (tmp_path, "1:3.0-37"))
     with pytest.raises(FetchError, match=r"princeton.*has sha256.*Debian package wordnet-base: .*has sha256"):
         wordnet.fetch_wordnet(tmp_path)
-
-
-def test_baseline_learns_what_words_tell(tmp_path: Path):
-    texts = [f"it is {word} number {i}" for i in range(60) for word in ("good", "bad")]
-    (tmp_path / "a.csv").write_text("\n".join(["text,label", *(f"{text},{text.split()[2]}" for text in texts)]))
-    data = load_labelled(f"csv:{tmp_path / 'a.csv'}")
-    found = tfidf_baseline(data)
-    assert found["accuracy"] == found["macro_f1"] == 1
-    often = torch.bincount(data.train.labels).argmax()
-    assert found["majority"] == pytest.approx((data.test.labels == often).float().mean().item())
-
-
-def test_the_baseline_is_for_classes(tmp_path: Path):
-    (tmp_path / "a.csv").write_text("\n".join(["text,label", *(f"a {i},{i / 4}" for i in range(80))]))
-    with pytest.raises(UserError, match="numbers for labels"):
-        tfidf_baseline(load_labelled(f"csv:{tmp_path / 'a.csv'}"))
 
 
 def test_sense_pairs_are_balanced_for_each_word():

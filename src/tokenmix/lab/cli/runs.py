@@ -17,7 +17,7 @@ from tokenmix.lab.registry import TASKS
 from tokenmix.lab.tasks.fitting import check_model_name
 from tokenmix.lab.train.config import CompareConfig, TrainConfig, comparison_config
 from tokenmix.lab.train.schema import Names, Part
-from tokenmix.lab.train.sources import base_config, merge_kwargs, read_config
+from tokenmix.lab.train.sources import base_config, load_comparison, merge_kwargs, read_config
 
 Positional = tyro.conf.Positional
 RunFolder = Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
@@ -59,6 +59,7 @@ class Source:
     """The options on which the defaults of the others depend."""
 
     recipe: str | None = None
+    config: str | None = None
     resume: Path | None = None
     init_from: Path | None = None
     model: str | None = None
@@ -79,8 +80,12 @@ class Compare:
             )
         task = args[0] if args and not args[0].startswith("-") else None
         args = [_axis(word, after) for word, after in zip(args, [*args[1:], ""])]
-        given = parse_into(CompareConfig, prog, args, comparison_config(task or CompareConfig.task), cls.__doc__ or "")
-        _check_task_first(given.task, task or CompareConfig.task, prog, args)
+        source = parse_known(Source, prog, args).config
+        base = comparison_config(task or CompareConfig.task) if source is None else load_comparison(source)
+        given = parse_into(CompareConfig, prog, args, base, cls.__doc__ or "")
+        _check_task_first(given.task, base.task, prog, args)
+        # Not the command line's parser but the file has them.
+        given = given.replace(variants=base.variants)
         given.options.check_given(word[2:].partition("=")[0].replace("-", "_") for word in args)
         if not any(word.partition("=")[0] == "--mixers" for word in args):
             from tokenmix.lab.compare.variants import with_usual_mixers

@@ -48,7 +48,7 @@ from tokenmix.lab.train.checks import check_config
 from tokenmix.lab.train.config import CompareConfig, comparison_config
 from tokenmix.lab.train.load import check_own_mixers, load_task, start_and_swap
 from tokenmix.lab.train.plan import make_plan
-from tokenmix.lab.train.sources import read_result
+from tokenmix.lab.train.sources import load_comparison, read_result
 from tokenmix.lab.train.task import TaskData, TaskModule
 from tokenmix.layers.table import get_spec
 from tokenmix.swap.sites import find_sites
@@ -83,7 +83,7 @@ class Comparison:
 
 @from_caller
 def compare(
-    config: CompareConfig | None = None,
+    config: CompareConfig | str | Path | None = None,
     *,
     mixers: Sequence[str] | None = None,
     data: str | None = None,
@@ -116,7 +116,7 @@ def compare(
     them, and a table of all.
 
     Args:
-        config: all options in one object; options that are given as well replace its own.
+        config: all options in one object, or a TOML file of them; options that are given as well replace its own.
         mixers: names of `tokenmix.list_mixers()`, or "module:Class".
         data: a data set of `tokenmix list data`, or files of the user's, such as "folder:photos".
         task: a name of `tokenmix.list_tasks()`.
@@ -141,6 +141,8 @@ def compare(
     Raises:
         UserError: a mistake that is known before the first training; or no run finished.
     """
+    if isinstance(config, str | Path):
+        config = load_comparison(str(config))
     if config is not None and not isinstance(config, CompareConfig):
         raise UserError(
             f"compare takes options by name, or a CompareConfig; got {config!r}; for example compare(data='digits')"
@@ -546,8 +548,13 @@ def _markdown(results: Results) -> str:
 def repeat_command(config: CompareConfig) -> str:
     """The command line that runs this comparison again."""
     own = config.task != CompareConfig.task
-    words, defaults = ["tokenmix", "compare", *([config.task] if own else [])], comparison_config(config.task).flat()
+    source = config.config
+    words = ["tokenmix", "compare", *([config.task] if own and source is None else [])]
+    words += [] if source is None else ["--config", source]
+    defaults = (comparison_config(config.task) if source is None else load_comparison(source)).flat()
     for name, value in config.flat().items():
+        if name in ("config", "variants"):
+            continue
         if isinstance(value, bool) and value != defaults[name]:
             words.append(f"--{'' if value else 'no-'}{name.replace('_', '-')}")
         elif value != defaults[name]:

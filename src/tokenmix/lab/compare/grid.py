@@ -115,6 +115,7 @@ def merge_settings(config: CompareConfig, folders: Sequence[Path]) -> CompareCon
     return first.replace(
         **{name: getattr(config.loop, name) for name in ("device", "threads")},
         mixers=tuple(dict.fromkeys(mixer for one in found for mixer in one.mixers)),
+        variants={name: options for one in found for name, options in one.variants.items()},
         seeds=tuple(dict.fromkeys(seed for one in found for seed in one.seeds)),
         data=",".join(dict.fromkeys(data for one in found for data in data_sets(one.data.data))),
         model=models[0],

@@ -18,6 +18,7 @@ from tokenmix.lab.compare.charts import marker
 from tokenmix.lab.compare.columns import baseline_rows, cells, columns
 from tokenmix.lab.compare.map_figures import ExampleMaps, ShownExample, example_figure
 from tokenmix.lab.compare.notes import budget_sentence, finding_sentence, notes
+from tokenmix.lab.compare.probed import probed
 from tokenmix.lab.compare.report_figures import bars, confusions, cost_charts, growth_charts, learning_curves
 from tokenmix.lab.compare.results import Results
 from tokenmix.lab.data.lookup import short_name
@@ -48,6 +49,7 @@ def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps | 
         variants=results.variants,
         columns=columns(results),
         cells=partial(cells, results),
+        probed=probed(results),
         several=len(results.config["seeds"]) > 1,
         marker=marker,
         curves=learning_curves(results),

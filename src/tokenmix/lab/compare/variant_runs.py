@@ -31,8 +31,10 @@ from tokenmix.lab.train.sources import read_description, read_part, read_result
 
 FREE = (
     "mixers",
+    "variants",
     "seeds",
     "sizes",
+    "config",
     "controls",
     "only",
     "merge",

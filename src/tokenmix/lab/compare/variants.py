@@ -1,6 +1,7 @@
 """What the variants of a comparison are: a name each, and the options of a run that differ."""
 
 import inspect
+import re
 from typing import Any
 
 from tokenmix.errors import UserError
@@ -18,9 +19,22 @@ def plan_variants(config: CompareConfig) -> dict[str, dict[str, Any]]:
     argument `mixer` gets the mixers there. In any other model they replace the attention layers, and the model as it
     is comes first. Where layers are built or inserted the control without mixing comes last.
 
+    The rows of `config.variants` come after them; arguments of the model are added to the shared ones.
+
     Raises:
         UserError: no mixer, or an option that the model's way of varying does not have.
     """
+    shared, own = config.model.model_kwargs, dict[str, dict[str, Any]]()
+    for name, options in config.variants.items():
+        if not re.fullmatch(r"[\w.+-]{1,64}", name) or not isinstance(options, dict):
+            raise UserError(f"the variant {name!r} is not a table [variants.NAME]; NAME is of letters, digits and -._+")
+        kwargs = options.get("model_kwargs", {})
+        own[name] = {**options, "model_kwargs": {**shared, **kwargs}} if isinstance(kwargs, dict) else options
+    return (_mixer_variants(config) if config.mixers or not own else {}) | own
+
+
+def _mixer_variants(config: CompareConfig) -> dict[str, dict[str, Any]]:
+    """Those of `config.mixers`."""
     mixers = tuple(dict.fromkeys(config.mixers))
     if not mixers:
         raise UserError("a comparison needs at least one mixer, for example --mixers self,external")
@@ -44,7 +58,7 @@ def plan_variants(config: CompareConfig) -> dict[str, dict[str, Any]]:
 
 def with_usual_mixers(config: CompareConfig) -> CompareConfig:
     """The config of a caller who named no mixers: without `self` where it would replace attention like itself."""
-    if config.merge or config.insert_after or takes_mixer(config.model.model):
+    if config.config or config.merge or config.insert_after or takes_mixer(config.model.model):
         return config
     return config.replace(mixers=tuple(name for name in config.mixers if name != "self"))
 

@@ -397,6 +397,11 @@ class CompareConfig(TaskDocument):
     """Train only these runs, separated by commas, such as self-seed0 or '*-seed0', and report on the finished ones."""
     merge: Folders = None
     """Train nothing: copy the runs of these folders of comparisons with equal settings to --out, and report on them."""
+    config: str | None = None
+    """Options from a TOML file, or a comparison of recipes/ by name; options on the command line override them.
+    A table [variants.NAME] in it is a row of its own, with the options of a run that differ."""
+    variants: Annotated[dict[str, Any], tyro.conf.Suppress] = field(default_factory=dict)
+    """Rows that differ in more than the mixer: by name the options of a run that are other there."""
     out: Path | None = None
     """Folder of the report; runs/compare-DATA if not given."""
     data: DataConfig = DataConfig()
