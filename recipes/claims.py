@@ -165,7 +165,8 @@ Two rows of a comparison differ in one thing. Their difference is paired: it has
 the test samples, the same for both ([Results](guides/results.md)); intervals hold at 95 %.
 
 - *A is better than B*: **agrees** or **disagrees** if the difference is real after Holm's adjustment within the claim.
-  Else **not seen** if the paper's effect would have been found with a power of 50 % or more, and **cannot tell** if not.
+  Else **not seen** if the paper's effect would have been found with a power of at least 50 %, and **cannot tell** if
+  not.
 - *A is within m of B*: **agrees** if two one-sided tests at 5 % say so, **disagrees** if the interval lies outside of
   ±m, else **cannot tell**.
 - A claim **disagrees** if one of its rows does. Data on which no mixing ties with self-attention has no row.

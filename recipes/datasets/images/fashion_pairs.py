@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tokenmix.lab.data.images.image_set import InMemoryImages, resize_images
-from tokenmix.lab.data.images.load import LoadedImages
+from tokenmix.lab.data.images.load import ImageData
 from tokenmix.lab.data.images.named_sets import fetch_fashion_mnist
 from tokenmix.lab.data.lookup import DataRequest
 from tokenmix.lab.data.store import fetched
@@ -20,7 +20,7 @@ __all__ = ["draw_pairs", "load_pairs"]
 COUNTS = {"train": 60_000, "t10k": 10_000}
 
 
-def load_pairs(request: DataRequest) -> LoadedImages:
+def load_pairs(request: DataRequest) -> ImageData:
     """60,000 training and 10,000 test pairs of 28 x 56 pixels, always the same."""
     tensors, notes = fetched("fashion-mnist", request.root, fetch_fashion_mnist)
     parts = []
@@ -29,7 +29,7 @@ def load_pairs(request: DataRequest) -> LoadedImages:
         pictures = torch.cat([tensors[f"{part}_images"][side] for side in items], -1).unsqueeze(1)
         parts.append(InMemoryImages(resize_images(pictures, request.img_size), same, flip=True, fill=0))
     source = f"pairs of Fashion-MNIST: {notes['source']}, MIT"
-    return LoadedImages(*parts, ["different", "same"], source)
+    return ImageData(*parts, ["different", "same"], source)
 
 
 def draw_pairs(labels: Tensor, count: int, seed: int) -> tuple[tuple[Tensor, Tensor], Tensor]:

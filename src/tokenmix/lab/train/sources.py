@@ -42,7 +42,7 @@ def list_comparisons() -> list[str]:
 
 
 def _names() -> list[str]:
-    return sorted({path.stem for path in HOME.rglob("*.toml")})
+    return sorted({path.stem for path in HOME.glob("*/*.toml")})
 
 
 def load_recipe(name: str) -> TrainConfig:
@@ -110,7 +110,7 @@ def merge_kwargs(recipe: TrainConfig, given: TrainConfig) -> TrainConfig:
 
 def _find(name: str, known: Sequence[str]) -> Path:
     given = user_path(name)
-    by_name = (path for path in HOME.rglob("*.toml") if path.stem == name and name in known)
+    by_name = (path for path in HOME.glob("*/*.toml") if path.stem == name and name in known)
     candidates = [given, Path(f"{given}.toml"), *by_name]
     found = next((path for path in candidates if path.is_file()), None)
     if found is None:
