@@ -32,7 +32,7 @@ from tokenmix.errors import UserError
 from tokenmix.files import disk_remedy, make_folder, replace_file
 from tokenmix.lab.data.images import ImageData, load_images
 from tokenmix.lab.data.images.augment import make_augment
-from tokenmix.lab.data.images.samples import normalize
+from tokenmix.lab.data.images.image_set import normalize
 from tokenmix.lab.train import train
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distributed import broadcast_object, distributed_info, process_group

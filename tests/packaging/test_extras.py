@@ -121,7 +121,7 @@ lacking("PIL", [], "recipes.demo")  # the last, since it leaves a half-imported 
     assert done.stderr.splitlines() == [
         "tokenmix: the tokenmix command needs tyro: pip install 'tokenmix[train]'",
         "tokenmix: tokenmix list needs rich: pip install 'tokenmix[train]'",
-        "tokenmix: tokenmix.lab.tasks.text.masked_lm needs transformers: pip install 'tokenmix[text]'",
+        "tokenmix: tokenmix.text needs transformers: pip install 'tokenmix[text]'",
         "tokenmix: the demo needs PIL: pip install 'tokenmix[vision]'",
     ]
 

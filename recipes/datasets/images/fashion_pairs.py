@@ -29,7 +29,8 @@ def load_pairs(request: DataRequest) -> ImageData:
         pictures = torch.cat([tensors[f"{part}_images"][side] for side in items], -1).unsqueeze(1)
         parts.append(InMemoryImages(resize_images(pictures, request.img_size), same, flip=True, fill=0))
     source = f"pairs of Fashion-MNIST: {notes['source']}, MIT"
-    return ImageData(*parts, ["different", "same"], source)
+    train, test = parts
+    return ImageData(train, test, ["different", "same"], source)
 
 
 def draw_pairs(labels: Tensor, count: int, seed: int) -> tuple[tuple[Tensor, Tensor], Tensor]:

@@ -155,15 +155,17 @@ class LessAttention(Mixer):
 
     def _scores(self, x: Tensor, carry: Scores | None, mask: Tensor | None) -> Scores:
         """A' of tokens that are checked already."""
+        own = None
         if self.qk is not None:
             query, key = (_heads(part, self.num_heads) for part in self.qk(x).chunk(2, dim=2))
             own = Scores(query * self.head_dim**-0.5, key)
-            if self.residual_scale is not None and carry is None:
+            if self.residual_scale is None:
+                carry = own
+            elif carry is None:
                 return own
-            carry = own if self.residual_scale is None else carry
         scores = check_scores(carry, (x.shape[0], self.num_heads, x.shape[1]))
         transform = self.theta, self.theta_bias, self.psi, self.psi_bias
-        if self.residual_scale is not None:
+        if own is not None and self.residual_scale is not None:
             before = transform_scores(scores.matrix(), *transform, mask=mask)
             return Scores(own.query, own.key, self.residual_scale[:, None, None] * before)
         if self.mode == "factored":

@@ -167,7 +167,9 @@ def watch_calls(module: nn.Module, calls: list[Any], note: Callable[..., Any]) -
 
     handles = [
         module.register_forward_pre_hook(lambda _, args: began.append(len(calls))),
-        module.register_forward_hook(lambda _, *call: note_one("__call__", *call), with_kwargs=True),
+        module.register_forward_hook(
+            lambda _, args, kwargs, result: note_one("__call__", args, kwargs, result), with_kwargs=True
+        ),
     ]
     if isinstance(module, Mixer):
         mix = module.mix

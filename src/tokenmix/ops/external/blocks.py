@@ -205,8 +205,8 @@ def _written(tensors: Sequence[Any], num_steps: int) -> tuple[Callable[..., Tens
 
     def run(*there: Tensor) -> Tensor:
         found = iter(there)
-        five: Any = [None if tensor is None else next(found) for tensor in tensors[:5]]
-        factors = Factors._make([*five, tensors[5]])
+        given: list[Any] = [None if tensor is None else next(found) for tensor in tensors[:5]]
+        factors = Factors(*given, mask=tensors[5])
         normalization = "double" if num_steps else "softmax"
         return reference(**factors._asdict(), normalization=normalization, num_steps=max(1, num_steps))
 
