@@ -1,5 +1,7 @@
 """The skeleton with every mixer of the table in it."""
 
+from typing import Any
+
 import pytest
 import timm
 import torch
@@ -120,3 +122,38 @@ def test_mistakes_are_one_clear_line(call, message):
         call()
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_hybrid_is_its_blocks_one_after_the_other() -> None:
+    names = ["external", "less", "less", "self"]
+    kwargs = {"external": {"num_slots": 3}}
+    model = create_model("mixer_nano", num_classes=3, img_size=32, mixers=names, mixer_kwargs=kwargs).eval()
+    kinds = [type(block.mixer).__name__ for block in model.blocks]
+    assert kinds == ["ExternalAttention", "SelfAttention", "LessAttention", "SelfAttention"]
+    assert model.blocks[0].mixer.memory.key_memory.shape[0] == 3
+    assert model.mixer_name == "1 x external, 2 x less, 1 x self"
+    images = torch.randn(2, 3, 32, 32)
+    x, carry = model.tokens(images), None
+    for block in model.blocks:
+        out, carry = block.mixer.mix(block.norm1(x), carry)
+        x = x + out
+        x = x + block.mlp(block.norm2(x))
+    assert torch.allclose(model(images), model.head(model.norm(x).mean(1)), atol=1e-5)
+    assert [found.kind for found in model.attention_maps(images)] == ["slots", "tokens", "tokens", "tokens"]
+    model.set_input_size(48)
+    assert model(torch.randn(1, 3, 48, 48)).shape == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"mixers": ["self"]}, "one name for each of the 4 blocks"),
+        ({"mixers": "self"}, "one name for each of the 4 blocks"),
+        ({"mixers": ["less", "self", "self", "self"]}, "two blocks in a row"),
+        ({"mixers": ["self"] * 4, "mixer_kwargs": {"num_heads": 2}}, "by the name of a mixer"),
+        ({"mixers": ["nothing"] * 4}, "unknown mixer 'nothing'"),
+    ],
+)
+def test_hybrids_that_cannot_be(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        create_model("mixer_nano", **given)

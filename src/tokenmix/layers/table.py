@@ -195,6 +195,8 @@ def build_stack(
     asked, label = mixer_kwargs or {}, f"mixer {name!r}"
     if spec.leader is None:
         return [build_on_grid(spec.layer, label, dim, grid, offered, {**spec.fixed, **asked}) for _ in range(depth)]
+    if depth < 2:
+        raise UserError(f"{name!r} needs two blocks in a row or more; the first one makes its scores")
     if not 1 <= num_leading < depth:
         raise UserError(f"num_leading must lie in 1..{depth - 1} for {name!r} at depth {depth}, got {num_leading}")
     shared = {key: value for key, value in asked.items() if key in inspect.signature(spec.leader).parameters}

@@ -1,11 +1,13 @@
 """The skeleton of equal-budget comparisons: one isotropic network, any mixer of the table."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any, Literal
 
 import torch
 from timm.layers.drop import calculate_drop_path_rates
 
+from tokenmix.errors import UserError
 from tokenmix.layers.table import build_stack, get_spec
 from tokenmix.models.isotropic import IsotropicNet, MixerBlock
 from tokenmix.models.stems import ConvStem, PatchStem, pair
@@ -18,6 +20,8 @@ class MixerNet(IsotropicNet):
     Args:
         mixer: a name of `tokenmix.list_mixers()`.
         mixer_kwargs: arguments of the mixer's constructor.
+        mixers: a hybrid: the mixer of each block by name, from the first to the last, instead of `mixer`. Then
+            `mixer_kwargs` has the arguments by the mixer's name: `{"external": {"num_slots": 32}}`.
         img_size: side of the image, or (height, width); a multiple of the patch.
         patch_size: side of a patch; 4, or 2 for images under 24 px, if not given.
         stem: `"patch"` for one linear map of each patch, `"conv"` for convolutions down to the grid of patches.
@@ -32,6 +36,9 @@ class MixerNet(IsotropicNet):
         norm: `"layer"`, or `"batch"` for BatchNorm in the blocks.
         drop_rate: dropout before the head and after each MLP.
         drop_path_rate: stochastic depth of the last block, linear in depth.
+
+    Raises:
+        UserError: a mixer that cannot be built, or `mixers` that are not one for each block.
     """
 
     def __init__(
@@ -39,6 +46,7 @@ class MixerNet(IsotropicNet):
         *,
         mixer: str = "self",
         mixer_kwargs: Mapping[str, Any] | None = None,
+        mixers: Sequence[str] | None = None,
         img_size: int | tuple[int, int] = 32,
         patch_size: int | None = None,
         stem: Literal["patch", "conv"] = "patch",
@@ -61,23 +69,43 @@ class MixerNet(IsotropicNet):
         check_choice("stem", stem, ("conv", "patch"))
         kind = ConvStem if stem == "conv" else PatchStem
         tokens = kind(embed_dim, img_size=img_size, patch_size=patch_size, in_chans=in_chans, **factory)
-        mixers = build_stack(
-            mixer,
-            get_spec(mixer),
-            embed_dim,
-            tokens.grid_size,
-            depth,
-            num_leading=num_leading,
-            mixer_kwargs=mixer_kwargs,
-            num_heads=num_heads,
-            **factory,
-        )
+        runs = [(mixer, depth, mixer_kwargs)] if mixers is None else _runs(mixers, depth, mixer_kwargs or {})
+        layers = [
+            layer
+            for name, length, kwargs in runs
+            for layer in build_stack(
+                name,
+                get_spec(name),
+                embed_dim,
+                tokens.grid_size,
+                length,
+                num_leading=num_leading,
+                mixer_kwargs=kwargs,
+                num_heads=num_heads,
+                **factory,
+            )
+        ]
         rates: Any = calculate_drop_path_rates(drop_path_rate, depth)
         blocks = [
             MixerBlock(m, mlp_ratio=mlp_ratio, drop=drop_rate, drop_path=rate, norm=norm, **factory)
-            for m, rate in zip(mixers, rates, strict=True)
+            for m, rate in zip(layers, rates, strict=True)
         ]
         super().__init__(
             tokens, blocks, num_classes=num_classes, global_pool=global_pool, drop_rate=drop_rate, **factory
         )
-        self.mixer_name = mixer
+        self.mixer_name = mixer if mixers is None else ", ".join(f"{length} x {name}" for name, length, _ in runs)
+
+
+def _runs(
+    mixers: Sequence[str], depth: int, mixer_kwargs: Mapping[str, Any]
+) -> list[tuple[str, int, Mapping[str, Any]]]:
+    """The mixers of a hybrid with how many blocks in a row have each, and its arguments."""
+    if isinstance(mixers, str) or len(mixers) != depth:
+        raise UserError(f"mixers has one name for each of the {depth} blocks, got {mixers!r}")
+    for name, kwargs in mixer_kwargs.items():
+        if name not in mixers or not isinstance(kwargs, Mapping):
+            raise UserError(
+                f"with mixers, mixer_kwargs has arguments by the name of a mixer, for example "
+                f"{{{mixers[0]!r}: {{...}}}}, got {name}={kwargs!r}"
+            )
+    return [(name, len(list(group)), mixer_kwargs.get(name, {})) for name, group in groupby(mixers)]

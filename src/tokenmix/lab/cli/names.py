@@ -253,7 +253,7 @@ class Probe:
     def run(self) -> None:
         if not self.mixers:
             raise UserError("no mixer given; name one or more, for example: tokenmix probe external")
-        check_mixers(self.mixers)
+        check_mixers(tuple(part for name in self.mixers for part in name.split("+")))
         if self.threads is not None and self.threads < 1:
             raise UserError(f"--threads must be at least 1, got {self.threads}; give 1 or more")
         import torch
