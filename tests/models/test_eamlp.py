@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from tokenmix import create_model
 from tokenmix.checkpoints import convert
+from tokenmix.models.eamlp import StemSelfAttention
 
 COUNTS = {"eamlp_7": (6.096, 1.47), "eamlp_14": (29.801, 6.45), "eamlp_19": (54.471, 11.60)}
 KEYS = Path(__file__).parents[2] / "tests" / "fixtures" / "eamlp_keys.json"
@@ -99,3 +100,32 @@ def test_batch_norm_form_trains():
     loss.backward()
     assert all(p.grad is not None for p in model.parameters())
     assert any(isinstance(m, torch.nn.BatchNorm1d) for m in model.modules())
+
+
+@pytest.mark.parametrize(("name", "millions"), [("t2t_vit_7", 4.3), ("t2t_vit_14", 21.5), ("t2t_vit_19", 39.2)])
+@pytest.mark.parametrize("normalization", ["softmax", "double"])
+def test_t2t_vit_has_the_published_parameters(name: str, millions: float, normalization: str) -> None:
+    """The released code counts its fixed positions as well."""
+    model = create_model(name, normalization=normalization, device="meta")
+    assert model.pos_embed is not None
+    count = sum(p.numel() for p in model.parameters()) + model.pos_embed.numel()
+    assert round(count / 1e6, 1) == millions
+
+
+@pytest.mark.parametrize("normalization", ["softmax", "double"])
+def test_a_block_of_the_t2t_stem_is_its_equation(normalization: str) -> None:
+    block = StemSelfAttention(6, 4, normalization, dropout=0.0, dtype=torch.float64).eval()
+    x = torch.randn(2, 5, 6, dtype=torch.float64)
+    for sample, given in zip(block(x), x, strict=True):
+        normed = [(t - t.mean()) / (t.var(unbiased=False) + 1e-5).sqrt() for t in given]
+        query, key, value = (
+            [part @ t + bias for t in normed]
+            for part, bias in zip(block.qkv.weight.chunk(3), block.qkv.bias.chunk(3), strict=True)
+        )
+        weights = torch.tensor([[float(q @ k) / 2 for k in key] for q in query], dtype=torch.float64).exp()
+        if normalization == "double":
+            weights = weights / weights.sum(0, keepdim=True)
+        weights = weights / weights.sum(1, keepdim=True)
+        for i in range(5):
+            y = value[i] + block.proj(sum(weights[i, j] * value[j] for j in range(5)))
+            assert torch.allclose(sample[i], y + block.mlp(block.norm2(y)), atol=1e-12)

@@ -157,3 +157,26 @@ def test_a_hybrid_is_its_blocks_one_after_the_other() -> None:
 def test_hybrids_that_cannot_be(given: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         create_model("mixer_nano", **given)
+
+
+def test_mlp_mixer_is_timms() -> None:
+    theirs = timm.create_model("mixer_s16_224", num_classes=5).double().eval()
+    ours = create_model("mlp_mixer_s16", num_classes=5).double().eval()
+    names = {".mixer.": ".mlp_tokens.", ".mlp.0.": ".mlp_channels.fc1.", ".mlp.2.": ".mlp_channels.fc2."}
+    state, given = ours.state_dict(), theirs.state_dict()
+    for name in state:
+        other = name
+        for here, there in names.items():
+            other = other.replace(here, there)
+        state[name] = given[other]
+    ours.load_state_dict(state)
+    for norm in (m for m in ours.modules() if isinstance(m, torch.nn.LayerNorm)):
+        norm.eps = 1e-6
+    images = torch.randn(1, 3, 224, 224, dtype=torch.float64)
+    assert torch.allclose(ours(images), theirs(images), atol=1e-9)
+
+
+@pytest.mark.parametrize(("name", "millions"), [("mlp_mixer_s16", 18.5), ("mlp_mixer_b16", 59.9)])
+def test_mlp_mixer_has_timms_parameters(name: str, millions: float) -> None:
+    model = create_model(name, num_classes=1000, device="meta")
+    assert round(sum(p.numel() for p in model.parameters()) / 1e6, 1) == millions

@@ -89,9 +89,9 @@ def test_the_default_cfg_is_that_of_the_model(name) -> None:
     else:
         assert (cfg["first_conv"], type(first)) == (key, nn.Conv2d)
 
-    assert cfg["crop_pct"] == (1.0 if name in NANO else 0.9 if name.startswith("eamlp") else 0.875)
+    assert cfg["crop_pct"] == (1.0 if name in NANO else 0.9 if name.startswith(("eamlp", "t2t")) else 0.875)
     assert cfg["interpolation"] == ("bilinear" if name in NANO else "bicubic")
-    halves = name in NANO or name.startswith(("gmlp", "amlp"))
+    halves = name in NANO or name.startswith(("gmlp", "amlp", "mlp"))
     assert cfg["mean"] == ((0.5, 0.5, 0.5) if halves else IMAGENET_DEFAULT_MEAN)
     assert cfg["std"] == ((0.5, 0.5, 0.5) if halves else IMAGENET_DEFAULT_STD)
 

@@ -31,6 +31,7 @@ class MixerNet(IsotropicNet):
         embed_dim: width D of the tokens.
         depth: number of blocks.
         num_heads: heads of the mixers that have heads.
+        positions: `"learned"`, added to the tokens, or `"none"`.
         num_leading: with less-attention, the blocks at the front that keep vanilla attention.
         mlp_ratio: hidden width of the MLP over D.
         norm: `"layer"`, or `"batch"` for BatchNorm in the blocks.
@@ -56,6 +57,7 @@ class MixerNet(IsotropicNet):
         embed_dim: int = 64,
         depth: int = 4,
         num_heads: int = 4,
+        positions: Literal["learned", "none"] = "learned",
         num_leading: int = 1,
         mlp_ratio: float = 2.0,
         norm: Literal["layer", "batch"] = "layer",
@@ -67,6 +69,7 @@ class MixerNet(IsotropicNet):
         factory = {"device": device, "dtype": dtype}
         patch_size = patch_size or (4 if min(pair(img_size)) >= 24 else 2)
         check_choice("stem", stem, ("conv", "patch"))
+        check_choice("positions", positions, ("learned", "none"))
         kind = ConvStem if stem == "conv" else PatchStem
         tokens = kind(embed_dim, img_size=img_size, patch_size=patch_size, in_chans=in_chans, **factory)
         runs = [(mixer, depth, mixer_kwargs)] if mixers is None else _runs(mixers, depth, mixer_kwargs or {})
@@ -91,7 +94,13 @@ class MixerNet(IsotropicNet):
             for m, rate in zip(layers, rates, strict=True)
         ]
         super().__init__(
-            tokens, blocks, num_classes=num_classes, global_pool=global_pool, drop_rate=drop_rate, **factory
+            tokens,
+            blocks,
+            num_classes=num_classes,
+            positions=positions,
+            global_pool=global_pool,
+            drop_rate=drop_rate,
+            **factory,
         )
         self.mixer_name = mixer if mixers is None else ", ".join(f"{length} x {name}" for name, length, _ in runs)
 

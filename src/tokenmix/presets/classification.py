@@ -96,6 +96,25 @@ _register("amlp_small", GMLP, "gmlp_small with tiny attention of width 64", GMLP
 _register("gmlp_nano", GMLP, "4 blocks of width 64 for images of 28 to 64 px", {**SMALL, **PATCHES}, GMLP_NANO)
 _register("amlp_nano", GMLP, "gmlp_nano with tiny attention of width 32", {**SMALL, **PATCHES}, AMLP_NANO)
 
+MLP_MIXER: dict[str, Any] = {"mixer": "token-mlp", "patch_size": 16, "positions": "none", "stem": "patch"}
+MLP_MIXER_CFG, MLP_MIXER_SOURCE = GMLP_CFG, "arXiv:2105.01601, table 1"
+_register(
+    "mlp_mixer_s16",
+    NET,
+    "MLP-Mixer-S/16: 8 blocks of width 512",
+    MLP_MIXER_CFG,
+    {**MLP_MIXER, "embed_dim": 512, "depth": 8, "mlp_ratio": 4.0},
+    Published(18.0, None, None, MLP_MIXER_SOURCE),
+)
+_register(
+    "mlp_mixer_b16",
+    NET,
+    "MLP-Mixer-B/16: 12 blocks of width 768",
+    MLP_MIXER_CFG,
+    {**MLP_MIXER, "embed_dim": 768, "depth": 12, "mlp_ratio": 4.0},
+    Published(59.0, None, None, MLP_MIXER_SOURCE),
+)
+
 EAMLP, EAMLP_CFG = "eamlp:EAMLP", {**IMAGENET, **UNFOLDED, "crop_pct": 0.9}
 EAMLP_14 = {"embed_dim": 384, "depth": 14, "num_heads": 6, "mlp_ratio": 3.0}
 EAMLP_19 = {"embed_dim": 448, "depth": 19, "num_heads": 7, "mlp_ratio": 3.0}
@@ -118,6 +137,26 @@ _register(
     "4 blocks of width 64 after two unfoldings, for images of 28 to 64 px",
     {**SMALL, **UNFOLDED},
     EAMLP_NANO,
+)
+
+T2T, T2T_CFG = "eamlp:T2TViT", EAMLP_CFG
+T2T_SOURCE = "arXiv:2101.11986, table 1; counted with a Performer in the stem"
+_register(
+    "t2t_vit_7",
+    T2T,
+    "T2T-ViT-7: eamlp_7 with self-attention",
+    T2T_CFG,
+    {},
+    Published(4.3, None, None, T2T_SOURCE),
+)
+_register("t2t_vit_14", T2T, "T2T-ViT-14", T2T_CFG, EAMLP_14, Published(21.5, None, None, T2T_SOURCE))
+_register("t2t_vit_19", T2T, "T2T-ViT-19", T2T_CFG, EAMLP_19, Published(39.2, None, None, T2T_SOURCE))
+_register(
+    "t2t_vit_nano",
+    T2T,
+    "eamlp_nano's skeleton with self-attention",
+    {**SMALL, **UNFOLDED},
+    {"embed_dim": 64, "depth": 4, "num_splits": 2},
 )
 
 LAVIT, EMBED = "lavit:LaViT", {"first_conv": "stages.0.embed"}
