@@ -22,6 +22,7 @@ from tokenmix.lab import cli
 from tokenmix.lab.cli import runs
 from tokenmix.lab.registry import list_tasks
 from tokenmix.lab.train import sources
+from tokenmix.lab.train.config import CompareConfig, comparison_config
 from tokenmix.lab.train.sources import make_config
 
 ROOT = Path(__file__).parents[1]
@@ -115,6 +116,11 @@ def test_commands_exist(page):
             assert not misuse(words), f"{page}:{line} tokenmix {' '.join(words)}: {misuse(words)}"
 
 
+def shown_comparison(name: str) -> CompareConfig:
+    """A comparison by name, and for a file that a page shows the usual one."""
+    return comparison_config("image-classification") if name.endswith(".toml") else sources.load_comparison(name)
+
+
 @functools.cache
 def misuse(words: tuple[str, ...]) -> str:
     """What the command's own parser says against it; a run folder that a page names may be of any task."""
@@ -123,6 +129,7 @@ def misuse(words: tuple[str, ...]) -> str:
         with pytest.MonkeyPatch.context() as patch:
             for module in (runs, sources):
                 patch.setattr(module, "read_config", lambda run, task=task: make_config(task))
+            patch.setattr(runs, "load_comparison", shown_comparison)
             try:
                 cli.parse(list(words))
             except UserError as error:
