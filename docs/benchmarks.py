@@ -51,7 +51,7 @@ def table() -> str:
     lines = [f"| case | other package | tokenmix, ms | other, ms | {' | '.join(titles)} |"]
     lines += ["|---|---|---:|---:" + "|---:" * len(found) + "|"]
     for key, (_, ours, other) in found[0][2].items():
-        ratios = [_cell(rows[key][0]) if key in rows else "–" for *_, rows in found]
+        ratios = [_cell(rows[key][0], spread=rows is found[0][2]) if key in rows else "–" for *_, rows in found]
         lines += [f"| {' | '.join([*key, f'{1e3 * ours:.1f}', f'{1e3 * other:.1f}', *ratios])} |"]
     lines += ["", "| machine | processor | commit, date |", "|---|---|---|"]
     for title, (_, results, _) in zip(titles, found, strict=True):
@@ -63,10 +63,10 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def _cell(ratio: Ratio) -> str:
-    """Median and quartiles; bold where tokenmix is slower in more than three quarters of the rounds."""
-    median = f"{ratio.median:.2f}"
-    return f"{f'**{median}**' if ratio.q1 > 1 else median} ({ratio.q1:.2f}–{ratio.q3:.2f})"
+def _cell(ratio: Ratio, spread: bool) -> str:
+    """The median, with quartiles if asked; bold where tokenmix is slower in more than three quarters of the rounds."""
+    median = f"**{ratio.median:.2f}**" if ratio.q1 > 1 else f"{ratio.median:.2f}"
+    return f"{median} ({ratio.q1:.2f}–{ratio.q3:.2f})" if spread else median
 
 
 def page(text: str) -> str:
