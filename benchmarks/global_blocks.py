@@ -1,7 +1,7 @@
 """Parameters and multiply-adds of eight blocks with global context on a map of 512 x 128 x 128, the paper's table.
 
 The blocks are written from their papers and public code for counting: `python benchmarks/global_blocks.py` prints the
-table of docs/mechanisms/external.md. Nothing is computed; the map lies on the meta device.
+table of dev/first_evidence.md. Nothing is computed; the map lies on the meta device.
 """
 
 from collections.abc import Callable

@@ -3,7 +3,7 @@
     python -m recipes.claims [FOLDER ...]
 
 Keeps the results of these folders of comparisons next to their TOML files, then writes docs/claims.md from claims.toml
-and all kept results; a test holds the page to it. The rule of the verdicts stands in the page.
+and all kept results; a test holds the page to it. The page has the rules of the verdicts.
 """
 
 import sys
@@ -68,10 +68,12 @@ def keep(folder: Path) -> Path:
     ]
     note = "" if control_holds(results) else "identity ties with self-attention: no evidence on mixing"
     environment = {key: results.environment[key] for key in ("date", "cpu", "commit")}
+    seconds = [run.seconds for variant in results.variants for run in variant.runs if run.seconds is not None]
     document = {
         **environment,
         **{key: getattr(results, key) for key in ("metric", "higher", "command", "unit", "seen", "baselines")},
         "note": note,
+        "minutes": f"{sum(seconds) / len(seconds) / 60:.1f}" if seconds else None,
         "variants": variants,
         "sampling": None if results.sampling is None else asdict(results.sampling),
     }
@@ -152,26 +154,26 @@ def verdict_of(found: Sequence[Found]) -> str:
     return NOT_RUN
 
 
-HEAD = """# The ledger of claims
+HEAD = """# Small replications
 
-What the papers claim, and what our comparisons found. Made by `python -m recipes.claims` from `recipes/claims.toml` and
-the kept results of `recipes/*/compare_*.toml`; a test holds the page to it. All networks are small and trained for
-minutes on two cores: a verdict is on the claim *at this scale*. Marks of the papers' figures: [V] read in a primary
-source, [V2] in a secondary one, [S] stated in an article by or about the authors, [?] unknown.
+What the papers claim, and what small networks show: minutes of training on two CPU cores. A verdict holds *at this
+scale*. `python -m recipes.claims` writes this page from `recipes/claims.toml` and the kept results of
+`recipes/*/compare_*.toml`.
+"""
+RULE = """## Rules of the verdicts
 
-## The rule
-
-Two rows of a comparison differ in one thing. Their difference is paired: it has a part from the seeds and a part from
-the test samples, the same for both ([Results](guides/results.md)); intervals hold at 95 %.
+Two rows of a comparison differ in one thing. Their difference is [paired](guides/report.md#intervals), with intervals
+at 95 %.
 
 - *A is better than B*: **agrees** or **disagrees** if the difference is real after Holm's adjustment within the claim.
-  Else **not seen** if the paper's effect would have been found with a power of at least 50 %, and **cannot tell** if
-  not.
-- *A is within m of B*: **agrees** if two one-sided tests at 5 % say so, **disagrees** if the interval lies outside of
-  ±m, else **cannot tell**.
+  Otherwise **not seen** if the comparison finds the paper's effect with a power of at least 50 %, and **cannot tell**
+  if not.
+- *A is within m of B*: **agrees** if two one-sided tests at 5 % agree, **disagrees** if the interval is outside ±m,
+  else **cannot tell**.
 - A claim **disagrees** if one of its rows does. Data on which no mixing ties with self-attention has no row.
 
-Fewer than ten seeds are exploratory.
+Fewer than ten seeds are exploratory. Marks of the papers' figures: [V] read in a primary source, [V2] in a secondary
+one, [S] stated in an article by or about the authors, [?] unknown.
 """
 
 
@@ -183,17 +185,25 @@ def page() -> str:
     ]
     order = (DISAGREES, AGREES, NOT_SEEN, CANNOT_TELL, NOT_RUN)
     judged.sort(key=lambda one: order.index(verdict_of(one[1])))
+    run = [one for one in judged if verdict_of(one[1]) != NOT_RUN]
     lines = [HEAD, "| | claim | the paper | verdict |", "|---:|---|---|---|"]
-    for i, (claim, found) in enumerate(judged, 1):
+    for i, (claim, found) in enumerate(run, 1):
         link = f"[{claim['text']}](#{i}-{_anchor(claim['text'])})"
         lines.append(f"| {i} | {link} | {claim['paper']} | **{verdict_of(found)}** |")
-    for i, (claim, found) in enumerate(judged, 1):
-        lines += ["", f"## {i} {claim['text']}", "", f"The paper: {claim['paper']}.", ""]
+    for i, (claim, found) in enumerate(run, 1):
+        lines += ["", f"## {i} {claim['text']}", ""]
         lines += ["| comparison | A | B | difference and interval | power at the paper's effect | verdict |"]
-        lines += ["|---|---|---|---:|---:|---|", *map(_line, found)]
-    lines += ["", "## Where the figures are from", ""]
+        lines += ["|---|---|---|---:|---:|---|", *(_line(one) for one in found if one.difference is not None)]
+        if missing := dict.fromkeys(f"`{one.row['comparison']}`" for one in found if one.difference is None):
+            lines += ["", f"Not yet run: {', '.join(missing)}."]
+    lines += ["", "## Not yet run", "", "| claim | the paper | comparisons |", "|---|---|---|"]
+    for claim, found in judged[len(run) :]:
+        names = ", ".join(dict.fromkeys(f"`{one.row['comparison']}`" for one in found))
+        lines.append(f"| {claim['text']} | {claim['paper']} | {names} |")
+    lines += ["", "## Run one", "", "```console", "tokenmix compare --config compare_climates --jobs 2", "```", ""]
+    lines += ["| comparison | metric | minutes a run | measured | note |", "|---|---|---:|---|---|"]
     lines += [_source(name) for name in dict.fromkeys(row["comparison"] for claim in CLAIMS for row in claim["rows"])]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", RULE])
 
 
 def _anchor(text: str) -> str:
@@ -219,11 +229,10 @@ def _number(value: float) -> str:
 
 
 def _source(name: str) -> str:
-    command, found = f"tokenmix compare --config {name}", document(name)
-    if found is None:
-        return f"- `{command}`: not yet run."
-    note = f"; {found['note']}" if found["note"] else ""
-    return f"- `{command}`, {found['metric']}, {found['date'][:10]}, {found['cpu']}{note}."
+    if (found := document(name)) is None:
+        return f"| `{name}` | | | not yet run | |"
+    when = f"{found['date'][:10]}, {found['cpu']}"
+    return f"| `{name}` | {found['metric']} | {found.get('minutes') or '–'} | {when} | {found['note']} |"
 
 
 if __name__ == "__main__":

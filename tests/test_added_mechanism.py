@@ -82,12 +82,6 @@ PAGE = """# Mean
 
 `tokenmix.layers.MeanMixing` gives each token a map of the mean of all tokens.
 
-## Equation
-
-<div class="equation"><b>out</b><sub>i</sub> = W (1/N) Σ<sub>j</sub> <b>x</b><sub>j</sub></div>
-
-## Use
-
 ```python
 import torch
 from tokenmix.layers import MeanMixing
@@ -96,15 +90,19 @@ tokens = torch.randn(2, 196, 64)
 assert MeanMixing(64)(tokens).shape == tokens.shape
 ```
 
-## Symbols and arguments
+## Equation
 
-| paper | argument | meaning |
-|---|---|---|
-| | `dim` | width D |
+<div class="equation"><b>out</b><sub>i</sub> = W (1/N) Σ<sub>j</sub> <b>x</b><sub>j</sub></div>
 
 ## Cost
 
 D² multiply-adds.
+
+## Options
+
+| paper | argument | meaning |
+|---|---|---|
+| | `dim` | width D |
 
 ## When not to use it
 

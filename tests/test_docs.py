@@ -33,11 +33,10 @@ MECHANISMS = sorted(p for p in (DOCS / "mechanisms").glob("*.md") if p.stem != "
 NO_MECHANISM = {"counting", "__init__", "base", "masked_norm", "memory", "own", "table"}
 SECTIONS = [
     "Equation",
-    "Use",
-    "Shapes",
-    "Symbols and arguments",
     "Cost",
+    "Options",
     "Pitfalls",
+    "Probe",
     "When not to use it",
     "Differences from the paper",
     "Reference",
@@ -182,15 +181,16 @@ def test_mechanism_page_is_complete(page):
     text = page.read_text()
     sections = re.findall(r"^## (.+)$", FENCE.sub("", text), re.MULTILINE)
     assert sections == [section for section in SECTIONS if section in sections]
-    assert set(SECTIONS) - set(sections) <= {"Shapes", "Pitfalls"}
+    assert set(SECTIONS) - set(sections) <= {"Pitfalls", "Probe"}
+    assert text.index("```python") < text.index("## Equation"), "the code comes first"
     assert 'class="equation"' in text
     assert re.search(r"arXiv:\d{4}\.\d{5}", text)
 
 
 @pytest.mark.parametrize("page", MECHANISMS, ids=lambda p: p.stem)
 def test_mechanism_page_names_every_argument(page):
-    """The table of symbols holds the arguments of the page's class, no fewer and no others."""
-    section = page.read_text().split("## Symbols and arguments")[1].split("\n## ")[0]
+    """The table of options holds the arguments of the page's class, no fewer and no others."""
+    section = page.read_text().split("## Options")[1].split("\n## ")[0]
     rows = [row.split("|")[2] for row in section.splitlines() if row.startswith("|")]
     documented = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     module = sys.modules[f"tokenmix.layers.{page.stem}"]

@@ -32,5 +32,5 @@ def test_multiply_adds_are_those_of_the_equations(name: str, macs: int) -> None:
 
 
 def test_the_page_has_the_table() -> None:
-    page = Path(__file__).parents[2] / "docs" / "mechanisms" / "external.md"
+    page = Path(__file__).parents[2] / "dev" / "first_evidence.md"
     assert global_blocks.table() in page.read_text()

@@ -1,0 +1,103 @@
+"""The table and the chart of docs/benchmarks.md, from the results in `dev/benchmarks`: `python docs/benchmarks.py`."""
+
+import re
+from io import BytesIO
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from PIL import Image
+
+from suite.results import Ratio, Results, read_results
+
+ROOT = Path(__file__).parents[1]
+PAGE, CHART = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "images" / "benchmarks.png"
+NAMES = {"zen3": "AMD Zen 3", "zen4": "AMD Zen 4", "icelake": "Intel Ice Lake", "amx": "Intel with AMX"}
+COLOURS = ("#2b5fb3", "#d9731a", "#2f8f5b", "#8a5ab5", "#777777")
+TABLE = re.compile(r"(<!-- table -->\n).*?(<!-- end -->)", re.DOTALL)
+Machine = dict[tuple[str, str], tuple[Ratio, float, float]]
+"""(case, other package) -> ratio, our seconds, the other's."""
+
+
+def machines() -> list[tuple[str, list[Results]]]:
+    """Folders of `dev/benchmarks` with the allocator's defaults, the latest first."""
+    folders = [folder for folder in (ROOT / "dev" / "benchmarks").glob("*") if not folder.name.endswith("-kept")]
+    found = [(f.name, [read_results(file) for file in sorted(f.glob("results/*.json"))]) for f in folders]
+    return sorted(((n, r) for n, r in found if r), key=lambda item: max(_date(r) for r in item[1]), reverse=True)
+
+
+def _date(results: Results) -> str:
+    return results.environment["date"]
+
+
+def against_packages(results: list[Results]) -> Machine:
+    """Every comparison with another package that was measured on one machine."""
+    rows: Machine = {}
+    for result in results:
+        for row in result.rows:
+            times = {v.name: v for v in row.variants if v.status == "measured" and v.median is not None}
+            for ratio in row.ratios:
+                ours, other = times[ratio.ours], times[ratio.other]
+                if other.role == "peer" and row.quantity == "seconds":
+                    name = f"less-attention {row.name}" if row.group == "less" else row.name
+                    rows[name, ratio.other] = (ratio, ours.median or 0.0, other.median or 0.0)
+    return rows
+
+
+def table() -> str:
+    """Times on the latest machine, ratios on all; then what was measured where."""
+    found = [(name, results, against_packages(results)) for name, results in machines()]
+    titles = [NAMES.get(name, name) for name, *_ in found]
+    lines = [f"| case | other package | tokenmix, ms | other, ms | {' | '.join(titles)} |"]
+    lines += ["|---|---|---:|---:" + "|---:" * len(found) + "|"]
+    for key, (_, ours, other) in found[0][2].items():
+        ratios = [_cell(rows[key][0], spread=rows is found[0][2]) if key in rows else "–" for *_, rows in found]
+        lines += [f"| {' | '.join([*key, f'{1e3 * ours:.1f}', f'{1e3 * other:.1f}', *ratios])} |"]
+    lines += ["", "| machine | processor | commit, date |", "|---|---|---|"]
+    for title, (_, results, _) in zip(titles, found, strict=True):
+        last = max(results, key=_date)
+        e = last.environment
+        lines += [f"| {title} | {e['cpu']}, {last.threads} threads | `{e['commit'][:8]}`, {_date(last)[:10]} |"]
+    versions = {f"torch {r.environment['versions']['torch']}": r.peers for _, results, _ in found for r in results}
+    lines += ["", *(f"{torch}; {', '.join(map(' '.join, peers.items()))}." for torch, peers in versions.items())]
+    return "\n".join(lines)
+
+
+def _cell(ratio: Ratio, spread: bool) -> str:
+    """The median, with quartiles if asked; bold where tokenmix is slower in more than three quarters of the rounds."""
+    median = f"**{ratio.median:.2f}**" if ratio.q1 > 1 else f"{ratio.median:.2f}"
+    return f"{median} ({ratio.q1:.2f}–{ratio.q3:.2f})" if spread else median
+
+
+def page(text: str) -> str:
+    """The page with its table written anew."""
+    return TABLE.sub(lambda found: f"{found[1]}\n{table()}\n\n{found[2]}", text)
+
+
+def chart() -> Figure:
+    """Ratios with quartiles: a row for each comparison, a colour for each machine."""
+    found = [(NAMES.get(name, name), against_packages(results)) for name, results in machines()]
+    keys = list(reversed(found[0][1]))
+    figure = Figure(figsize=(8, 0.3 * len(keys) + 1), layout="constrained")
+    axes = figure.add_subplot()
+    for number, (title, rows) in enumerate(found):
+        here = [(y + 0.16 * (1 - number), rows[key][0]) for y, key in enumerate(keys) if key in rows]
+        medians = [ratio.median for _, ratio in here]
+        spread = [[r.median - r.q1 for _, r in here], [r.q3 - r.median for _, r in here]]
+        axes.errorbar(
+            medians, [y for y, _ in here], xerr=spread, fmt="o", ms=4, lw=1, color=COLOURS[number], label=title
+        )
+    axes.axvline(1, color="#777777", lw=1)
+    axes.set_yticks(range(len(keys)), [f"{case}  |  {other}" for case, other in keys])
+    axes.set_xlabel("time of tokenmix / time of the other package")
+    figure.legend(loc="outside upper center", ncols=len(found), frameon=False)
+    axes.set_ylim(-0.6, len(keys) - 0.4)
+    axes.grid(axis="y", lw=0.3)
+    return figure
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text()))
+    with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+        chart().savefig(buffer := BytesIO(), dpi=110, facecolor="white")
+    Image.open(buffer).convert("RGB").quantize(64).save(CHART, optimize=True)

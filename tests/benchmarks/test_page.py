@@ -1,0 +1,42 @@
+"""docs/benchmarks.md: its table is that of the committed results."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from suite.results import read_results
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def tables():
+    pytest.importorskip("matplotlib")
+    spec = importlib.util.spec_from_file_location("docs_benchmarks", ROOT / "docs" / "benchmarks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_has_the_committed_numbers(tables) -> None:
+    """`python docs/benchmarks.py` would change nothing."""
+    text = tables.PAGE.read_text()
+    assert tables.page(text) == text
+    dates = re.findall(r"`, (\d{4}-\d\d-\d\d) \|", text)
+    assert dates == sorted(dates, reverse=True)
+
+
+def test_losses_are_bold_and_none_is_left_out(tables) -> None:
+    name, results = tables.machines()[0]
+    rows = tables.against_packages(results)
+    read = [read_results(file) for file in (ROOT / "dev" / "benchmarks" / name / "results").glob("*.json")]
+    packages = {v.name for r in read for row in r.rows for v in row.variants if v.role == "peer"}
+    assert {other for _, other in rows} == packages
+    lines = tables.table().splitlines()
+    for (case, other), (ratio, _, _) in rows.items():
+        cell = next(line for line in lines if line.startswith(f"| {case} | {other} |")).split("|")[5]
+        assert cell.strip().startswith("**") == (ratio.q1 > 1)
