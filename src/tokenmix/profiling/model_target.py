@@ -11,6 +11,7 @@ from torch.func import functional_call
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.table import list_mixers
+from tokenmix.models.foreign import TORCHVISION, load_foreign
 from tokenmix.models.registry import create_model, create_on_meta
 from tokenmix.profiling.estimate import Pass, overflowed
 from tokenmix.profiling.measured import Measured
@@ -19,7 +20,7 @@ from tokenmix.registry import MODELS, list_models
 
 @dataclass(frozen=True)
 class ModelTarget:
-    """A model by name, ours or timm's; sizes are sides of a square image."""
+    """A model by name, ours, timm's or torchvision's; sizes are sides of a square image."""
 
     name: str
     device: torch.device
@@ -31,6 +32,8 @@ class ModelTarget:
         """The side that the model is made for only."""
         if self.name in MODELS:
             return [_own(create_on_meta(self.name))[0]]
+        if self.name.startswith(TORCHVISION):
+            return [224]
         config = timm.get_pretrained_cfg(self.name)
         return [int(config.input_size[1]) if config is not None else 224]
 
@@ -96,6 +99,8 @@ class ModelTarget:
                 model.set_input_size(size)
             return model
         with torch.device(device or "cpu"):
+            if self.name.startswith(TORCHVISION):
+                return load_foreign(self.name, {"img_size": (size, size)}, "classifier")
             try:
                 return timm.create_model(self.name, img_size=size)
             except TypeError as error:
@@ -112,6 +117,9 @@ def _own(model: Any) -> tuple[int, int]:
 
 def check_is_model(name: str) -> None:
     """Raise `UserError` unless the name is a model whose costs can be measured."""
+    if name.startswith(TORCHVISION):
+        load_foreign(name, {}, "classifier")
+        return
     tasks = MODELS[name].tasks if name in MODELS else ()
     if "image-classification" in tasks or (not tasks and timm.is_model(name)):
         return
