@@ -17,6 +17,8 @@ from tokenmix.profiling.estimate import Pass, overflowed
 from tokenmix.profiling.measured import Measured
 from tokenmix.registry import MODELS, list_models
 
+CLASSIFIER = {"num_classes": 1000, "in_chans": 3}
+
 
 @dataclass(frozen=True)
 class ModelTarget:
@@ -100,7 +102,7 @@ class ModelTarget:
             return model
         with torch.device(device or "cpu"):
             if self.name.startswith(TORCHVISION):
-                return load_foreign(self.name, {"img_size": (size, size)}, "classifier")
+                return load_foreign(self.name, {**CLASSIFIER, "img_size": (size, size)}, "classifier")
             try:
                 return timm.create_model(self.name, img_size=size)
             except TypeError as error:
@@ -118,7 +120,7 @@ def _own(model: Any) -> tuple[int, int]:
 def check_is_model(name: str) -> None:
     """Raise `UserError` unless the name is a model whose costs can be measured."""
     if name.startswith(TORCHVISION):
-        load_foreign(name, {}, "classifier")
+        load_foreign(name, CLASSIFIER, "classifier")
         return
     tasks = MODELS[name].tasks if name in MODELS else ()
     if "image-classification" in tasks or (not tasks and timm.is_model(name)):
