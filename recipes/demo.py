@@ -14,7 +14,7 @@ from tokenmix.errors import UserError, needs
 OUT = Path("demo")
 SECONDS = 180.0
 """Of training, for all variants together; measuring and the baselines take about another minute."""
-# Patches of 7 pixels, so that three minutes are enough to see most of the pairs; no augmentation, since in so few epochs it
+# Patches of 7 pixels, so that three minutes are enough to see most of the pairs. No augmentation: in so few epochs it
 # only slows learning (dev/LOG.md, 2026-11-21).
 SHARED: dict[str, Any] = {
     "model_kwargs": {"patch_size": 7},
