@@ -36,7 +36,8 @@ from loops.pictures import (
 
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
-from tokenmix.files import disk_remedy, make_folder as make_parents, replace_file
+from tokenmix.files import disk_remedy, replace_file
+from tokenmix.files import make_folder as make_parents
 from tokenmix.lab.data.lookup import cache_root
 from tokenmix.profiling.other_work import OtherWork
 

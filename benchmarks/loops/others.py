@@ -1,4 +1,4 @@
-"""Masked language models against Hugging Face's Trainer, PCT against its plain loop, detection against torchvision's."""
+"""Masked language models with the Trainer of Hugging Face, PCT by a plain loop, detection with that of torchvision."""
 
 import json
 import random
@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from loops.measure import Clock
-from loops.pictures import SMOOTHING, common, optimizer_of, ours
 from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision.ops import box_convert
 from torchvision.transforms import v2
 
+from loops.measure import Clock
+from loops.pictures import SMOOTHING, common, optimizer_of, ours
 from tokenmix.lab.train.sources import make_config
 from tokenmix.models import create_model
 
@@ -36,7 +36,7 @@ class Sizes:
 
 def masked_lm(folder: Path, model: str, sizes: Sizes) -> Loops:
     """Token-level masking of 15 % in sequences of one length, from texts that were tokenised before."""
-    text, tokenizer = _glosses(folder)
+    text, tokenizer = glosses(folder)
 
     def trainer(clock: Clock) -> None:
         from transformers import DataCollatorForLanguageModeling, Trainer, TrainerCallback, TrainingArguments
@@ -84,10 +84,9 @@ def masked_lm(folder: Path, model: str, sizes: Sizes) -> Loops:
     return {"tokenmix": ours(config, sizes.batch_size * sizes.size), "Hugging Face Trainer": trainer}
 
 
-def _glosses(folder: Path) -> tuple[Path, Path]:
+def glosses(folder: Path) -> tuple[Path, Path]:
     """WordNet's definitions as a text file, and a tokenizer of them; made once."""
     from recipes.datasets.text.wordnet import fetch_wordnet
-
     from tokenmix.lab.data.store import Names, fetched
     from tokenmix.lab.tasks.text.tokenizer import save_tokenizer, train_tokenizer
 
@@ -123,7 +122,9 @@ def clouds(folder: Path, model: str, sizes: Sizes) -> Loops:
 
     def plain(clock: Clock) -> None:
         files = sorted((made / "train").glob("*/*.npy"))
-        data = _Clouds([np.load(file) for file in files], [int(file.parent.name == "box") for file in files], sizes.size)
+        data = _Clouds(
+            [np.load(file) for file in files], [int(file.parent.name == "box") for file in files], sizes.size
+        )
         loader = DataLoader(data, sizes.batch_size, shuffle=True, drop_last=True)
         net: nn.Module = create_model(model, num_classes=2)
         optimizer, total = optimizer_of(net), 0.0
@@ -174,7 +175,7 @@ class _Clouds(Dataset):
 
 def boxes(folder: Path, model: str, sizes: Sizes) -> Loops:
     """Tiles of an aerial photograph with boxes of trees, mirrored at random."""
-    made = _coco(folder, sizes)
+    made = coco_folder(folder, sizes)
 
     def reference(clock: Clock) -> None:
         data = _Coco(made / "train2017", made / "annotations" / "instances_train2017.json")
@@ -229,10 +230,9 @@ class _Coco(Dataset):
         return self.change(image), target
 
 
-def _coco(folder: Path, sizes: Sizes) -> Path:
+def coco_folder(folder: Path, sizes: Sizes) -> Path:
     """The layout of COCO, made once."""
     from recipes.datasets.images.trees import fetch_trees
-
     from tokenmix.lab.data.store import fetched
 
     made, partial = folder / "coco", folder / "coco.partial"
@@ -255,9 +255,7 @@ def _coco(folder: Path, sizes: Sizes) -> Path:
             number = len(images)
             tile = picture[:, top : top + sizes.size, left : left + sizes.size].permute(1, 2, 0).numpy()
             Image.fromarray(np.ascontiguousarray(tile)).save(partial / f"{part}2017" / f"{number}.jpg", quality=90)
-            images.append(
-                {"id": number, "file_name": f"{number}.jpg", "height": sizes.size, "width": sizes.size}
-            )
+            images.append({"id": number, "file_name": f"{number}.jpg", "height": sizes.size, "width": sizes.size})
             for x, y, right, bottom in inside.tolist():
                 found.append(
                     {

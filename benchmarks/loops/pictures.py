@@ -14,7 +14,6 @@ from unittest.mock import patch
 import numpy as np
 import torch
 import torch.nn.functional as F
-from loops.measure import Clock
 from PIL import Image
 from timm.data import create_dataset, create_loader
 from timm.data.transforms import ToNumpy
@@ -27,6 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
+from loops.measure import Clock
 from tokenmix.lab.data.images import load_images
 from tokenmix.lab.tasks.classification.task import ImageClassification
 from tokenmix.lab.train import train
@@ -183,7 +183,9 @@ def plain_loader(pictures: Pictures) -> DataLoader:
         dataset.transform = transforms.Compose([*_SHIFT, *last])
     else:
         ways = (transforms.InterpolationMode.BILINEAR, transforms.InterpolationMode.BICUBIC)
-        crops = transforms.RandomChoice([transforms.RandomResizedCrop(pictures.size, interpolation=way) for way in ways])
+        crops = transforms.RandomChoice(
+            [transforms.RandomResizedCrop(pictures.size, interpolation=way) for way in ways]
+        )
         steps = transforms.Compose([crops, transforms.RandomHorizontalFlip(), *last])
         dataset = ImageFolder(str(pictures.data / "train"), steps)
     return DataLoader(
@@ -229,13 +231,14 @@ def only_read(batches: Callable[[], Iterator], units: int) -> Callable[[Clock], 
 def our_batches(pictures: Pictures) -> Iterator:
     """The batches that the trainer gets."""
 
-    yield from ImageClassification.load_data(pictures.config()).train_batches(batch_size=pictures.batch_size, epoch=0, start=0)
+    yield from ImageClassification.load_data(pictures.config()).train_batches(
+        batch_size=pictures.batch_size, epoch=0, start=0
+    )
 
 
 def make_folder(folder: Path, kind: str, width: int, height: int, count: int) -> Path:
     """A folder in ImageNet's layout, made once: parts of NASA's Blue Marble as files of this kind, png or jpg."""
     from recipes.datasets.images.blue_marble import fetch_blue_marble
-
     from tokenmix.lab.data.store import fetched
 
     made, partial = folder / f"{kind}-{width}", folder / f"{kind}-{width}.partial"
