@@ -18,9 +18,9 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1]))  # for recipes
 
-from loops.measure import Clock, Turn, peak_of, turn
+from loops.measure import Loop, Turn, peak_of, turn
 from loops.others import Sizes, boxes, clouds, masked_lm
 from loops.pictures import (
     Pictures,
@@ -77,7 +77,7 @@ class Case:
     group: str
     name: str
     unit: str
-    make: Callable[[], dict[str, Callable[[Clock], None]]]
+    make: Callable[[], dict[str, Loop]]
     steps: int
     threads: int = 1
 
@@ -105,10 +105,10 @@ def _run(options: argparse.Namespace) -> int:
     for case in _cases(cache_root() / "end-to-end", options.scale):
         if case.group in groups:
             rows.append(_measured(case, options))
-            print("\n".join(_lines(rows[-1])), flush=True)
+            print("\n".join(lines_of(rows[-1])), flush=True)
     if "jobs" in groups:
         rows.append(_jobs(options))
-        print("\n".join(_lines(rows[-1])), flush=True)
+        print("\n".join(lines_of(rows[-1])), flush=True)
     seconds = time.perf_counter() - start
     print(f"{seconds:.0f} seconds in all")
     warning = others.warning(2)
@@ -160,7 +160,7 @@ def _cases(folder: Path, scale: float) -> Iterator[Case]:
     yield Case("boxes", "RetinaNet, 256 px JPEG", "images", trees, max(2, round(8 * scale)))
 
 
-def _trainers(pictures: Pictures) -> dict[str, Callable[[Clock], None]]:
+def _trainers(pictures: Pictures) -> dict[str, Loop]:
     return {
         "tokenmix": ours(pictures.config, pictures.batch_size),
         "timm's train.py": timm_loop(pictures),
@@ -168,7 +168,7 @@ def _trainers(pictures: Pictures) -> dict[str, Callable[[Clock], None]]:
     }
 
 
-def _readers(pictures: Pictures) -> dict[str, Callable[[Clock], None]]:
+def _readers(pictures: Pictures) -> dict[str, Loop]:
     return {
         "tokenmix": only_read(partial(our_batches, pictures), pictures.batch_size),
         "timm's loader": only_read(lambda: iter(timm_loader(pictures)), pictures.batch_size),
@@ -214,7 +214,7 @@ def _steady_rate(file: Path) -> float:
         return statistics.mean(float(row["images_per_second"]) for row in list(csv.DictReader(lines))[1:])
 
 
-def _lines(row: Row) -> list[str]:
+def lines_of(row: Row) -> list[str]:
     ratios = row.ratios()
     lines = [f"{row.group}: {row.name}"]
     for name, side in row.sides.items():

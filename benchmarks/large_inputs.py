@@ -79,7 +79,7 @@ def _run(options: argparse.Namespace) -> int:
         for group in options.only:
             for row in make[group](Path(folder), options.share):
                 rows.append(row)
-                print(_line(row), flush=True)
+                print(line_of(row), flush=True)
     print(f"{time.perf_counter() - start:.0f} seconds in all")
     if warning := others.warning(1):
         print(f"warning: {warning}", file=sys.stderr)
@@ -96,7 +96,7 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _measured(group: str, name: str, sizes: Sequence[int], command: Callable[[int], list[str]]) -> Row:
+def measured(group: str, name: str, sizes: Sequence[int], command: Callable[[int], list[str]]) -> Row:
     words = [command(size) for size in sizes]
     turns = [peak_of(each, {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}) for each in words]
     seconds, memory = [round(turn[0], 2) for turn in turns], [turn[1] for turn in turns]
@@ -132,7 +132,7 @@ def _of_pictures(group: str, name: str, folder: Path, run: Path, share: float) -
         picture = _picture(folder, math.isqrt(pixels))
         return _tokenmix("predict", run, picture, "--out", folder / f"{group}-{pixels}", "--json")
 
-    return _measured(group, name, [side**2 for side in _sides(share)], command)
+    return measured(group, name, [side**2 for side in _sides(share)], command)
 
 
 def _segmentation(folder: Path, share: float) -> Iterator[Row]:
@@ -178,7 +178,7 @@ def _points(folder: Path, share: float) -> Iterator[Row]:
         return _tokenmix("predict", run, file, "--out", folder / f"parts-{count}", "--json")
 
     sizes = [2048, round(250_000 * share), round(1_000_000 * share)]
-    yield _measured("points", "eapct_part_nano, a part for each point", sizes, command)
+    yield measured("points", "eapct_part_nano, a part for each point", sizes, command)
 
 
 def _text(folder: Path, share: float) -> Iterator[Row]:
@@ -200,7 +200,7 @@ def _text(folder: Path, share: float) -> Iterator[Row]:
 
     sizes = [1, max(2, round(25 * share)), max(3, round(100 * share))]
     for way, name in (("tokenmix", "JSONL in MB"), ("datasets", "JSONL in MB, datasets' map, same tokenizer")):
-        yield _measured("text", name, sizes, lambda size, way=way: command(way, size))
+        yield measured("text", name, sizes, lambda size, way=way: command(way, size))
 
 
 def _tokenise(way: str, file: str, tokenizer: str) -> int:
@@ -224,7 +224,7 @@ def _tokenise(way: str, file: str, tokenizer: str) -> int:
         return 0 if len(made) else 1
 
 
-def _line(row: Row) -> str:
+def line_of(row: Row) -> str:
     parts = [
         f"{size:,}: {seconds:.1f} s, {memory / 2**20:,.0f} MiB"
         for size, seconds, memory in zip(row.sizes, row.seconds, row.memory)
