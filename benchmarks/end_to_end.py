@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))  # for recipes
 
-from loops.measure import Loop, Turn, peak_of, turn
+from loops.measure import Loop, Turn, program, turn
 from loops.others import Sizes, boxes, clouds, masked_lm
 from loops.pictures import (
     Pictures,
@@ -202,7 +202,7 @@ def _jobs(options: argparse.Namespace) -> Row:
             with tempfile.TemporaryDirectory() as folder:
                 more = f"--jobs {jobs} --threads {threads} --out {folder}/out"
                 command = [sys.executable, "-m", "tokenmix", *words.split(), *more.split()]
-                _, memory = peak_of(command, {"OMP_NUM_THREADS": str(threads)})
+                memory = program(command, {"OMP_NUM_THREADS": str(threads)}).memory
                 rates = [_steady_rate(file) for file in Path(folder).rglob("metrics.csv")]
             sides[name].append(Turn(sum(rates) if jobs else statistics.mean(rates), memory))
     return Row("jobs", "two runs of mixer_nano", "images", {name: _side(each) for name, each in sides.items()})

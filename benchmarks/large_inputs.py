@@ -1,7 +1,8 @@
 """Time and peak memory of inputs that are large: `python benchmarks/large_inputs.py --help`.
 
 Each row is a command in a process of its own, with an input and with one of a quarter or a tenth of its size. The
-growth exponent is log(time ratio) / log(size ratio) after the time of a small input is taken off: 1 is linear.
+growth exponent is log(ratio of CPU times) / log(ratio of sizes), after the time of a small input is taken off: 1 is
+linear. CPU time, since other programs change it less than wall time.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1]))
 
 import numpy as np
-from loops.measure import peak_of
+from loops.measure import program
 from PIL import Image
 
 from tokenmix.environment import environment
@@ -36,7 +37,7 @@ class Row:
     """A command on three inputs: as good as none, the smaller one, and the large one.
 
     Attributes:
-        seconds, memory: of each input; memory in bytes, the largest resident set.
+        seconds, cpu, memory: of each input; memory in bytes, the largest resident set.
         growth: exponent between the last two sizes.
     """
 
@@ -44,6 +45,7 @@ class Row:
     name: str
     sizes: list[int]
     seconds: list[float]
+    cpu: list[float]
     memory: list[int]
     growth: float
 
@@ -98,11 +100,11 @@ def _run(options: argparse.Namespace) -> int:
 
 def measured(group: str, name: str, sizes: Sequence[int], command: Callable[[int], list[str]]) -> Row:
     words = [command(size) for size in sizes]
-    turns = [peak_of(each, {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}) for each in words]
-    seconds, memory = [round(turn[0], 2) for turn in turns], [turn[1] for turn in turns]
-    ratio = (seconds[2] - seconds[0]) / max(seconds[1] - seconds[0], 1e-3)
+    found = [program(each, {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}) for each in words]
+    seconds, cpu = ([round(getattr(one, what), 2) for one in found] for what in ("seconds", "cpu"))
+    ratio = (cpu[2] - cpu[0]) / max(cpu[1] - cpu[0], 1e-3)
     growth = math.log(max(ratio, 1e-3)) / math.log(sizes[2] / sizes[1])
-    return Row(group, name, list(sizes), seconds, memory, round(growth, 3))
+    return Row(group, name, list(sizes), seconds, cpu, [one.memory for one in found], round(growth, 3))
 
 
 def _tokenmix(*words: str | Path) -> list[str]:
@@ -146,7 +148,7 @@ def _segmentation(folder: Path, share: float) -> Iterator[Row]:
                 Image.fromarray(pixels).save(place / f"{number}.png")
     run = folder / "segmenter"
     words = f"train semantic-segmentation --model eanet_seg_nano --crop 64 --batch-size 2 {TRAIN}".split()
-    peak_of(_tokenmix(*words, "--data", f"masks:{folder / 'masks'}", "--out", run), {})
+    program(_tokenmix(*words, "--data", f"masks:{folder / 'masks'}", "--out", run), {})
     yield _of_pictures("segmentation", "eanet_seg_nano, in tiles", folder, run, share)
 
 
@@ -155,7 +157,7 @@ def _detection(folder: Path, share: float) -> Iterator[Row]:
 
     data, run = coco_folder(cache_root() / "end-to-end", Sizes(8, 256)), folder / "detector"
     words = f"train detection --model retinanet_nano --img-size 256 --window 256 --batch-size 2 {TRAIN}".split()
-    peak_of(_tokenmix(*words, "--data", f"coco:{data}", "--out", run), {})
+    program(_tokenmix(*words, "--data", f"coco:{data}", "--out", run), {})
     yield _of_pictures("detection", "retinanet_nano, in windows of 256 px", folder, run, share)
 
 
@@ -170,7 +172,7 @@ def _points(folder: Path, share: float) -> Iterator[Row]:
                 np.savez(folder / "clouds" / kind / label / f"{number}.npz", points=points, parts=parts)
     run = folder / "parts"
     words = f"train point-segmentation --model eapct_part_nano --num-points 256 --batch-size 4 {TRAIN}".split()
-    peak_of(_tokenmix(*words, "--data", f"clouds:{folder / 'clouds'}", "--out", run), {})
+    program(_tokenmix(*words, "--data", f"clouds:{folder / 'clouds'}", "--out", run), {})
 
     def command(count: int) -> list[str]:
         file = folder / f"{count}.npy"
@@ -226,8 +228,8 @@ def _tokenise(way: str, file: str, tokenizer: str) -> int:
 
 def line_of(row: Row) -> str:
     parts = [
-        f"{size:,}: {seconds:.1f} s, {memory / 2**20:,.0f} MiB"
-        for size, seconds, memory in zip(row.sizes, row.seconds, row.memory)
+        f"{size:,}: {seconds:.1f} s, {cpu:.1f} s of CPU, {memory / 2**20:,.0f} MiB"
+        for size, seconds, cpu, memory in zip(row.sizes, row.seconds, row.cpu, row.memory)
     ]
     return f"{row.group}: {row.name}\n  " + "\n  ".join(parts) + f"\n  growth {row.growth:.2f}"
 

@@ -111,12 +111,21 @@ def _held(pid: int | None) -> int:
     return held
 
 
-def peak_of(command: list[str], environment: dict[str, str]) -> tuple[float, int]:
-    """Seconds and the largest resident set, in bytes, of a program; `UserError` if it fails."""
+@dataclass(frozen=True)
+class Program:
+    """What a program took: wall time, CPU time of all its threads and children, and its largest resident set."""
+
+    seconds: float
+    cpu: float
+    memory: int
+
+
+def program(command: list[str], environment: dict[str, str]) -> Program:
+    """Run a program in silence; `UserError` if it fails."""
     start = time.perf_counter()
     quiet = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_WRONLY, 0) for number in (1, 2)]
     pid = os.posix_spawnp(command[0], command, {**os.environ, **environment}, file_actions=quiet)
     _, status, usage = os.wait4(pid, 0)
     if os.waitstatus_to_exitcode(status):
         raise UserError(f"{' '.join(command)} ended with code {os.waitstatus_to_exitcode(status)}")
-    return time.perf_counter() - start, 1024 * usage.ru_maxrss
+    return Program(time.perf_counter() - start, usage.ru_utime + usage.ru_stime, 1024 * usage.ru_maxrss)

@@ -8,7 +8,7 @@ import end_to_end
 import large_inputs
 import pytest
 import torch
-from loops.measure import Clock, Enough, turn
+from loops.measure import Clock, Enough, Program, turn
 
 from tokenmix.errors import UserError
 
@@ -74,9 +74,10 @@ def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Pat
 
 def test_growth_is_that_of_what_an_input_adds(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = {"1": 5.0, "10": 6.0, "40": 9.0}
-    monkeypatch.setattr(large_inputs, "peak_of", lambda command, _: (seconds[command[0]], 7))
+    programs = {size: Program(99.0, cpu, 7) for size, cpu in seconds.items()}
+    monkeypatch.setattr(large_inputs, "program", lambda command, _: programs[command[0]])
     row = large_inputs.measured("text", "JSONL", [1, 10, 40], lambda size: [str(size)])
     assert row.growth == 1.0
     assert row.memory == [7, 7, 7]
     assert "growth 1.00" in large_inputs.line_of(row)
-    assert json.dumps(row.seconds) == "[5.0, 6.0, 9.0]"
+    assert json.dumps(row.cpu) == "[5.0, 6.0, 9.0]"
