@@ -153,7 +153,7 @@ def _cases(folder: Path, scale: float) -> Iterator[Case]:
     yield Case("read", "Fashion-MNIST in memory", "images", partial(_readers, fashion), max(2, round(100 * scale)))
     yield Case("images", "Fashion-MNIST in memory", "images", partial(_trainers, fashion), max(2, round(20 * scale)))
     text = partial(masked_lm, folder, "gmlp_text_nano", Sizes(32, 128))
-    yield Case("text", "masked LM, 32 x 128 tokens", "tokens", text, max(2, round(15 * scale)))
+    yield Case("text", "masked LM, 32 x 128 tokens", "tokens", text, max(2, round(10 * scale)))
     points = partial(clouds, folder, "pct_naive_cls_nano", Sizes(8, 1024))
     yield Case("points", "PCT, 1,024 points", "clouds", points, max(2, round(8 * scale)))
     trees = partial(boxes, folder, "retinanet_nano", Sizes(8, 256))
@@ -193,7 +193,7 @@ def _side(turns: list[Turn]) -> Side:
 def _jobs(options: argparse.Namespace) -> Row:
     """Two runs of a comparison: both at once, one thread each; and one after the other, with two threads or one."""
     sides: dict[str, list[Turn]] = {"--jobs 2": [], "one process, two threads": [], "one process, one thread": []}
-    steps = max(40, round(100 * options.scale))
+    steps = max(40, round(60 * options.scale))
     words = f"compare --mixers external --seeds 0,1 --model mixer_nano --batch-size 64 --validation 0 --log-every 20 \
         --max-steps {steps} --epochs 1 --limit-eval 64 --device cpu --no-controls"
     for repeat in range(options.repeats):
