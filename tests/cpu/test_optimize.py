@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import tokenmix
 from tokenmix.errors import UserError
-from tokenmix.inference import FoldedExternalAttention, FoldedT2TStem, FusedLinear, save_quantized
+from tokenmix.inference import FoldedExternalAttention, FoldedT2TStem, FusedLinear, Int8Linear, save_quantized
+from tokenmix.inference.optimizing import median_seconds
 from tokenmix.layers import MultiHeadExternalAttention
 
 FLOATS = {"float32": 1e-5, "bfloat16": 0.03}
@@ -29,7 +30,7 @@ def _worst(found: Tensor, expected: Tensor) -> float:
 def test_the_same_answers(name: str, dtype: Any, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokenmix.inference.fused.has_fused_linear", lambda: fused)
     model, images = nano_model(name), nano_images(9)
-    fast = tokenmix.optimize(model, images[:4], dtype=dtype)
+    fast = tokenmix.optimize(model, images[:4], dtype=dtype, measure=False)
     assert any(isinstance(module, FusedLinear) for module in fast.modules())
     found = fast(images)
     assert found.dtype == torch.float32
@@ -39,7 +40,7 @@ def test_the_same_answers(name: str, dtype: Any, fused: bool, monkeypatch: pytes
 def test_float32_is_the_default_and_the_model_stays() -> None:
     model, images = nano_model("eamlp_nano").train(), nano_images(2)
     before = copy.deepcopy(model.state_dict())
-    fast = tokenmix.optimize(model, images)
+    fast = tokenmix.optimize(model, images, measure=False)
     assert model.training
     assert not fast.training
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
@@ -49,7 +50,7 @@ def test_float32_is_the_default_and_the_model_stays() -> None:
 
 
 def test_the_gelu_behind_a_linear_layer_is_taken_in() -> None:
-    fast = tokenmix.optimize(nano_model("gmlp_nano"), nano_images(2))
+    fast = tokenmix.optimize(nano_model("gmlp_nano"), nano_images(2), measure=False)
     mixer: Any = fast.get_submodule("blocks.0.mixer")
     assert mixer.proj_in.act == "gelu"
     assert isinstance(mixer.act, nn.Identity)
@@ -72,7 +73,7 @@ class _Stranger(nn.Module):
 def test_a_model_of_a_stranger() -> None:
     torch.manual_seed(0)
     model, x = _Stranger().eval(), torch.randn(3, 7, 24)
-    fast = tokenmix.optimize(model, x)
+    fast = tokenmix.optimize(model, x, measure=False)
     assert isinstance(fast.mix, FoldedExternalAttention)
     for name, expected in model(x).items():
         assert _worst(fast(x)[name], expected) < 1e-5
@@ -84,7 +85,7 @@ def test_masks_and_logits_of_any_size(scale: float) -> None:
     torch.manual_seed(0)
     layer, x = MultiHeadExternalAttention(24, num_heads=3, num_slots=8).eval(), torch.randn(3, 19, 24)
     layer.query.weight *= scale
-    fast = tokenmix.optimize(nn.Sequential(layer), x)[0]  # type: ignore[index]
+    fast = tokenmix.optimize(nn.Sequential(layer), x, measure=False)[0]  # type: ignore[index]
     mask = torch.ones(3, 19, dtype=torch.bool)
     mask[0, 11:] = False
     mask[1] = False
@@ -106,7 +107,7 @@ def test_weights_loaded_or_moved_after_the_first_call_are_those_that_count(
     torch.manual_seed(0)
     x = torch.randn(5, 9, 16)
     one, other = (nn.Sequential(nn.Linear(16, 24), nn.GELU()) for _ in range(2))
-    fast, second = (tokenmix.optimize(model, x) for model in (one, other))
+    fast, second = (tokenmix.optimize(model, x, measure=False) for model in (one, other))
     for rows in (1, 5):
         torch.testing.assert_close(fast(x[:rows]), one(x[:rows]), rtol=1e-5, atol=1e-6)
     again = copy.deepcopy(fast)
@@ -120,7 +121,10 @@ def test_weights_loaded_or_moved_after_the_first_call_are_those_that_count(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_gradients_are_refused(dtype: Any) -> None:
-    fast, images = tokenmix.optimize(nano_model("gmlp_nano"), nano_images(4), dtype=dtype), nano_images(4)
+    fast, images = (
+        tokenmix.optimize(nano_model("gmlp_nano"), nano_images(4), dtype=dtype, measure=False),
+        nano_images(4),
+    )
     with pytest.raises(UserError, match=r"torch\.no_grad"):
         fast(images.requires_grad_())
     assert not fast(images.detach()).requires_grad
@@ -128,7 +132,7 @@ def test_gradients_are_refused(dtype: Any) -> None:
 
 def test_a_float32_copy_is_exported_and_compiled_in_operators_of_pytorch() -> None:
     model, images = nano_model("gmlp_nano"), nano_images(4)
-    fast = tokenmix.optimize(model, images)
+    fast = tokenmix.optimize(model, images, measure=False)
     graph = torch.export.export(fast, (images,), strict=False)
     assert not any("mkldnn" in str(node.target) for node in graph.graph.nodes)
     assert _worst(graph.module()(images), fast(images)) < 1e-5
@@ -139,12 +143,12 @@ def test_a_float32_copy_is_exported_and_compiled_in_operators_of_pytorch() -> No
 def test_refusals(tmp_path: Any) -> None:
     model, images = nano_model("gmlp_nano"), nano_images(4)
     with pytest.raises(UserError, match="unknown dtype 'float16'"):
-        tokenmix.optimize(model, images, dtype="float16")  # type: ignore[arg-type]
+        tokenmix.optimize(model, images, dtype="float16", measure=False)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="nothing to optimise in float32"):
-        tokenmix.optimize(nn.Sequential(nn.Conv2d(1, 2, 3)), images)
-    fast = tokenmix.optimize(model, images)
+        tokenmix.optimize(nn.Sequential(nn.Conv2d(1, 2, 3)), images, measure=False)
+    fast = tokenmix.optimize(model, images, measure=False)
     with pytest.raises(UserError, match="an optimised copy already"):
-        tokenmix.optimize(fast, images, dtype="int8")
+        tokenmix.optimize(fast, images, dtype="int8", measure=False)
     with pytest.raises(UserError, match="no int8 layers"):
         save_quantized(fast, tmp_path / "a")
 
@@ -152,10 +156,55 @@ def test_refusals(tmp_path: Any) -> None:
 def test_a_copy_that_answers_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokenmix.inference.FusedLinear.forward", lambda layer, x: torch.zeros_like(x))
     with pytest.raises(UserError, match=r"float32 copy of Sequential is off by 1 .* at most 0\.001"):
-        tokenmix.optimize(nn.Sequential(nn.Linear(4, 4)), torch.randn(2, 3, 4))
+        tokenmix.optimize(nn.Sequential(nn.Linear(4, 4)), torch.randn(2, 3, 4), measure=False)
 
 
 def test_nothing_is_said_on_the_way() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        tokenmix.optimize(nano_model("eamlp_nano"), nano_images(2))
+        tokenmix.optimize(nano_model("eamlp_nano"), nano_images(2), measure=False)
+
+
+class _Slow(nn.Module):
+    """Gives its input, after so many seconds of a clock that only models move."""
+
+    def __init__(self, clock: list[float], seconds: list[float]) -> None:
+        super().__init__()
+        self.clock, self.seconds = clock, seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.clock[0] += self.seconds.pop(0) if len(self.seconds) > 1 else self.seconds[0]
+        return x
+
+
+def test_models_are_timed_by_turns_after_a_call_that_does_not_count() -> None:
+    clock = [0.0]
+    models = {"a": _Slow(clock, [50.0, 1.0, 9.0, 2.0]), "b": _Slow(clock, [0.25])}
+    found = median_seconds(models, torch.ones(1), clock=lambda: clock[0], total=0.0)
+    assert found == {"a": 2.0, "b": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("times", "kept", "says"),
+    [
+        ({"int8": 1.0, "float32": 2.0, "unchanged": 3.0}, Int8Linear, "kept int8: "),
+        (
+            {"int8": 2.0, "float32": 1.0, "unchanged": 3.0},
+            FusedLinear,
+            "kept float32, since the int8 copy is not faster",
+        ),
+        ({"int8": 2.0, "float32": 0.98, "unchanged": 1.0}, nn.Linear, "kept the model unchanged in float32, since"),
+    ],
+)
+def test_the_fastest_is_kept(
+    times: dict[str, float], kept: type[nn.Module], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokenmix.inference.optimizing.median_seconds", lambda *_: times)
+    model, images = nano_model("gmlp_nano"), nano_images(4)
+    fast = tokenmix.optimize(model, images, dtype="int8")
+    assert str(fast.optimization).startswith(says)
+    assert type(fast.get_submodule("blocks.0.mixer.proj_in")) is kept
+    assert not any(parameter.requires_grad for parameter in fast.parameters())
+    if kept is nn.Linear:
+        assert fast is not model
+        assert torch.equal(fast(images), model(images))

@@ -3,7 +3,9 @@
 import copy
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -23,18 +25,26 @@ TOLERANCES: dict[Dtype, float] = {"float32": 1e-3, "bfloat16": 0.1, "int8": 0.5}
 
 Many times what sound copies of trained models show; a copy beyond it is another function."""
 
+ENOUGH = 0.97
+"""A copy is kept if it takes at most this share of the model's time; less is lost in the noise."""
 _KEY = "tokenmix_int8"
+_UNCHANGED = "unchanged"
 
 
 @torch.no_grad()
 def optimize(
-    model: nn.Module, example: Tensor | Iterable[Tensor | Sequence[Any]], dtype: Dtype = "float32"
+    model: nn.Module,
+    example: Tensor | Iterable[Tensor | Sequence[Any]],
+    dtype: Dtype = "float32",
+    *,
+    measure: bool = True,
 ) -> nn.Module:
     """A copy of a model for inference on a CPU, in eval mode and without gradients.
 
         fast = tokenmix.optimize(model, images)                      # the same outputs up to float32's rounding
         fast = tokenmix.optimize(model, images, dtype="int8")        # images: a hundred or so of the training images
         logits = fast(batch)                                         # batches of any size
+        print(fast.optimization)                                     # what was kept, and why
 
     Works on any model that holds `nn.Linear` or our layers. Linear layers keep their weight in the library's own layout
     and take in the GELU after them; memories of external attention are multiplied into the projections around them;
@@ -48,6 +58,12 @@ def optimize(
             one scale per row and activations with one per layer, see `Int8Linear` and `Int8ExternalAttention`. Spatial
             gates, norms, softmax, convolutions and a linear layer that meets one row per sample (a head after the
             pooling) stay float32.
+        measure: time the copy, the float32 copy and the model by turns on the first batch, about a second, and return
+            the fastest. If neither copy is faster, that is the model in eval mode. Give a first batch of the size that
+            will be called: small batches of small models lose in bfloat16 and int8. False: the copy in `dtype`.
+
+    Returns:
+        The copy. Its attribute `optimization` is a sentence: what was kept, and the measured times.
 
     Raises:
         UserError: an unknown dtype, weights that are not float32 on the CPU, no inputs, nothing to optimise, a copy
@@ -60,25 +76,74 @@ def optimize(
     if dtype not in get_args(Dtype):
         raise unknown_name("dtype", dtype, get_args(Dtype))
     _check_optimizable(model, dtype)
-    result = copy.deepcopy(model).eval().requires_grad_(False)
+    unchanged = copy.deepcopy(model).eval().requires_grad_(False)
     batches = _batches(example)
     first = next(batches)
-    ranges = observe(result, itertools.chain([first], batches))
-    expected = result(first)
-    layers = dict(result.named_modules())
-    plan = plan_copy(result, set(ranges))
+    ranges = observe(unchanged, itertools.chain([first], batches))
+    plan = plan_copy(unchanged, set(ranges))
     if not plan:
         raise UserError(
             f"{type(model).__name__} has nothing to optimise in {dtype}: no nn.Linear over tokens, no layer of ours; "
             "keep it as it is"
         )
-    install(result, plan, dtype)
-    for name in plan:
-        own = f"{name}."
-        found = {key.removeprefix(own): value for key, value in ranges.items() if key.startswith(own)}
-        fill(result.get_submodule(name), layers[name], found)
-    _check_answers(result, first, expected, dtype)
-    return result
+    expected = unchanged(first)
+
+    def made(kind: Dtype) -> nn.Module:
+        result = copy.deepcopy(unchanged)
+        install(result, plan, kind)
+        for name in plan:
+            own = f"{name}."
+            found = {key.removeprefix(own): value for key, value in ranges.items() if key.startswith(own)}
+            fill(result.get_submodule(name), unchanged.get_submodule(name), found)
+        _check_answers(result, first, expected, kind)
+        return result
+
+    copies: dict[str, nn.Module] = {dtype: made(dtype)}
+    if not measure:
+        return _noted(copies[dtype], f"{dtype}, not measured")
+    if dtype != "float32":
+        copies["float32"] = made("float32")
+    copies[_UNCHANGED] = unchanged
+    seconds = median_seconds(copies, first)
+    best = min(copies, key=lambda name: seconds[name])
+    if seconds[best] > ENOUGH * seconds[_UNCHANGED]:
+        best = _UNCHANGED
+    times = ", ".join(f"{name} {seconds[name] * 1e3:.3g} ms" for name in copies)
+    kept = best if best != _UNCHANGED else "the model unchanged in float32"
+    why = "" if best == dtype else f", since the {dtype} copy is not faster on the example"
+    return _noted(copies[best], f"kept {kept}{why}: {times} a batch of {len(first)}")
+
+
+def _noted(model: nn.Module, sentence: str) -> nn.Module:
+    model.optimization = sentence  # type: ignore[assignment]
+    return model
+
+
+def median_seconds(
+    models: Mapping[str, nn.Module],
+    batch: Tensor,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    total: float = 1.0,
+) -> dict[str, float]:
+    """The median time of a call of each model on the batch; they take turns, three of them at least.
+
+    Args:
+        models: by name.
+        batch: what each is called with.
+        clock: gives seconds.
+        total: of all turns; no turn begins after it.
+    """
+    for model in models.values():
+        model(batch)
+    taken: dict[str, list[float]] = {name: [] for name in models}
+    start = clock()
+    while len(taken[next(iter(models))]) < 3 or clock() - start < total:
+        for name, model in models.items():
+            begin = clock()
+            model(batch)
+            taken[name].append(clock() - begin)
+    return {name: statistics.median(each) for name, each in taken.items()}
 
 
 def _check_answers(result: nn.Module, first: Tensor, expected: Any, dtype: Dtype) -> None:

@@ -23,7 +23,7 @@ def evaluate_optimized(run: Path, data: str | None = None, *, dtype: Dtype, limi
     """
 
     def change(task: TaskModule, data: TaskData) -> None:
-        task.model = optimize(task.model, _examples(task, data), dtype)
+        task.model = optimize(task.model, _examples(task, data), dtype, measure=False)
 
     return {"optimize": dtype, **evaluate(run, data, device="cpu", limit=limit, change=change)}
 

@@ -244,8 +244,13 @@ def _parts(
     rows = max(1, PART_PIXELS // ((right - left) * factor[1])) * factor[1]
     for row in range(top, bottom, rows):
         part = image.crop((left, row, right, min(row + rows, bottom)))
-        part = _opaque(_eight_bit(part, high)).convert(mode)
+        part = _in_mode(_opaque(_eight_bit(part, high)), mode)
         yield part if factor == (1, 1) else part.reduce(factor)
+
+
+def _in_mode(image: Image.Image, mode: str) -> Image.Image:
+    # Pillow copies an image that has the mode already.
+    return image if image.mode == mode else image.convert(mode)
 
 
 def _tensor(image: Image.Image, channels: int) -> Tensor:
@@ -254,8 +259,8 @@ def _tensor(image: Image.Image, channels: int) -> Tensor:
     for part in _parts(image, channels, (0, 0, *image.size)):
         rows = max(1, PART_PIXELS // part.width)
         for top in range(0, part.height, rows):
-            strip = part.crop((0, top, part.width, min(top + rows, part.height)))
-            array = np.array(strip if channels == 1 else strip.convert("RGB"), dtype=np.uint8)
+            strip = part.crop((0, top, part.width, min(top + rows, part.height))) if part.height > rows else part
+            array = np.array(strip if channels == 1 else _in_mode(strip, "RGB"), dtype=np.uint8)
             array = array.reshape(strip.height, strip.width, channels)
             pixels[:, row : row + strip.height] = torch.from_numpy(array).permute(2, 0, 1)
             row += strip.height

@@ -1,0 +1,1 @@
+"""Training loops to compare: ours, and what a user would take instead."""

@@ -1,0 +1,83 @@
+"""benchmarks/end_to_end.py and large_inputs.py: what is counted, and mistakes that are reported before measuring."""
+
+import json
+import time
+from pathlib import Path
+
+import end_to_end
+import large_inputs
+import pytest
+import torch
+from loops.measure import Clock, Enough, Program, turn
+
+from tokenmix.errors import UserError
+
+
+def test_steps_before_the_clock_starts_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, found = [0.0], []
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    clock = Clock(warm=1, steps=2, done=found.append)
+    for seconds in (100.0, 100.0, 1.0):
+        now[0] += seconds
+        clock.tick(30)
+    now[0] += 3.0
+    with pytest.raises(Enough):
+        clock.tick(30)
+    assert found == [60 / 4]
+
+
+def test_a_turn_runs_in_a_process_of_its_own_and_counts_its_memory() -> None:
+    kept = []
+
+    def loop(clock: Clock) -> None:
+        kept.append(torch.ones(25_000_000))
+        while True:
+            clock.tick(1)
+
+    found = turn(loop, warm=1, steps=3, threads=1)
+    assert found.rate > 0
+    assert found.memory > 100_000_000
+    assert not kept
+
+
+@pytest.mark.parametrize(
+    ("loop", "said"),
+    [(lambda clock: None, "ended after 0 of 4 steps"), (lambda clock: 1 // 0, "ZeroDivisionError")],
+)
+def test_a_loop_that_fails_is_reported(loop: end_to_end.Loop, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        turn(loop, warm=0, steps=3, threads=1)
+
+
+def test_a_row_that_loses_is_shown() -> None:
+    sides = {"tokenmix": end_to_end.Side([1.0, 2.0, 3.0], 2**20), "timm": end_to_end.Side([2.0, 2.0, 2.0], 2**21)}
+    row = end_to_end.Row("images", "PNG", "images", sides)
+    assert row.ratios() == {"timm": (1.0, 0.5, 1.5)}
+    assert "ours / this: 1.00 (0.50 to 1.50)" in end_to_end.lines_of(row)[-1]
+
+
+def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    inside = str(tmp_path / "file" / "out.json")
+    for program, arguments, said in (
+        (end_to_end, ["--repeats", "0"], "--repeats must be at least 1"),
+        (end_to_end, ["--scale", "2"], "--scale in (0, 1]"),
+        (end_to_end, ["--out", inside], "cannot make the folder"),
+        (large_inputs, ["--share", "0"], "--share must be in (0, 1]"),
+        (large_inputs, ["--out", inside], "cannot make the folder"),
+    ):
+        assert program.main(arguments) == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert error.count("\n") == 1
+
+
+def test_growth_is_that_of_what_an_input_adds(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {"1": 5.0, "10": 6.0, "40": 9.0}
+    programs = {size: Program(99.0, cpu, 7) for size, cpu in seconds.items()}
+    monkeypatch.setattr(large_inputs, "program", lambda command, _: programs[command[0]])
+    row = large_inputs.measured("text", "JSONL", [1, 10, 40], lambda size: [str(size)])
+    assert row.growth == 1.0
+    assert row.memory == [7, 7, 7]
+    assert "growth 1.00" in large_inputs.line_of(row)
+    assert json.dumps(row.cpu) == "[5.0, 6.0, 9.0]"
