@@ -68,7 +68,7 @@ def masked_lm(folder: Path, model: str, sizes: Sizes) -> Loops:
                 disable_tqdm=True,
             )
             collator = DataCollatorForLanguageModeling(loaded, mlm_probability=0.15)
-            rows = _blocks(text, loaded, sizes.size)
+            rows: Any = _blocks(text, loaded, sizes.size)
             Trainer(net, arguments, collator, train_dataset=rows, callbacks=[Tick()]).train()
 
     def config() -> Any:

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -82,7 +83,7 @@ class Pictures:
         )
 
 
-def common(batch_size: int, workers: int) -> dict[str, object]:
+def common(batch_size: int, workers: int) -> dict[str, Any]:
     """Options of `tokenmix train`: nothing is evaluated while the clock runs; threads are set already."""
     return {
         "batch_size": batch_size,
@@ -116,11 +117,12 @@ def timm_loop(pictures: Pictures) -> Callable[[Clock], None]:
 
     def loop(clock: Clock) -> None:
         task = ClassificationTask(pictures.net(), LabelSmoothingCrossEntropy(SMOOTHING), verbose=False)
-        optimizer = optimizer_of(task.get_trainable_module())
+        module: Any = task.get_trainable_module()
+        optimizer = optimizer_of(module)
         times, losses = AverageMeter(), AverageMeter()
         loader = timm_loader(pictures)
         while True:
-            task.get_trainable_module().train()
+            module.train()
             optimizer.zero_grad()
             for images, labels in loader:
                 loss = task(images, labels)["loss"]
@@ -135,16 +137,16 @@ def timm_loop(pictures: Pictures) -> Callable[[Clock], None]:
     return loop
 
 
-def timm_loader(pictures: Pictures) -> DataLoader:
+def timm_loader(pictures: Pictures) -> Any:
     """timm's `create_loader` with the augmentation of `light`."""
-    dataset = _InMemory() if pictures.data is None else create_dataset("", root=str(pictures.data), split="train")
+    dataset: Any = _InMemory() if pictures.data is None else create_dataset("", root=str(pictures.data), split="train")
     loader = create_loader(
         dataset,
         input_size=(pictures.channels, pictures.size, pictures.size),
         batch_size=pictures.batch_size,
         is_training=True,
         interpolation="random",
-        color_jitter=None,
+        color_jitter=None,  # pyrefly: ignore[bad-argument-type]
         mean=MEAN[: pictures.channels],
         std=STD[: pictures.channels],
         num_workers=pictures.workers,
