@@ -122,11 +122,15 @@ def nearest_neighbours(
         # A graph is one for batches of every size.
         whole = torch.compiler.is_compiling() or torch.compiler.is_exporting()
         chunk_size = queries.shape[1] if whole else max(1, _HELD // (batch * places))
-    found = [
-        _nearest(part, points[..., :3].detach(), min(count, places), mask)
-        for part in queries[..., :3].detach().split(chunk_size, dim=1)
-    ]
-    index = torch.cat(found, 1)
+    all_points, parts = points[..., :3].detach(), queries[..., :3].detach().split(chunk_size, dim=1)
+    few = min(count, places)
+    if len(parts) == 1:
+        index = _nearest(parts[0], all_points, few, mask)
+    else:
+        # A list of small results between large intermediate ones would leave gaps in memory that nothing fills.
+        index = queries.new_empty(batch, queries.shape[1], few, dtype=torch.int64)
+        for part, place in zip(parts, index.split(chunk_size, dim=1)):
+            place.copy_(_nearest(part, all_points, few, mask))
     missing = count - index.shape[-1]
     return index if missing == 0 else torch.cat([index, index[..., :1].expand(*index.shape[:2], missing)], -1)
 
