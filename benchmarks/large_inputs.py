@@ -179,7 +179,7 @@ def _points(folder: Path, share: float) -> Iterator[Row]:
         np.save(file, rng.normal(size=(count, 3)).astype(np.float32))
         return _tokenmix("predict", run, file, "--out", folder / f"parts-{count}", "--json")
 
-    sizes = [2048, round(250_000 * share), round(1_000_000 * share)]
+    sizes = [2048, round(1_000_000 * share), round(4_000_000 * share)]
     yield measured("points", "eapct_part_nano, a part for each point", sizes, command)
 
 

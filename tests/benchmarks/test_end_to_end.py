@@ -1,6 +1,7 @@
 """benchmarks/end_to_end.py and large_inputs.py: what is counted, and mistakes that are reported before measuring."""
 
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import end_to_end
 import large_inputs
 import pytest
 import torch
-from loops.measure import Clock, Enough, Program, turn
+from loops.measure import Clock, Enough, Program, program, turn
 
 from tokenmix.errors import UserError
 
@@ -38,6 +39,15 @@ def test_a_turn_runs_in_a_process_of_its_own_and_counts_its_memory() -> None:
     assert found.rate > 0
     assert found.memory > 100_000_000
     assert not kept
+
+
+def test_memory_of_a_program_is_its_own() -> None:
+    held = torch.ones(100_000_000)
+    found = program([sys.executable, "-c", "import time; x = b'1' * 60_000_000; time.sleep(0.5)"], {})
+    assert 60_000_000 < found.memory < 4 * len(held)
+    assert found.seconds > 0.5
+    with pytest.raises(UserError, match="ended with code 3"):
+        program([sys.executable, "-c", "raise SystemExit(3)"], {})
 
 
 @pytest.mark.parametrize(
