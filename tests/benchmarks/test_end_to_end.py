@@ -69,14 +69,14 @@ def test_a_row_that_loses_is_shown() -> None:
 def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     inside = str(tmp_path / "file" / "out.json")
-    for program, arguments, said in (
+    for benchmark, arguments, said in (
         (end_to_end, ["--repeats", "0"], "--repeats must be at least 1"),
         (end_to_end, ["--scale", "2"], "--scale in (0, 1]"),
         (end_to_end, ["--out", inside], "cannot make the folder"),
         (large_inputs, ["--share", "0"], "--share must be in (0, 1]"),
         (large_inputs, ["--out", inside], "cannot make the folder"),
     ):
-        assert program.main(arguments) == 2
+        assert benchmark.main(arguments) == 2
         error = capsys.readouterr().err
         assert said in error
         assert error.count("\n") == 1
