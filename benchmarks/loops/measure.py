@@ -125,14 +125,15 @@ def program(command: list[str], environment: dict[str, str]) -> Program:
     start, memory = time.perf_counter(), 0
     quiet = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_WRONLY, 0) for number in (1, 2)]
     pid = os.posix_spawnp(command[0], command, {**os.environ, **environment}, file_actions=quiet)
-    done = 0
-    while not done:
+    while True:
         # The system's own number for a process begins with that of the one which started it.
         with suppress(OSError, StopIteration):
             lines = Path(f"/proc/{pid}/status").read_text().splitlines()
             memory = max(memory, 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM"))))
         time.sleep(0.05)
-        done, status, usage = os.wait4(pid, os.WNOHANG)
+        ended, status, usage = os.wait4(pid, os.WNOHANG)
+        if ended:
+            break
     if os.waitstatus_to_exitcode(status):
         raise UserError(f"{' '.join(command)} ended with code {os.waitstatus_to_exitcode(status)}")
     return Program(time.perf_counter() - start, usage.ru_utime + usage.ru_stime, memory)
