@@ -572,3 +572,16 @@ def test_average_precision_of_matches_is_torchmetrics(kind: Any) -> None:
     assert 0.02 < wanted["map"] < 0.98
     for name, overlaps in {"map": range(10), "map_50": range(1), "map_75": range(5, 6)}.items():
         assert average_precision(columns, ones, 4, overlaps).item() == pytest.approx(wanted[name].item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["boxes", "masks"])
+def test_a_report_shows_what_is_there(kind: str, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "load_scenes", squares)
+    task, settings, _ = load_task(runs[kind])
+    batch = next(iter(task.load_data(settings).test_batches(batch_size=2)))
+    for one, image, target in zip(task.eval().show(batch), batch["images"], batch["targets"], strict=True):
+        assert isinstance(one.truth, Image.Image)
+        drawn = (pil_to_tensor(one.truth) != image.mul(255).byte()).any(0)
+        there = target["masks"].any(0) if kind == "masks" else torch.zeros_like(drawn)
+        assert drawn[there.bool()].float().mean().nan_to_num(1.0) > 0.9
+        assert drawn.any() == (len(target["labels"]) > 0)

@@ -26,7 +26,7 @@ from tokenmix.lab.train.predictions import SampledMetric
 from tokenmix.lab.train.programs import Shown, View
 from tokenmix.lab.train.task import IndexedData, check_names
 from tokenmix.models.detection.detector import IMAGENET, Detector
-from tokenmix.models.detection.pictures import with_dense_masks
+from tokenmix.models.detection.pictures import PlacedMasks, with_dense_masks
 from tokenmix.models.registry import create_model
 from tokenmix.registry import MODELS, load_object
 
@@ -160,10 +160,13 @@ class ObjectTask(ImageTask):
     def show(self, batch: Mapping[str, Any]) -> list[Shown]:
         """Each image with the objects in it drawn on it, and with those found."""
         images = [Image.fromarray(image.mul(255).byte().permute(1, 2, 0).cpu().numpy()) for image in batch["images"]]
-        targets = [
-            with_dense_masks({"scores": torch.ones(len(target["labels"])), **_without_crowds(target)})
-            for target in batch["targets"]
+        targets: list[dict[str, Any]] = [
+            {"scores": torch.ones(len(target["labels"])), **_without_crowds(target)} for target in batch["targets"]
         ]
+        for target, image in zip(targets, images):
+            if "masks" in target:
+                whole = [(mask.bool().cpu(), 0, 0) for mask in target["masks"]]
+                target["masks"] = PlacedMasks(whole, (image.height, image.width))
         found = [{name: value.cpu() for name, value in one.items()} for one in self._find(batch["images"])]
         return [
             Shown(None, *(draw_objects(image.copy(), one, self.data["classes"]) for one in (target, self._shown(here))))
