@@ -61,25 +61,25 @@ def main() -> int:
 
 
 def _budget(config: Any) -> dict[str, int]:
-    """Threads, epochs and images of a run, so that all variants take `SECONDS` here; those of a run begun before."""
+    """Epochs and images of a run, so that all variants take `SECONDS` here; those of a run begun before."""
     from tokenmix.lab.compare.compare import predict_steps
     from tokenmix.lab.train.sources import read_part
 
     if (OUT / "compare.json").is_file():
         begun = read_part(OUT, "compare.json")
-        return {name: begun[name] for name in ("threads", "epochs", "limit")}
+        return {name: begun[name] for name in ("epochs", "limit")}
     # Runs are trained side by side, one thread each.
-    threads, steps = predict_steps(config, [1])
+    _, steps = predict_steps(config, [1])
     image = sum(steps.values()) / config.loop.batch_size / min(len(steps), os.cpu_count() or 1)
     seen = (SECONDS / image - TEST_IMAGES * FORWARD_SHARE) * STEP_SHARE / (1 + HELD_OUT * FORWARD_SHARE)
     epochs = max(EPOCHS, int(seen) // IMAGES)
     limit = max(640, min(IMAGES, int(seen) // epochs))
     print(
-        f"tokenmix: {len(steps)} networks, each on {limit:,} images, {epochs} times, threads: {threads}; "
+        f"tokenmix: {len(steps)} networks, each on {limit:,} images, {epochs} times; "
         f"about {SECONDS / 60:.0f} minutes of training, at {1 / image * len(steps):,.0f} images a second",
         file=sys.stderr,
     )
-    return {"threads": threads, "epochs": epochs, "limit": limit}
+    return {"epochs": epochs, "limit": limit}
 
 
 if __name__ == "__main__":
