@@ -6,7 +6,6 @@ of a row take turns. A row gives images, tokens or clouds a second, medians over
 
 import argparse
 import csv
-import json
 import os
 import statistics
 import sys
@@ -34,9 +33,9 @@ from loops.pictures import (
     timm_loop,
 )
 
+from suite.command import exit_code, write_json
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
-from tokenmix.files import disk_remedy, replace_file
 from tokenmix.files import make_folder as make_parents
 from tokenmix.lab.data.lookup import cache_root
 from tokenmix.profiling.other_work import OtherWork
@@ -85,14 +84,7 @@ class Case:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print a table and write it as JSON. 2: a mistake on the command line; 130: Ctrl-C."""
     options = _parser().parse_args(arguments)
-    try:
-        return _run(options)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped; no file is written", file=sys.stderr)
-        return 130
+    return exit_code(lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -124,10 +116,7 @@ def _run(options: argparse.Namespace) -> int:
             "versions": {name: version(name) for name in PEERS},
             "environment": environment(),
         }
-        try:
-            replace_file(options.out, (json.dumps(document, indent=1) + "\n").encode())
-        except OSError as error:
-            raise UserError(f"{options.out} not written ({error.strerror}): {disk_remedy(error)}") from None
+        write_json(options.out, document)
     return 0
 
 

@@ -22,9 +22,10 @@ import numpy as np
 from loops.measure import program
 from PIL import Image
 
+from suite.command import exit_code, write_json
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
-from tokenmix.files import make_folder, replace_file
+from tokenmix.files import make_folder
 from tokenmix.lab.data.lookup import cache_root
 from tokenmix.profiling.other_work import OtherWork
 
@@ -58,21 +59,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="JSON file to write")
     parser.add_argument("--tokenise", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    try:
-        if options.tokenise:
-            return _tokenise(*options.tokenise)
-        if not 0 < options.share <= 1:
-            raise UserError("--share must be in (0, 1]")
-        return _run(options)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped; no file is written", file=sys.stderr)
-        return 130
+    return exit_code(lambda: _tokenise(*options.tokenise) if options.tokenise else _run(options))
 
 
 def _run(options: argparse.Namespace) -> int:
+    if not 0 < options.share <= 1:
+        raise UserError("--share must be in (0, 1]")
     if options.out is not None:
         make_folder(options.out.parent)
     start, others, rows = time.perf_counter(), OtherWork(), []
@@ -94,7 +86,7 @@ def _run(options: argparse.Namespace) -> int:
             "versions": {name: version(name) for name in ("datasets", "tokenizers", "pillow")},
             "environment": environment(),
         }
-        replace_file(options.out, (json.dumps(document, indent=1) + "\n").encode())
+        write_json(options.out, document)
     return 0
 
 

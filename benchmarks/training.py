@@ -27,9 +27,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from suite.command import exit_code, write_json
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
-from tokenmix.files import disk_remedy, make_folder, replace_file
+from tokenmix.files import make_folder
 from tokenmix.lab.data.images import ImageData, load_images
 from tokenmix.lab.data.images.augment import make_augment
 from tokenmix.lab.data.images.image_set import normalize
@@ -85,14 +86,8 @@ class Row:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print a table, and write it as JSON if asked for. 2: a mistake on the command line; 130: Ctrl-C."""
-    try:
-        return _run(_parser().parse_args(arguments))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped; no file is written", file=sys.stderr)
-        return 130
+    options = _parser().parse_args(arguments)
+    return exit_code(lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -142,10 +137,7 @@ def _rows_of_several(options: argparse.Namespace, processes: int) -> list[Row]:
 def _write(options: argparse.Namespace, rows: list[Row]) -> None:
     settings = {key: getattr(options, key) for key in ("batch_size", "steps", "rounds", "data")}
     document = {"schema": SCHEMA, **settings, "rows": [asdict(row) for row in rows], "environment": environment()}
-    try:
-        replace_file(options.out, (json.dumps(document, indent=1) + "\n").encode())
-    except OSError as error:
-        raise UserError(f"{options.out} could not be written ({error.strerror}): {disk_remedy(error)}") from None
+    write_json(options.out, document)
 
 
 def _check(options: argparse.Namespace) -> None:

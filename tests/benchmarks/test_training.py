@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import training
 
+from suite import command
+
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
@@ -59,7 +61,7 @@ def test_a_full_disk_is_one_line(
     monkeypatch.setattr(training, "_check", lambda _: None)
     both = training.Comparison.of([1.0], [1.0])
     monkeypatch.setattr(training, "_measure", lambda *_: training.Row("a", "none", 1, both, both))
-    monkeypatch.setattr(training, "replace_file", refuse)
+    monkeypatch.setattr(command, "replace_file", refuse)
     assert training.main(["--out", str(tmp_path / "out.json")]) == 2
     assert "(No space left on device): free space on the disk" in capsys.readouterr().err
 
