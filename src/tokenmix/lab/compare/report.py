@@ -6,6 +6,7 @@ The page is the template report.html, which escapes what it is given; charts com
 import base64
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -18,10 +19,14 @@ from tokenmix.lab.compare.charts import marker
 from tokenmix.lab.compare.columns import baseline_rows, cells, columns
 from tokenmix.lab.compare.map_figures import ExampleMaps, ShownExample, example_figure
 from tokenmix.lab.compare.notes import budget_sentence, finding_sentence, notes
-from tokenmix.lab.compare.probed import probed
 from tokenmix.lab.compare.report_figures import bars, confusions, cost_charts, growth_charts, learning_curves
 from tokenmix.lab.compare.results import Results
 from tokenmix.lab.data.lookup import short_name
+from tokenmix.testing.probe import ProbeReport
+from tokenmix.testing.probe_tasks import TASKS
+
+# The probe of all mixers. A checkout has it; an installed wheel does not.
+PROBE = Path(__file__).parents[4] / "dev" / "probe.json"
 
 
 def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps | ShownExample] = ()) -> Path:
@@ -49,7 +54,8 @@ def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps | 
         variants=results.variants,
         columns=columns(results),
         cells=partial(cells, results),
-        probed=probed(results),
+        probed=_probed(results),
+        abilities={name: task.ability for name, task in TASKS.items()},
         several=len(results.config["seeds"]) > 1,
         marker=marker,
         curves=learning_curves(results),
@@ -63,6 +69,17 @@ def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps | 
         command=results.command,
         repeat=_repeat(results),
     )
+
+
+def _probed(results: Results) -> ProbeReport | None:
+    """The probe of those variants that are mixers of it; None if there are fewer than two, or no measured file."""
+    if not PROBE.is_file():
+        return None
+    report = ProbeReport.from_json(PROBE.read_text())
+    known = {v.name: report.structures[v.name] for v in results.variants if v.name in report.structures}
+    scores = (report.score(task, name) for task in TASKS for name in known)
+    found = replace(report, scores=tuple(score for score in scores if score is not None), structures=known)
+    return found if len(known) > 1 else None
 
 
 def write_page(file: Path, template: str, **values: Any) -> Path:
