@@ -224,6 +224,9 @@ def import_object(target: str) -> Callable[..., Any]:
     return found
 
 
+TORCHVISION = "torchvision:"
+
+
 def is_foreign(model: str) -> bool:
     """Whether the name is "torchvision:NAME" or "module:factory", a model of neither this library nor timm."""
     return ":" in model and not model.startswith(("hf-hub:", "local-dir:"))

@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenmix.errors import UserError, one_line, unknown_name
 from tokenmix.layers.base import Capabilities, GridMixer, Mixer
-from tokenmix.registry import import_object
+from tokenmix.registry import TORCHVISION, import_object
 from tokenmix.trust import from_caller
 
 
@@ -80,7 +80,7 @@ def spec_of(name: str, layer: Any, about: str = "", fixed: Mapping[str, Any] | N
 
 def is_mixer(name: str) -> bool:
     """Whether `get_spec` takes the name for one of a mixer: a name of the table, or "module:Class"."""
-    return name in MIXERS or ":" in name
+    return name in MIXERS or (":" in name and not name.startswith(TORCHVISION))
 
 
 @from_caller

@@ -12,11 +12,12 @@ from torch.nn import functional as F
 
 from tokenmix.errors import UserError, one_line, unknown_name
 from tokenmix.models.pretrained import fetching
-from tokenmix.registry import import_object, imported_plugins
+from tokenmix.registry import TORCHVISION, import_object, imported_plugins
 from tokenmix.trust import check_typed, is_typed
 
-TORCHVISION = "torchvision:"
 ELSEWHERE = "connect to the internet, or give --init-from FILE.safetensors"
+IMAGENET = {"num_classes": 1000, "in_chans": 3}
+"""What a classifier is built for where no data says it."""
 Kind = Literal["classifier", "segmenter"]
 
 

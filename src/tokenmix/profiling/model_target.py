@@ -11,13 +11,11 @@ from torch.func import functional_call
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.table import list_mixers
-from tokenmix.models.foreign import TORCHVISION, load_foreign
+from tokenmix.models.foreign import IMAGENET, load_foreign
 from tokenmix.models.registry import create_model, create_on_meta
 from tokenmix.profiling.estimate import Pass, overflowed
 from tokenmix.profiling.measured import Measured
-from tokenmix.registry import MODELS, list_models
-
-CLASSIFIER = {"num_classes": 1000, "in_chans": 3}
+from tokenmix.registry import MODELS, TORCHVISION, list_models
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,7 @@ class ModelTarget:
             return model
         with torch.device(device or "cpu"):
             if self.name.startswith(TORCHVISION):
-                return load_foreign(self.name, {**CLASSIFIER, "img_size": (size, size)}, "classifier")
+                return load_foreign(self.name, {**IMAGENET, "img_size": (size, size)}, "classifier")
             try:
                 return timm.create_model(self.name, img_size=size)
             except TypeError as error:
@@ -120,7 +118,8 @@ def _own(model: Any) -> tuple[int, int]:
 def check_is_model(name: str) -> None:
     """Raise `UserError` unless the name is a model whose costs can be measured."""
     if name.startswith(TORCHVISION):
-        load_foreign(name, CLASSIFIER, "classifier")
+        with torch.device("meta"):
+            load_foreign(name, IMAGENET, "classifier")
         return
     tasks = MODELS[name].tasks if name in MODELS else ()
     if "image-classification" in tasks or (not tasks and timm.is_model(name)):

@@ -128,7 +128,7 @@ def targets_for(
 
 def are_mixers(names: Sequence[str]) -> bool:
     """Whether the names are mixers, or else models; `UserError` for a name that is neither, and for both together."""
-    others = [name for name in names if not is_mixer(name) or name.startswith("torchvision:")]
+    others = [name for name in names if not is_mixer(name)]
     if not others:
         return True
     try:
@@ -139,6 +139,6 @@ def are_mixers(names: Sequence[str]) -> bool:
     for name in others:
         check_is_model(name)
     if len(others) < len(names):
-        mixer = next(name for name in names if name not in others)
+        mixer = next(name for name in names if is_mixer(name))
         raise UserError(f"{mixer!r} is a mixer and {others[0]!r} a model; measure them in separate commands")
     return False

@@ -34,14 +34,14 @@ def _summarize_foreign(name: str, sizes: Mapping[str, Any], model_kwargs: Mappin
     """Parameters and multiply-adds of a model from elsewhere on a colour image, of 224 pixels if not said."""
     import torch
 
-    from tokenmix.models.foreign import load_foreign
+    from tokenmix.models.foreign import IMAGENET, load_foreign
     from tokenmix.swap.probe import model_macs
 
     if "num_points" in sizes:
         raise UserError(f"{name} takes images; leave --num-points out")
     size = sizes.get("img_size", 224)
     height, width = (size, size) if isinstance(size, int) else size
-    model = load_foreign(name, {"num_classes": 1000, "in_chans": 3, "img_size": (height, width)}, **model_kwargs)
+    model = load_foreign(name, {**IMAGENET, "img_size": (height, width)}, **model_kwargs)
     try:
         macs = model_macs(model, (torch.zeros(1, 3, height, width),))
     except Exception as error:  # whatever a stranger's forward pass may raise

@@ -8,11 +8,9 @@ from torch import nn
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.files import user_path
-from tokenmix.models.foreign import TORCHVISION, load_foreign
+from tokenmix.models.foreign import IMAGENET, load_foreign
 from tokenmix.models.registry import create_model, create_on_meta
-from tokenmix.registry import MODELS, is_foreign, list_models
-
-IMAGENET = {"num_classes": 1000, "in_chans": 3}
+from tokenmix.registry import MODELS, TORCHVISION, is_foreign, list_models
 
 
 def load_model(target: str, img_size: int | None) -> nn.Module:
