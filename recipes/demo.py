@@ -69,7 +69,7 @@ def _budget(config: Any) -> dict[str, int]:
         begun = read_part(OUT, "compare.json")
         return {name: begun[name] for name in ("epochs", "limit")}
     # Runs are trained side by side, one thread each.
-    _, steps = predict_steps(config, [1])
+    steps = predict_steps(config)
     image = sum(steps.values()) / config.loop.batch_size / min(len(steps), os.cpu_count() or 1)
     seen = (SECONDS / image - TEST_IMAGES * FORWARD_SHARE) * STEP_SHARE / (1 + HELD_OUT * FORWARD_SHARE)
     epochs = max(EPOCHS, int(seen) // IMAGES)

@@ -189,9 +189,10 @@ class _T2TNet(IsotropicNet):
         of one channel then gives what it gave as three equal ones.
         """
         adapted, first = dict(state_dict), "stem.attentions.0"
-        linear = "qkv" if isinstance(self, T2TViT) else "query"
-        names = [f"{first}.{name}" for name in ("norm1.weight", "norm1.bias", f"{linear}.weight", f"{linear}.bias")]
         assert isinstance(self.stem, T2TStem)
+        parts = self.stem.attentions[0].named_children()
+        linear = next(name for name, part in parts if isinstance(part, nn.Linear))
+        names = [f"{first}.{name}" for name in ("norm1.weight", "norm1.bias", f"{linear}.weight", f"{linear}.bias")]
         kernel = self.stem.splits[0][0]
         if self.in_chans == 3 or not set(names) <= set(adapted) or adapted[names[0]].numel() != 3 * kernel**2:
             return adapted

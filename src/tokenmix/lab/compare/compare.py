@@ -323,23 +323,15 @@ def _new_variants(cells: Sequence[Cell], data: TaskData) -> dict[str, TaskModule
 
 
 @from_caller
-def predict_steps(config: CompareConfig, threads: Sequence[int]) -> tuple[int, dict[str, float]]:
-    """The number of threads with which the first variant trains fastest here, and the seconds of a step of each."""
+def predict_steps(config: CompareConfig) -> dict[str, float]:
+    """The seconds of a step of each variant, with one thread."""
     cells = plan_runs(config, Path())
     first, before = cells[0].config, torch.get_num_threads()
     data = get_task(config.task).load_data(first)
     batch = next(iter(data.train_batches(batch_size=config.loop.batch_size, epoch=0, start=0)))
-    variants = _new_variants(cells, data)
-    name = next(iter(variants))
-
-    def measured(number: int, some: Mapping[str, TaskModule]) -> dict[str, float]:
-        torch.set_num_threads(number)
-        return measure_steps(some, batch, first, _device(config))
-
+    torch.set_num_threads(1)
     try:
-        # One variant is enough to choose by: where another program runs, threads that wait for each other take long.
-        best = min(threads, key=lambda number: measured(number, {name: variants[name]})[name])
-        return best, measured(best, variants)
+        return measure_steps(_new_variants(cells, data), batch, first, _device(config))
     finally:
         torch.set_num_threads(before)
 

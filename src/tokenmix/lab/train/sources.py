@@ -51,7 +51,7 @@ def load_recipe(name: str) -> TrainConfig:
     Raises:
         UserError: there is none, it cannot be read, or it has an option that does not exist, or a wrong value.
     """
-    path = _find(name, list_recipes())
+    path = _find(name, list_recipes(), "recipe")
     config = read_document(_read(path), f"the recipe {path}")
     for key in NOT_HERE:
         if config.flat().get(key) is not None:
@@ -61,7 +61,7 @@ def load_recipe(name: str) -> TrainConfig:
 
 def load_comparison(name: str) -> CompareConfig:
     """The config of a comparison, given by name or by file; `UserError` as `load_recipe`."""
-    path = _find(name, list_comparisons())
+    path = _find(name, list_comparisons(), "comparison")
     values = _read(path)
     task = values.get("task", CompareConfig.task)
     try:
@@ -108,15 +108,15 @@ def merge_kwargs(recipe: TrainConfig, given: TrainConfig) -> TrainConfig:
     return given.replace(model_kwargs=merged)
 
 
-def _find(name: str, known: Sequence[str]) -> Path:
+def _find(name: str, known: Sequence[str], kind: str) -> Path:
     given = user_path(name)
     by_name = (path for path in HOME.glob("*/*.toml") if path.stem == name and name in known)
     candidates = [given, Path(f"{given}.toml"), *by_name]
     found = next((path for path in candidates if path.is_file()), None)
     if found is None:
         if not known:
-            raise UserError(f"no recipe file {name!r}; give a TOML file (recipes by name need a checkout of tokenmix)")
-        raise unknown_name("recipe", name, known)
+            raise UserError(f"no {kind} file {name!r}; give a TOML file ({kind}s by name need a checkout of tokenmix)")
+        raise unknown_name(kind, name, known)
     return found
 
 
