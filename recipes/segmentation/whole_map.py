@@ -24,7 +24,6 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from recipes.datasets.images.blue_marble import PALETTE, turned, whole_map
 from recipes.program import run_program
-from recipes.small_pictures import save_small
 from tokenmix.environment import environment
 from tokenmix.files import write_json
 from tokenmix.lab.train.distributed import distributed_info, process_group
@@ -127,7 +126,7 @@ def draw(peaks: dict[int, int], program: int, limit: int, file: Path) -> None:
     axes.set_xlabel("processes R that share the image")
     axes.set_ylabel("peak memory of a process, GiB")
     figure.legend(loc="outside upper center", ncols=2, frameon=False, markerscale=0.4)
-    save_small(figure, file)
+    figure.savefig(file, dpi=80)
 
 
 def main(args: Args) -> None:

@@ -3,13 +3,12 @@
     python -m recipes.text.rank_layers [--seeds 0,1,2,3,4] [--only digits]
 
 Half of the layers become external attention and are distilled for a short time: a small ViT trained on the digits, and
-all-MiniLM-L6-v2 on WordNet's glosses, cut
-at 32 tokens. Writes dev/rank_layers.json
-after each seed, so the same command goes on where it stopped.
+all-MiniLM-L6-v2 on WordNet's glosses, cut at 32 tokens. Writes dev/rank_layers.json after each seed, so the same command goes on where it stopped.
 """
 
 import copy
 import random
+import statistics
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -20,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from recipes.datasets.text.wordnet import read_wordnet
-from recipes.over_seeds import over_seeds
 from recipes.program import run_program
 from recipes.text.convert_minilm import fetch_original
 from tokenmix.distillation import distill, rank_layers
@@ -184,14 +182,15 @@ def main(args: Args) -> None:
 
 
 def table(rows: dict[str, Any]) -> dict[str, Any]:
-    """Mean and spread over the seeds of each choice of layers."""
-    return {
-        half: {
-            measure: over_seeds([row["halves"][half][measure] for row in rows.values()])
-            for measure in ("cosine", "agreement", "neighbours")
-        }
-        for half in ("ranked", "first", "last", "random")
-    }
+    """Mean and spread over the seeds of each choice of layers; one seed has no deviation."""
+    found: dict[str, Any] = {}
+    for half in ("ranked", "first", "last", "random"):
+        found[half] = {}
+        for measure in ("cosine", "agreement", "neighbours"):
+            runs = [row["halves"][half][measure] for row in rows.values()]
+            deviation = statistics.stdev(runs) if len(runs) > 1 else None
+            found[half][measure] = {"mean": statistics.mean(runs), "deviation": deviation, "runs": runs}
+    return found
 
 
 if __name__ == "__main__":
