@@ -3,7 +3,8 @@
     python -m recipes.text.rank_layers [--seeds 0,1,2,3,4] [--only digits]
 
 Half of the layers become external attention and are distilled for a short time: a small ViT trained on the digits, and
-all-MiniLM-L6-v2 on WordNet's glosses, cut at 32 tokens. Writes dev/rank_layers.json after each seed, so the same command goes on where it stopped.
+all-MiniLM-L6-v2 on WordNet's glosses, cut at 32 tokens. Writes dev/rank_layers.json after each seed, so the same
+command goes on where it stopped.
 """
 
 import copy
