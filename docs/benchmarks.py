@@ -1,6 +1,8 @@
-"""The table and the chart of docs/benchmarks.md, from the results in `dev/benchmarks`: `python docs/benchmarks.py`."""
+"""The tables and the chart of docs/benchmarks.md, from the results in `dev/benchmarks`: `python docs/benchmarks.py`."""
 
+import json
 import re
+import statistics
 from io import BytesIO
 from pathlib import Path
 
@@ -12,9 +14,16 @@ from suite.results import Ratio, Results, read_results
 
 ROOT = Path(__file__).parents[1]
 PAGE, CHART = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "images" / "benchmarks.png"
-NAMES = {"zen3": "AMD Zen 3", "zen4": "AMD Zen 4", "icelake": "Intel Ice Lake", "amx": "Intel with AMX"}
+NAMES = {
+    "zen3": "AMD Zen 3",
+    "zen4": "AMD Zen 4",
+    "zen5": "AMD Zen 5",
+    "icelake": "Intel Ice Lake",
+    "amx": "Intel with AMX",
+}
 COLOURS = ("#2b5fb3", "#d9731a", "#2f8f5b", "#8a5ab5", "#777777")
-TABLE = re.compile(r"(<!-- table -->\n).*?(<!-- end -->)", re.DOTALL)
+TABLES = re.compile(r"(<!-- (table|loops) -->\n).*?(<!-- end -->)", re.DOTALL)
+UNITS = {"read": "decode and augment alone", "jobs": "side by side"}
 Machine = dict[tuple[str, str], tuple[Ratio, float, float]]
 """(case, other package) -> ratio, our seconds, the other's."""
 
@@ -69,9 +78,34 @@ def _cell(ratio: Ratio, spread: bool) -> str:
     return f"{median} ({ratio.q1:.2f}–{ratio.q3:.2f})" if spread else median
 
 
+def loops() -> str:
+    """Whole training loops on the machine that measured them last: rates, ratios and peak memory."""
+    files = (ROOT / "dev" / "benchmarks").glob("*/end_to_end.json")
+    found = {file.parent.name: json.loads(file.read_text()) for file in files}
+    name, latest = max(found.items(), key=lambda item: item[1]["environment"]["date"])
+    lines = ["| loop | other | tokenmix, a second | other, a second | ours / other | MiB | MiB, other |"]
+    lines += ["|---|---|---:|---:|---:|---:|---:|"]
+    for row in latest["rows"]:
+        title = row["name"] + (f", {UNITS[row['group']]}" if row["group"] in UNITS else "")
+        ours = row["sides"]["tokenmix" if "tokenmix" in row["sides"] else "--jobs 2"]
+        for other, (median, low, high) in row["ratios"].items():
+            sides = ours, row["sides"][other]
+            medians = [statistics.median(side["rates"]) for side in sides]
+            rates = [f"{rate:,.{0 if rate >= 100 else 1}f} {row['unit']}" for rate in medians]
+            ratio = f"**{median:.2f}**" if median < 1 else f"{median:.2f}"
+            memory = [f"{side['memory'] / 2**20:,.0f}" for side in sides]
+            lines += [f"| {' | '.join([title, other, *rates, f'{ratio} ({low:.2f}–{high:.2f})', *memory])} |"]
+    environment = latest["environment"]
+    versions = {"torch": environment["versions"]["torch"], **latest["versions"]}
+    where = f"{NAMES.get(name, name)}: {environment['cpu']}, commit `{environment['commit'][:8]}`"
+    listed = ", ".join(map(" ".join, versions.items()))
+    return "\n".join([*lines, "", f"{where}, {environment['date'][:10]}; {listed}."])
+
+
 def page(text: str) -> str:
-    """The page with its table written anew."""
-    return TABLE.sub(lambda found: f"{found[1]}\n{table()}\n\n{found[2]}", text)
+    """The page with its tables written anew."""
+    made = {"table": table, "loops": loops}
+    return TABLES.sub(lambda found: f"{found[1]}\n{made[found[2]]()}\n\n{found[3]}", text)
 
 
 def chart() -> Figure:

@@ -1,6 +1,7 @@
 """docs/benchmarks.md: its table is that of the committed results."""
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 
@@ -40,3 +41,11 @@ def test_losses_are_bold_and_none_is_left_out(tables) -> None:
     for (case, other), (ratio, _, _) in rows.items():
         cell = next(line for line in lines if line.startswith(f"| {case} | {other} |")).split("|")[5]
         assert cell.strip().startswith("**") == (ratio.q1 > 1)
+
+
+def test_every_loop_is_shown_with_the_losses_in_bold(tables) -> None:
+    files = sorted((ROOT / "dev" / "benchmarks").glob("*/end_to_end.json"))
+    rows = json.loads(files[-1].read_text())["rows"]
+    ratios = [median for row in rows for median, _, _ in row["ratios"].values()]
+    cells = [line.split("|")[5].strip() for line in tables.loops().splitlines() if line.startswith("|")][2:]
+    assert [cell.startswith("**") for cell in cells] == [median < 1 for median in ratios]
