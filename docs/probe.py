@@ -4,10 +4,13 @@
 """
 
 import argparse
+import json
 import re
 import sys
 from pathlib import Path
 
+from tokenmix.environment import environment
+from tokenmix.files import to_json
 from tokenmix.layers import MIXERS, ExternalAttention
 from tokenmix.testing.probe import BASELINES, ProbeReport, probe
 
@@ -77,7 +80,9 @@ if __name__ == "__main__":
     parser.add_argument("--full", action="store_true", help="with --measure: five seeds")
     given = parser.parse_args()
     if given.measure:
-        RESULTS.write_text(measure(given.full).to_json())
+        told = json.loads(measure(given.full).to_json())
+        where = {name: environment()[name] for name in ("date", "cpu", "commit")}
+        RESULTS.write_text(to_json({"environment": where, **told}))
     report = ProbeReport.from_json(RESULTS.read_text())
     for path, text in pages(report).items():
         path.write_text(text)

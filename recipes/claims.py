@@ -23,9 +23,10 @@ from tokenmix.errors import UserError
 from tokenmix.files import read_json, write_json
 from tokenmix.lab.compare.results import Results, load_results
 from tokenmix.lab.compare.statistics import Difference, difference, holm
+from tokenmix.testing.probe import ProbeReport
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "claims.md"
+PAGE, PROBE = ROOT / "docs" / "claims.md", ROOT / "dev" / "probe.json"
 CLAIMS: list[dict[str, Any]] = tomllib.loads((ROOT / "recipes" / "claims.toml").read_text())["claims"]
 AGREES, DISAGREES, NOT_SEEN, CANNOT_TELL, NOT_RUN = "agrees", "disagrees", "not seen", "cannot tell", "not yet run"
 
@@ -88,9 +89,24 @@ def control_holds(results: Results) -> bool:
     return found is None or (found.real and found.value > 0)
 
 
+def probed(task: str) -> dict[str, Any] | None:
+    """A task of the probe in the form of a kept result, of the mixers that have five seeds."""
+    report = ProbeReport.from_json(PROBE.read_text())
+    scores = [s for s in report.scores if s.task == task and s.half_width is not None]
+    if not scores:
+        return None
+    variants = [
+        {"name": s.mixer, "runs": [{"seed": i, "score": value} for i, value in enumerate(s.values)]} for s in scores
+    ]
+    where = {"metric": "accuracy", "higher": True, "sampling": None, "note": f"guessing {scores[0].guess:.2f}"}
+    return {**where, "minutes": None, **read_json(PROBE)["environment"], "variants": variants}
+
+
 @cache
 def document(comparison: str) -> dict[str, Any] | None:
-    """The kept result of a comparison; None if it has not been run."""
+    """The kept result of a comparison, or of "probe TASK"; None if it has not been run."""
+    if comparison.startswith("probe "):
+        return probed(comparison.removeprefix("probe "))
     file = file_of(comparison)
     return read_json(file) if file.exists() else None
 
@@ -157,8 +173,8 @@ def verdict_of(found: Sequence[Found]) -> str:
 HEAD = """# Small replications
 
 What the papers claim, and what small networks show: minutes of training on two CPU cores. A verdict holds *at this
-scale*. `python -m recipes.claims` writes this page from `recipes/claims.toml` and the kept results of
-`recipes/*/compare_*.toml`.
+scale*. `python -m recipes.claims` writes this page from `recipes/claims.toml`, the kept results of
+`recipes/*/compare_*.toml`, and `dev/probe.json`.
 """
 RULE = """## Rules of the verdicts
 

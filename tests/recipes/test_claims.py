@@ -10,6 +10,8 @@ from tokenmix.lab.compare.variant_runs import plan_runs
 from tokenmix.lab.registry import DATA_SETS
 from tokenmix.lab.train.checks import check_config
 from tokenmix.lab.train.sources import list_comparisons, load_comparison
+from tokenmix.layers import MIXERS
+from tokenmix.testing.probe_tasks import TASKS
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,6 +31,10 @@ def test_the_page_is_made_from_the_results(claims: Any) -> None:
 def test_every_row_is_of_a_comparison_that_has_both_sides(claims: Any) -> None:
     for claim in claims.CLAIMS:
         for row in claim["rows"]:
+            if row["comparison"].startswith("probe "):
+                assert row["comparison"].removeprefix("probe ") in TASKS
+                assert {row["a"], row["b"]} <= set(MIXERS), row
+                continue
             config = load_comparison(row["comparison"])
             names = {cell.folder.name.rpartition("-seed")[0] for cell in plan_runs(config, Path())}
             assert {row["a"], row["b"]} <= names, row
