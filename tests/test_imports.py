@@ -46,7 +46,7 @@ BELOW["lab.train"] = BELOW["lab.data"] | {"lab.data"}
 BELOW["lab.figures"] = {*LEAVES}
 BELOW["lab.tasks"] = BELOW["lab.train"] | {"lab.train", "lab.figures"}
 # The tools work on run folders of any task.
-BELOW["lab.inspect"] = BELOW["lab.optimized_run"] = BELOW["lab.tasks"] | {"lab.tasks"}
+BELOW["lab.inspect"] = BELOW["lab.tasks"] | {"lab.tasks"}
 BELOW["lab.convert"] = {*LIBRARY}
 BELOW["lab.ranking"] = BELOW["lab.tasks"] | {"lab.convert", "lab.tasks"}
 BELOW["lab.grid"] = BELOW["lab.train"] | {"lab.train"}

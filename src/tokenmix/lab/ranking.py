@@ -58,8 +58,8 @@ def _rank_text_model(
 
 
 def _rank_run(run: Path, to: str, where: str, steps: int, swap: Mapping[str, Any]) -> LayerRanking:
-    task, config, description = load_task(run)
-    data = type(task).load_data(config, like=description)
+    task = load_task(run)
+    data = type(task).load_data(task.config, like=task.data)
     size = min(BATCH, data.num_train // 2)
     if data.num_validation:
         held_out, learned = data.validation_batches(batch_size=size), _Images(data, size)

@@ -11,7 +11,7 @@ from tokenmix.errors import UserError, unknown_name
 from tokenmix.files import user_path
 from tokenmix.lab.data.lookup import parse_spec
 from tokenmix.lab.data.remote import is_url
-from tokenmix.lab.train.sources import read_config
+from tokenmix.lab.train.folder import RunFolder
 from tokenmix.presets.classification import may_be_timms, timm_names
 from tokenmix.registry import MODELS, list_models
 
@@ -80,7 +80,7 @@ def check_files(words: Iterable[str]) -> None:
 def check_target(target: str) -> None:
     """Raise `UserError` unless the target is a run folder that can be read, or a model of ours."""
     if user_path(target).is_dir():
-        read_config(user_path(target))
+        RunFolder.of(target).config  # noqa: B018
     elif target not in MODELS:
         raise UserError(
             f"{target!r} is neither a run folder nor a model; give a run folder or one of {', '.join(list_models())}"

@@ -1,14 +1,15 @@
 """Verbs that make a run, a comparison or a tokenizer, and those that need a run folder."""
 
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, field, fields, make_dataclass
+from dataclasses import MISSING, dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import tyro
+from tyro.constructors import PrimitiveConstructorSpec
 
 from tokenmix.errors import UserError, printable
-from tokenmix.files import read_json, to_json, user_path
+from tokenmix.files import read_json, to_json
 from tokenmix.lab.cli.checks import check_data, check_files, check_mixers, check_target
 from tokenmix.lab.cli.errors import stray
 from tokenmix.lab.cli.parsing import parse_into, parse_known
@@ -16,11 +17,21 @@ from tokenmix.lab.data.lookup import data_sets
 from tokenmix.lab.registry import TASKS
 from tokenmix.lab.tasks.fitting import check_model_name
 from tokenmix.lab.train.config import CompareConfig, TrainConfig, comparison_config
+from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.schema import Names, Part
-from tokenmix.lab.train.sources import base_config, load_comparison, merge_kwargs, read_config
+from tokenmix.lab.train.sources import base_config, load_comparison, merge_kwargs
 
 Positional = tyro.conf.Positional
-RunFolder = Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
+RunArgument = Annotated[
+    Positional[RunFolder],
+    PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="RUN",
+        instance_from_str=lambda args: RunFolder.of(args[0]),
+        is_instance=lambda x: isinstance(x, RunFolder),
+        str_from_instance=lambda x: [str(x.path)],
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -45,8 +56,7 @@ class Train:
             check_model_name(self.config.task, self.config.model.model)
             check_data(self.config.data.data)
         from tokenmix.lab.train.distributed import restarts_allowed
-        from tokenmix.lab.train.finish import finish_run
-        from tokenmix.lab.train.run import run_folder, train
+        from tokenmix.lab.train.run import finish_run, run_folder, train
 
         if restarts_allowed() and self.config.loop.resume is None:
             finish_run(self.config.replace(out=run_folder(self.config)))
@@ -122,7 +132,7 @@ def _check_task_first(given: str, expected: str, prog: str, args: Sequence[str])
 class RunCommand:
     """Base of verbs on a run folder that take the options of its task's evaluation as well."""
 
-    run_folder: RunFolder
+    run_folder: RunArgument
     """A run folder; options of its task come after it, see tokenmix VERB RUN --help."""
     options: Annotated[Any, tyro.conf.arg(name="task")] = field(default_factory=Part)
 
@@ -138,8 +148,9 @@ class RunCommand:
         missing = {
             field.name: tyro.MISSING for field in fields(cls) if field.default is field.default_factory is MISSING
         }
-        default = cls(**missing, options=read_config(user_path(words[0])).options.for_evaluation())
-        return parse_into(cls, prog, args, default)
+        run = RunFolder.of(words[0])
+        default = cls(**missing, options=run.config.options.for_evaluation())
+        return replace(parse_into(cls, prog, args, default), run_folder=run)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,16 +165,11 @@ class Eval(RunCommand):
     """Print JSON instead of a table."""
 
     def run(self) -> None:
-        if self.optimize is not None:
-            from tokenmix.lab.optimized_run import evaluate_optimized
+        if self.optimize is not None and self.options != self.run_folder.config.options.for_evaluation():
+            raise UserError("--optimize takes the run's own options; omit the task's")
+        from tokenmix.lab.train.run import evaluate
 
-            if self.options != read_config(self.run_folder).options.for_evaluation():
-                raise UserError("--optimize takes the run's own options; omit the task's")
-            result = evaluate_optimized(self.run_folder, self.data, dtype=self.optimize)
-        else:
-            from tokenmix.lab.train.run import evaluate
-
-            result = evaluate(self.run_folder, self.data, options=vars(self.options))
+        result = evaluate(self.run_folder, self.data, options=vars(self.options), optimized=self.optimize)
         _print(result, self.json)
 
 
@@ -191,7 +197,7 @@ class Predict(RunCommand):
 class Generate:
     """Generate images with a run of image-generation, as PNG files and as a grid."""
 
-    run_folder: RunFolder
+    run_folder: RunArgument
     """A run folder."""
     out: Path
     """Folder to write."""
@@ -207,11 +213,16 @@ class Generate:
     """Print JSON instead of a table."""
 
     def run(self) -> None:
-        read_config(self.run_folder)
+        self.run_folder.config  # noqa: B018  what is wrong with it is said at once
         from tokenmix.lab.tasks.generation.task import generate
 
         made = generate(
-            self.run_folder, self.out, classes=self.classes, num=self.num, seed=self.seed, interpolate=self.interpolate
+            self.run_folder.path,
+            self.out,
+            classes=self.classes,
+            num=self.num,
+            seed=self.seed,
+            interpolate=self.interpolate,
         )
         _print(made, self.json)
 
@@ -246,7 +257,7 @@ class Inspect:
 class Export:
     """Write a run's model for another runtime or for the hub, and check that it gives the same outputs there."""
 
-    run_folder: RunFolder
+    run_folder: RunArgument
     """A run folder."""
     format: Literal["onnx", "torch-export", "hub"] = "onnx"
     """hub: a folder in the form of timm or transformers, with a model card."""
@@ -256,7 +267,7 @@ class Export:
     """With --format hub: upload the folder to this repository of the Hugging Face hub, OWNER/NAME."""
 
     def run(self) -> None:
-        read_config(self.run_folder)
+        self.run_folder.config  # noqa: B018  what is wrong with it is said at once
         if self.format == "hub":
             from tokenmix.lab.train.export import export_to_hub
 

@@ -12,9 +12,9 @@ from tokenmix.lab.compare.results import Variant
 from tokenmix.lab.compare.variant_runs import variant_of
 from tokenmix.lab.grid.cells import Cell
 from tokenmix.lab.train.config import CompareConfig
+from tokenmix.lab.train.folder import read_part
 from tokenmix.lab.train.plan import make_plan
 from tokenmix.lab.train.schema import Range, fitted
-from tokenmix.lab.train.sources import read_part
 
 FILE = "steps.json"
 """The steps of each variant: a time that is measured again is another."""

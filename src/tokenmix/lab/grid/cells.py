@@ -9,7 +9,8 @@ from pathlib import Path
 from tokenmix.errors import UserError
 from tokenmix.files import replace_file
 from tokenmix.lab.train.config import TrainConfig
-from tokenmix.lab.train.finish import finish_run
+from tokenmix.lab.train.folder import RunFolder
+from tokenmix.lab.train.run import finish_run
 from tokenmix.registry import imported_plugins, load_plugin
 from tokenmix.trust import only_typed, typed_words
 
@@ -38,9 +39,14 @@ class Cell:
         return self.config.loop.out
 
     @property
+    def run(self) -> RunFolder:
+        """The run folder as it is now."""
+        return RunFolder(self.folder)
+
+    @property
     def is_finished(self) -> bool:
         """Whether the run has its result."""
-        return (self.folder / "result.json").is_file()
+        return self.run.is_finished
 
 
 Outcome = str | OSError

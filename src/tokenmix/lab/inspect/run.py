@@ -34,9 +34,9 @@ def inspect_run(target: str | Path, file: str | Path | None, out: Path) -> Path:
         UserError: neither a run folder nor a model; an image that cannot be read; a model without token mixers.
     """
     if user_path(target).is_dir():
-        task, config, description = load_task(user_path(target))
-        kind, trained = type(task), True
-        _check_looks(target, config.task, kind)
+        task = load_task(user_path(target))
+        kind, description, trained = type(task), task.data, True
+        _check_looks(target, task.config.task, kind)
         if kind.looks_at == "text":
             from tokenmix.lab.inspect.gates import inspect_text
 

@@ -37,8 +37,8 @@ from tokenmix.files import (
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.store import read_sealed, sealed
 from tokenmix.lab.train.distributed import distributed_info, raise_on_all_ranks
+from tokenmix.lab.train.folder import RunFolder, sha256_of
 from tokenmix.lab.train.plan import Progress
-from tokenmix.lab.train.sources import check_identity, read_description, sha256_of
 
 WEIGHTS, STATE, META = "model.safetensors", "state.pt", "meta.json"
 # How files begin that torch.save or pickle wrote: a zip archive, or protocol 2 and later.
@@ -47,7 +47,7 @@ PICKLED = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint folder holds. `run` is what `identity_of` says of the run folder."""
+    """What a checkpoint folder holds. `run` is the identity of the run folder."""
 
     weights: dict[str, Tensor]
     state: dict[str, Any]
@@ -167,14 +167,14 @@ def read_latest_checkpoint(run: Path) -> Checkpoint:
     raise UserError(f"{damage}, and there is no other; start a new run")
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
+def read_weights(source: Path | RunFolder) -> dict[str, Tensor]:
     """Tensors of a safetensors file, or of a folder that holds `model.safetensors`; a pickle is refused unread.
 
     Raises:
         UserError: no such file, a damaged one, or in a run folder one that was written for another run.
     """
-    folder = path if path.is_dir() else None
-    path = path / WEIGHTS if path.is_dir() else path
+    folder = RunFolder.of(source) if isinstance(source, RunFolder) or source.is_dir() else None
+    path = Path(source) if folder is None else folder.path / WEIGHTS
     if not path.exists():
         raise UserError(f"no weights at {path}; give a .safetensors file or a run folder with {WEIGHTS}")
     with open_regular(path) as file:
@@ -190,7 +190,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if broken is not None:
         raise UserError(f"{path} has values in {broken} that are NaN or infinite; give other weights")
     if folder is not None:
-        check_identity(notes, folder, path)
+        folder.check_identity(notes, path)
     return weights
 
 
@@ -248,7 +248,7 @@ def initial_weights(source: Path, model: Any) -> dict[str, Tensor]:
     What is learned over the tokens is interpolated to the model's image size; a head for another number of classes is
     left fresh, and a line reports it. Anything else that differs is unchanged, for `put_weights` to refuse.
     """
-    description = read_description(source) if (source / "data.json").is_file() else {}
+    description = RunFolder(source).description if (source / "data.json").is_file() else {}
     _check_channels(source, description, model)
     weights = checkpoints.rename(read_weights(source), model)
     size = description.get("img_size")

@@ -6,7 +6,7 @@ Only the first process, rank 0, writes files and messages; what stops one stops 
 
 import gc
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -23,12 +23,8 @@ from tokenmix.lab.train.launch import START, DistributedInfo, distributed_info, 
 T = TypeVar("T")
 
 
-class PeerFailure(Exception):
-    """Another process of the run stops it, and reports why."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(f"another process of the run stopped it (exit code {code})")
-        self.code = code
+class PeerFailure(SystemExit):
+    """Another process of the run stops it, and reports why; this one ends with the same code."""
 
 
 def restarts_allowed() -> bool:
@@ -178,18 +174,24 @@ def raise_on_all_ranks() -> Iterator[None]:
     raise PeerFailure(codes[first]) from error
 
 
+def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
+    """The function on each tensor of nested dicts, lists and tuples."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {key: map_tensors(one, function) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        mapped = [map_tensors(one, function) for one in value]
+        return type(value)(*mapped) if hasattr(value, "_fields") else type(value)(mapped)
+    return value
+
+
 def full_state_dict(value: Any) -> Any:
     """The state with every tensor of which fsdp left a part on this process made whole; all processes must call it.
 
     So a run's checkpoints are the same whatever its strategy.
     """
-    if isinstance(value, DTensor):
-        return value.full_tensor()
-    if isinstance(value, dict):
-        return {key: full_state_dict(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [full_state_dict(one) for one in value]
-    return value
+    return map_tensors(value, lambda tensor: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
 
 
 @torch.no_grad()

@@ -16,24 +16,25 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError, needs, one_line
 from tokenmix.files import DiskError, make_folder, new_folder, open_regular, replace_file, replacing, write_bytes
+from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.load import load_task
 from tokenmix.lab.train.programs import HubForm
-from tokenmix.lab.train.sources import read_part, read_result
 from tokenmix.lab.train.task import TaskModule
 from tokenmix.registry import is_foreign
 
 TOLERANCE = 1e-4
 
 
-def export(run: Path, file_format: Literal["onnx", "torch-export"], out: Path | None = None) -> Path:
+def export(run: Path | RunFolder, file_format: Literal["onnx", "torch-export"], out: Path | None = None) -> Path:
     """Write the model of a run folder, with a dynamic batch, and compare its logits with PyTorch's to 1e-4.
 
     Raises:
         UserError: onnxruntime is not installed, `out` cannot be written, or the written model gives other outputs.
     """
-    task, _, _ = load_task(run)
+    folder = RunFolder.of(run)
+    task = load_task(folder)
     model, example = task.answering().eval().cpu(), task.example()
-    out = out or run / {"onnx": "model.onnx", "torch-export": "model.pt2"}[file_format]
+    out = out or folder.path / {"onnx": "model.onnx", "torch-export": "model.pt2"}[file_format]
     if out.is_dir():
         raise UserError(f"{out} is a folder; give a file to write by --out, for example {out / 'model.onnx'}")
     make_folder(out.parent)
@@ -99,7 +100,7 @@ def _write_onnx(model: nn.Module, example: Mapping[str, Tensor], partial: Path) 
 REPOSITORY = "OWNER/NAME"
 
 
-def export_to_hub(run: Path, out: Path | None = None, push: str | None = None) -> str:
+def export_to_hub(run: Path | RunFolder, out: Path | None = None, push: str | None = None) -> str:
     """Write config.json, model.safetensors, what else its library needs, and a model card; upload them if asked to.
 
     The model is loaded again by that library, and its outputs compared with those of the run's own model.
@@ -117,7 +118,8 @@ def export_to_hub(run: Path, out: Path | None = None, push: str | None = None) -
             that has not finished, a folder that is not empty, a model that is loaded as another, or an upload that
             failed.
     """
-    task, _, _ = load_task(run)
+    folder = RunFolder.of(run)
+    task, run = load_task(folder), folder.path
     form = task.hub
     other = task.config.swap.swap or task.config.swap.insert
     name = task.config.model.model
@@ -127,14 +129,20 @@ def export_to_hub(run: Path, out: Path | None = None, push: str | None = None) -
             f"no library of the hub loads a model of {what}; upload the run folder itself: hf upload "
             f"{push or REPOSITORY} {run} --exclude 'checkpoints/*'; tokenmix predict takes what hf download leaves"
         )
-    if not (run / "result.json").is_file():
-        raise UserError(
-            f"{run} has not finished, but a model card needs results; continue with: tokenmix train --resume {run}"
-        )
+    if not folder.is_finished:
+        raise UserError(f"{run} has not finished, but a model card needs results; {folder.to_continue}")
     out = out or run / "hub"
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists and is not empty; remove it, or give another folder with --out")
-    card = _card(task, form, run, push)
+    try:
+        card = _card(task, form, folder.result, folder.setup["command"], push)
+    except (AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(
+            f"result.json or config.json in {run} lacks what a model card needs ({one_line(error)}); restore them from "
+            "a copy"
+        ) from None
     make_folder(out.parent)
     try:
         with new_folder(out) as partial:
@@ -156,20 +164,7 @@ def _check(task: TaskModule, loaded: torch.nn.Module) -> None:
         )
 
 
-def _card(task: TaskModule, form: HubForm, run: Path, repo: str | None) -> str:
-    result, setup = read_result(run), read_part(run, "config.json")
-    try:
-        return _filled_card(task, form, result, setup["command"], repo)
-    except (AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
-        raise UserError(
-            f"result.json or config.json in {run} lacks what a model card needs ({one_line(error)}); restore them from "
-            "a copy"
-        ) from None
-
-
-def _filled_card(
-    task: TaskModule, form: HubForm, result: Mapping[str, Any], command: Sequence[str], repo: str | None
-) -> str:
+def _card(task: TaskModule, form: HubForm, result: Mapping[str, Any], command: Sequence[str], repo: str | None) -> str:
     program, *words = command
     data, name, measured = task.data, result["data"], result["environment"]
     unit = next(key.removesuffix("_per_second") for key in result if key.endswith("_per_second"))

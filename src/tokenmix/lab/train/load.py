@@ -11,9 +11,9 @@ from torch import nn
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.lab.registry import get_task
-from tokenmix.lab.train.checkpoint import check_weights, put_weights, read_weights
+from tokenmix.lab.train.checkpoint import WEIGHTS, check_weights, put_weights, read_weights
 from tokenmix.lab.train.config import SwapConfig, TrainConfig
-from tokenmix.lab.train.sources import config_of_source, read_config, read_description
+from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.task import TaskModule
 from tokenmix.layers.own import checked_own_mixers, own_mixers
 from tokenmix.swap import InsertReport, SwapReport, insert, swap_attention
@@ -26,21 +26,22 @@ LARGE = 1024
 
 def load_run(run: Path) -> tuple[nn.Module, TrainConfig, dict[str, Any]]:
     """Load a run folder: the model with its weights, the config and the description of the data."""
-    task, config, description = load_task(run)
-    return task.model, config, description
+    folder = RunFolder.of(run)
+    return load_task(folder).model, folder.config, folder.description
 
 
 @from_caller
-def load_task(run: Path, options: Mapping[str, Any] | None = None) -> tuple[TaskModule, TrainConfig, dict[str, Any]]:
-    """`load_run` with the task around the model; `options` are as in `evaluate`."""
-    config, description = read_config(run), read_description(run)
+def load_task(run: Path | RunFolder, options: Mapping[str, Any] | None = None) -> TaskModule:
+    """The task of a run folder, around the model with its weights; `options` are as in `evaluate`."""
+    folder = RunFolder.of(run)
+    config, description = folder.config, folder.description
     for name in options or {}:
         if name not in (known := [field.name for field in dataclasses.fields(config.options.evaluation)]):
             raise unknown_name(f"option of evaluating a run of {config.task}", name, known)
     config = config.replace(**(options or {}))
-    weights = run / "model.safetensors"
+    weights = folder.path / WEIGHTS
     if not weights.exists():
-        raise UserError(f"{run} has not finished its first epoch; continue with: tokenmix train --resume {run}")
+        raise UserError(f"{folder.path} has not finished its first epoch; {folder.to_continue}")
     kind = get_task(config.task)
     stored = None
     changed = config.swap.swap is not None or config.swap.insert is not None
@@ -48,13 +49,13 @@ def load_task(run: Path, options: Mapping[str, Any] | None = None) -> tuple[Task
         # A model with a weight for each token of such images may not fit into memory.
         with torch.device("meta"):
             shapes = kind.model_from_config(config, description)
-        stored = read_weights(run)
+        stored = read_weights(folder)
         check_weights(shapes, stored, weights, stored_types(config))
     task = kind(kind.model_from_config(config, description), config, description)
     swap_mixers(task)
     # Read after the model is built, whose mistakes come first.
-    put_weights(task.model, read_weights(run) if stored is None else stored, weights, stored_types(config))
-    return task.eval(), config, description
+    put_weights(task.model, read_weights(folder) if stored is None else stored, weights, stored_types(config))
+    return task.eval()
 
 
 def stored_types(config: TrainConfig) -> tuple[torch.dtype, ...]:
@@ -92,14 +93,15 @@ def start_and_swap(task: TaskModule, source: Path | None) -> ChangedModel:
     """
     if source is None:
         return swap_mixers(task)
-    theirs = config_of_source(source)
-    if theirs is None or (theirs.swap.swap is None and theirs.swap.insert is None):
+    folder = RunFolder.of_weights(source)
+    theirs = SwapConfig() if folder is None else folder.saved_config.swap
+    if theirs.swap is None and theirs.insert is None:
         put_weights(task.model, task.initial_weights(source), source, FLOATS)
         return swap_mixers(task)
     ours = task.config.swap
-    if dataclasses.replace(theirs.swap, train_only=ours.train_only) != ours:
+    if dataclasses.replace(theirs, train_only=ours.train_only) != ours:
         raise UserError(
-            f"{source} was trained with {_words(theirs.swap)}; give the same, or start from a run without a swap"
+            f"{source} was trained with {_words(theirs)}; give the same, or start from a run without a swap"
         )
     changed = swap_mixers(task)
     put_weights(task.model, task.initial_weights(source), source, FLOATS)
