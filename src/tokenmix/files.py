@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from tokenmix.errors import UserError
+from tokenmix.errors import UserError, printable
 
 # What a user can do about a disk that refuses.
 DISK_ERRORS = {
@@ -332,3 +332,14 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def save_figure(figure: Any, file: Path, dpi: float) -> None:
+    """Write a figure of matplotlib whose text may be of files: a dollar begins no formula, control characters show."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
+        text.set_text("\n".join(map(printable, text.get_text().split("\n"))))
+    with replacing(file) as partial:
+        figure.savefig(partial, dpi=dpi)

@@ -10,8 +10,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from tokenmix.errors import UserError, printable
 from tokenmix.files import read_json, to_json
-from tokenmix.lab.cli.checks import check_data, check_files, check_mixers, check_target
-from tokenmix.lab.cli.errors import stray
+from tokenmix.lab.cli.errors import check_data, check_files, check_mixers, check_target, stray
 from tokenmix.lab.cli.parsing import parse_into, parse_known
 from tokenmix.lab.data.lookup import data_sets
 from tokenmix.lab.registry import TASKS
@@ -242,7 +241,7 @@ class Inspect:
         check_target(self.target)
         check_files([self.file] if self.file else [])
         from tokenmix.lab.cli.listing import print_rows
-        from tokenmix.lab.inspect import inspect_run
+        from tokenmix.lab.inspect.run import inspect_run
 
         out = inspect_run(self.target, self.file, self.out)
         found = read_json(out / "numbers.json")

@@ -10,7 +10,7 @@ from tokenmix.errors import UserError
 from tokenmix.files import write_json
 from tokenmix.lab.compare.results import Variant
 from tokenmix.lab.compare.variant_runs import variant_of
-from tokenmix.lab.grid.cells import Cell
+from tokenmix.lab.grid import Cell
 from tokenmix.lab.train.config import CompareConfig
 from tokenmix.lab.train.folder import read_part
 from tokenmix.lab.train.plan import make_plan

@@ -41,7 +41,7 @@ from tokenmix.lab.compare.tuning import (
 from tokenmix.lab.compare.variant_costs import measure_steps, measure_variants, skeleton_of
 from tokenmix.lab.compare.variant_runs import check_folder, claim_folder, plan_runs, read_run, read_sampling, variant_of
 from tokenmix.lab.compare.variants import reference_of, with_usual_mixers
-from tokenmix.lab.grid.cells import Cell, Engine
+from tokenmix.lab.grid import Cell, Engine
 from tokenmix.lab.grid.engines import in_turn, make_engine, parallel_runs
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.checks import check_config

@@ -13,7 +13,7 @@ from tokenmix.lab.compare.report import write_page
 from tokenmix.lab.compare.results import Results
 from tokenmix.lab.compare.variant_runs import FREE
 from tokenmix.lab.data.lookup import data_sets, short_name
-from tokenmix.lab.grid.cells import Cell
+from tokenmix.lab.grid import Cell
 from tokenmix.lab.train.config import CompareConfig, EngineConfig, TrainConfig, comparison_config
 from tokenmix.lab.train.folder import read_part
 from tokenmix.lab.train.run import finish_run

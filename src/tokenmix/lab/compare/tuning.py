@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenmix.errors import UserError
 from tokenmix.files import inside
-from tokenmix.lab.grid.cells import Cell
+from tokenmix.lab.grid import Cell
 from tokenmix.lab.train.config import CompareConfig
 from tokenmix.lab.train.plan import make_plan
 from tokenmix.lab.train.schema import fitted

@@ -15,7 +15,7 @@ from tokenmix.files import inside, is_unused, make_folder, read_text, to_json, w
 from tokenmix.lab.compare.results import Curve, Run, Sampling
 from tokenmix.lab.compare.statistics import covariance_of_means, covariance_of_resamples, resample
 from tokenmix.lab.compare.variants import plan_variants
-from tokenmix.lab.grid.cells import Cell
+from tokenmix.lab.grid import Cell
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.config import (
     BudgetConfig,

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from tokenmix.errors import needs
-from tokenmix.lab.grid.cells import Cell, Engine, Outcome, Outcomes, finish_cell
+from tokenmix.lab.grid import Cell, Engine, Outcome, Outcomes, finish_cell
 from tokenmix.lab.train.config import CompareConfig, EngineConfig
 from tokenmix.layers.table import MIXERS
 from tokenmix.registry import imported_plugins

@@ -10,7 +10,7 @@ from typing import Any
 import submitit
 
 from tokenmix.errors import UserError
-from tokenmix.lab.grid.cells import Cell, Engine, Outcome, Outcomes, finish_cell
+from tokenmix.lab.grid import Cell, Engine, Outcome, Outcomes, finish_cell
 from tokenmix.lab.train.config import EngineConfig
 from tokenmix.trust import safe_children
 

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from tokenmix.lab.figures import save_figure
+from tokenmix.files import save_figure
 from tokenmix.lab.inspect.maps import SIGNED, MapNumbers, Tile
 
 COLUMNS = 4

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.files import make_folder, user_path, write_json
 from tokenmix.lab.inspect.maps import attention_maps, map_numbers, tiles_of
-from tokenmix.lab.inspect.pictures import draw_depth, draw_tiles
+from tokenmix.lab.inspect.pictures import draw_depth, draw_matrices, draw_tiles
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.load import load_task
 from tokenmix.lab.train.task import TaskModule
@@ -24,7 +25,7 @@ def inspect_run(target: str | Path, file: str | Path | None, out: Path) -> Path:
 
     Args:
         target: a run folder, or the name of a model, which then has random weights.
-        file: an image; for a run on text a sentence or nothing, see `tokenmix.lab.inspect.gates.inspect_text`.
+        file: an image; for a run on text a sentence or nothing, see `inspect_text`.
         out: the folder to write into.
 
     Returns:
@@ -38,10 +39,7 @@ def inspect_run(target: str | Path, file: str | Path | None, out: Path) -> Path:
         kind, description, trained = type(task), task.data, True
         _check_looks(target, task.config.task, kind)
         if kind.looks_at == "text":
-            from tokenmix.lab.inspect.gates import inspect_text
-
-            text_task: Any = task
-            return inspect_text(text_task, str(target), None if file is None else str(file), out)
+            return inspect_text(task, str(target), None if file is None else str(file), out)
         model = task.model.cpu().float().eval()
     else:
         kind, model, description, trained = _load_target(target)
@@ -87,3 +85,69 @@ def _check_looks(target: str | Path, name: str, task: type[TaskModule]) -> None:
     """Raise `UserError` unless the models of the task look at an image or a text."""
     if task.looks_at == "nothing":
         raise UserError(f"{target} is of {name}; inspect works on models of images and text")
+
+
+def toeplitz_share(matrix: Tensor) -> float:
+    """Share of a square matrix's variance that its diagonals' means explain.
+
+        1 - sum_ij (W_ij - mean of diagonal i - j)^2 / sum_ij (W_ij - mean of W)^2
+
+    1 for a Toeplitz matrix that is not constant; 2 / (n + 1) in the mean for independent entries, since 2n - 1 means
+    fit that much of noise. Of a constant matrix, which has no variance, nan.
+    """
+    if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise UserError(f"toeplitz_share needs a square matrix, got {tuple(matrix.shape)}")
+    w = matrix.detach().double().cpu()
+    n = len(w)
+    place = torch.arange(n)
+    shift = (place[:, None] - place + n - 1).flatten()
+    sums = torch.zeros(2 * n - 1, dtype=w.dtype).index_add_(0, shift, w.flatten())
+    means = sums / torch.bincount(shift, minlength=2 * n - 1)
+    total = (w - w.mean()).square().sum()
+    if not total > 0:
+        return float("nan")
+    return float(1 - (w.flatten() - means[shift]).square().sum() / total)
+
+
+def gate_numbers(model: Any) -> list[dict[str, Any]]:
+    """Of each block that has a gate: its kind, the share above, and the root mean square of W."""
+    return [
+        {"block": i, "gate": kind, "toeplitz_share": toeplitz_share(w), "rms": float(w.square().mean().sqrt())}
+        for i, kind, w in _gates(model)
+    ]
+
+
+def _gates(model: Any) -> list[tuple[int, str, Tensor]]:
+    """Number, kind of gate and W of each block that has a gate."""
+    mixers = [(i, layer.mixer) for i, layer in enumerate(model.base_model.layers)]
+    gatings = [(i, mixer.gating) for i, mixer in mixers if hasattr(mixer, "gating")]
+    return [(i, gating.gate, gating.matrix(gating.num_tokens).detach().float()) for i, gating in gatings]
+
+
+def inspect_text(task: Any, title: str, given: str | None, out: Path) -> Path:
+    """Write gates.png, with a sentence attention.png, and numbers.json; returns `out`.
+
+    Raises:
+        UserError: a model of self-attention without a sentence, which its maps depend on.
+    """
+    model: Any = task.model.float().cpu().eval()
+    numbers = gate_numbers(model)
+    if not numbers and given is None:
+        raise UserError(f"{title} has no gates, and its attention depends on the text: give a sentence")
+    make_folder(out)
+    if numbers:
+        titles = [f"block {row['block']}: {row['toeplitz_share']:.3f}" for row in numbers]
+        draw_matrices([w for _, _, w in _gates(model)], titles, f"{title}: gates", out / "gates.png")
+    if given is not None:
+        from tokenmix.lab.tasks.text.task import read_sentences
+
+        sentence, length = read_sentences([given])[0].text, int(task.data["seq_len"])
+        words = task.tokenizer()(sentence, truncation=True, max_length=length, return_tensors="pt")
+        with torch.no_grad():
+            maps = model(input_ids=words["input_ids"], output_attentions=True).attentions
+        if maps is not None:
+            titles = [f"block {i}" for i in range(len(maps))]
+            draw_matrices([one[0].mean(0) for one in maps], titles, f"{title}: {sentence}", out / "attention.png")
+    told = {"target": title, "text": given, "blocks": numbers}
+    write_json(out / "numbers.json", told)
+    return out
