@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from tyro.constructors import PrimitiveConstructorSpec
 
 from tokenmix.errors import UserError
 from tokenmix.files import check_regular, to_json, user_path
 from tokenmix.lab.cli.errors import check_mixers, check_models
 from tokenmix.lab.train.config import ModelConfig
-from tokenmix.lab.train.schema import Names, Numbers, Pairs, Part, Range
+from tokenmix.lab.train.schema import Names, Numbers, Pairs, Part, Range, joined, option
 from tokenmix.registry import import_object
 
 Positional = tyro.conf.Positional
@@ -29,12 +28,8 @@ def _size(args: list[str]) -> int | tuple[int, int]:
 
 Size = Annotated[
     int | tuple[int, int],
-    PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="SIDE|HxW",
-        instance_from_str=_size,
-        is_instance=lambda x: isinstance(x, int | tuple),
-        str_from_instance=lambda x: [str(x) if isinstance(x, int) else f"{x[0]}x{x[1]}"],
+    option(
+        "SIDE|HxW", (int, tuple), _size, lambda size: str(size) if isinstance(size, int) else "x".join(map(str, size))
     ),
 ]
 
@@ -285,16 +280,7 @@ def _layers(args: list[str]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
-Layers = Annotated[
-    tuple[int, ...],
-    PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="3-5|0,2,4",
-        instance_from_str=_layers,
-        is_instance=lambda x: isinstance(x, tuple),
-        str_from_instance=lambda x: [",".join(map(str, x))],
-    ),
-]
+Layers = Annotated[tuple[int, ...], option("3-5|0,2,4", tuple, _layers, joined)]
 
 
 @dataclass(frozen=True, kw_only=True)

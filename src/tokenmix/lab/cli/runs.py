@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import tyro
-from tyro.constructors import PrimitiveConstructorSpec
 
 from tokenmix.errors import UserError, printable
 from tokenmix.files import read_json, to_json
@@ -17,19 +16,13 @@ from tokenmix.lab.registry import TASKS
 from tokenmix.lab.tasks.fitting import check_model_name
 from tokenmix.lab.train.config import CompareConfig, TrainConfig, comparison_config
 from tokenmix.lab.train.folder import RunFolder
-from tokenmix.lab.train.schema import Names, Part
+from tokenmix.lab.train.schema import Names, Part, option
 from tokenmix.lab.train.sources import base_config, load_comparison, merge_kwargs
 
 Positional = tyro.conf.Positional
 RunArgument = Annotated[
     Positional[RunFolder],
-    PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="RUN",
-        instance_from_str=lambda args: RunFolder.of(args[0]),
-        is_instance=lambda x: isinstance(x, RunFolder),
-        str_from_instance=lambda x: [str(x.path)],
-    ),
+    option("RUN", RunFolder, lambda args: RunFolder.of(args[0]), lambda run: str(run.path)),
 ]
 
 

@@ -126,22 +126,9 @@ def all_gather(value: T) -> list[T]:
     return values
 
 
-def all_reduce_max(count: int) -> int:
-    """The largest count of any process."""
-    if not dist.is_initialized():
-        return count
-    value = torch.tensor(count)
-    dist.all_reduce(value, dist.ReduceOp.MAX)
-    return int(value)
-
-
-def broadcast_object(value: Any) -> Any:
+def broadcast_object(value: T) -> T:
     """The first process's value."""
-    if not dist.is_initialized():
-        return value
-    values = [value]
-    dist.broadcast_object_list(values, src=0)
-    return values[0]
+    return all_gather(value)[0]
 
 
 def broadcast_buffers(module: nn.Module) -> None:

@@ -29,7 +29,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tokenmix.environment import environment, keep_freed_memory
+from tokenmix.environment import environment
 from tokenmix.errors import UserError, printable
 from tokenmix.files import (
     DISK_ERRORS,
@@ -50,7 +50,7 @@ from tokenmix.lab.data.loader import worker_errors
 from tokenmix.lab.data.lookup import short_name, with_absolute_paths
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.checkpoint import Checkpoint, put_weights, read_latest_checkpoint
-from tokenmix.lab.train.checks import check_config, check_device, device_type, distills_layers, fit_to_ranks
+from tokenmix.lab.train.checks import check_config, check_device, distills_layers, fit_to_ranks
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.distributed import (
@@ -162,8 +162,6 @@ def evaluate(
         limit_eval=limit or task.config.data.limit_eval,
     )
     check_device(config)
-    if device_type(config) == "cpu":
-        keep_freed_memory()
     # Nothing is chosen here, and other data may have fewer training samples than the run held out.
     read = config.replace(data=with_absolute_paths(config.data.data), validation=0)
     source = type(task).load_data(read, like=task.data)
@@ -295,9 +293,9 @@ def _check_empty(run: Path) -> None:
 
 def _resolved(config: TrainConfig) -> TrainConfig:
     """The config with full paths, and the number of processes if there are several; `UserError` if it cannot be."""
-    check_device(config)
     kind, here = get_task(config.task), distributed_info()
     config = kind.with_absolute_paths(config)
+    check_device(config)
     check_config(config)
     kind.check(config, config.loop.batch_size // config.optim.accumulate)
     return config if here.world_size == 1 else config.replace(devices=here.local_world_size, num_nodes=here.num_nodes)
@@ -343,11 +341,10 @@ def _prepare(config: TrainConfig, start: Path | None = None) -> Session:
     kind, shared = get_task(config.task), config.loop.token_parallel
     if config.loop.threads is not None:
         torch.set_num_threads(config.loop.threads)
-    if device_type(config) == "cpu":
-        keep_freed_memory()
     data: TaskData = kind.load_data(config)
     rank, parts = data_parallel_rank(config)
     plan = make_plan(config, data.num_train, parts, data.unit)
+    warmup = warmup_note(config, plan)
     # As JSON would give it back, so that a run that continues sees what its first start saw.
     description = json.loads(to_json(data.describe()))
     seed_everything(config.loop.seed, 0, 0)
@@ -370,7 +367,6 @@ def _prepare(config: TrainConfig, start: Path | None = None) -> Session:
     # Counted while the model is whole: fsdp will cut it into parts.
     sizes = input_sizes(task.model, task.data.get("img_size"))
     counts = {"parameters": count_parameters(task.model), "macs": task.macs(), **sizes}
-    warmup = warmup_note(config, plan)
     notes = [*([size_note(sizes)] if sizes else []), *changed.notes, *([warmup] if warmup else [])]
     return Session(task, data, plan, counts, notes)
 

@@ -183,22 +183,42 @@ class Document:
         return unknown_name("option", name, known)
 
 
-def _value(text: str) -> Any:
-    """A Python literal where it is one, else the text itself."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-
-
 def _pairs(args: list[str]) -> dict[str, Any]:
     bare = [arg for arg in args if "=" not in arg]
     if bare:
         raise ValueError(f"{bare[0]!r} is not of the form name=value; give NAME=VALUE")
-    return {key: _value(text) for key, _, text in (arg.partition("=") for arg in args)}
+    pairs: dict[str, Any] = {}
+    for key, _, text in (arg.partition("=") for arg in args):
+        try:
+            pairs[key] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            pairs[key] = text
+    return pairs
 
 
-def _list(metavar: str, convert: Callable[[str], Any], wanted: str) -> Any:
+def option(
+    metavar: str,
+    kinds: type | tuple[type, ...],
+    parse: Callable[[list[str]], Any],
+    shown: Callable[[Any], str | list[str]] = str,
+    nargs: Literal[1, "*"] = 1,
+) -> PrimitiveConstructorSpec[Any]:
+    """How tyro reads an option of `kinds` from its words, and shows a default."""
+    return PrimitiveConstructorSpec(
+        nargs=nargs,
+        metavar=metavar,
+        instance_from_str=parse,
+        is_instance=lambda value: isinstance(value, kinds),
+        str_from_instance=lambda value: [text] if isinstance(text := shown(value), str) else text,
+    )
+
+
+def joined(values: Iterable[Any]) -> str:
+    """As a list is typed."""
+    return ",".join(map(str, values))
+
+
+def _list(metavar: str, convert: Callable[[str], Any], wanted: str) -> PrimitiveConstructorSpec[Any]:
     def parse(args: list[str]) -> tuple[Any, ...]:
         values = []
         for word in filter(None, map(str.strip, args[0].split(","))):
@@ -208,34 +228,22 @@ def _list(metavar: str, convert: Callable[[str], Any], wanted: str) -> Any:
                 raise ValueError(f"{word!r} is not {wanted}; separate values by commas") from None
         return tuple(values)
 
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=metavar,
-        instance_from_str=parse,
-        is_instance=lambda x: isinstance(x, tuple),
-        str_from_instance=lambda x: [",".join(map(str, x))],
-    )
+    return option(metavar, tuple, parse, joined)
 
 
 Pairs = Annotated[
     dict[str, Any],
-    PrimitiveConstructorSpec(
-        nargs="*",
-        metavar="NAME=VALUE ...",
-        instance_from_str=_pairs,
-        is_instance=lambda x: isinstance(x, dict),
-        str_from_instance=lambda x: [f"{k}={v}" for k, v in x.items()],
-    ),
+    option("NAME=VALUE ...", dict, _pairs, lambda pairs: [f"{key}={value}" for key, value in pairs.items()], "*"),
     tyro.conf.arg(help_behavior_hint=lambda default: f"(default: {default or 'none'})"),
 ]
 Folders = Annotated[
     tuple[Path, ...] | None,
-    PrimitiveConstructorSpec(
-        nargs="*",
-        metavar="FOLDER ...",
-        instance_from_str=lambda args: None if args == ["none"] else tuple(map(user_path, args)),
-        is_instance=lambda x: x is None or isinstance(x, tuple),
-        str_from_instance=lambda x: ["none"] if x is None else list(map(str, x)),
+    option(
+        "FOLDER ...",
+        (tuple, types.NoneType),
+        lambda args: None if args == ["none"] else tuple(map(user_path, args)),
+        lambda folders: ["none"] if folders is None else list(map(str, folders)),
+        "*",
     ),
 ]
 Needed = Annotated[
@@ -246,12 +254,11 @@ _NONE = tyro.conf.arg(help_behavior_hint=lambda shown: "(default: none)" if show
 Names = Annotated[tuple[str, ...], _list("A,B,C", str, "a name"), _NONE]
 Jobs = Annotated[
     int | None,
-    PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="N|auto",
-        instance_from_str=lambda args: None if args[0] == "auto" else int(args[0]),
-        is_instance=lambda x: x is None or isinstance(x, int),
-        str_from_instance=lambda x: ["auto" if x is None else str(x)],
+    option(
+        "N|auto",
+        (int, types.NoneType),
+        lambda args: None if args[0] == "auto" else int(args[0]),
+        lambda jobs: "auto" if jobs is None else str(jobs),
     ),
 ]
 Numbers = Annotated[tuple[int, ...], _list("1,2,3", int, "a whole number")]

@@ -19,13 +19,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from tokenmix.environment import keep_freed_memory
 from tokenmix.errors import UserError, one_line
 from tokenmix.lab.data.loader import worker_errors
 from tokenmix.lab.train.checkpoint import Checkpoint, read_weights, save_run
 from tokenmix.lab.train.checks import device_type
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distributed import (
-    all_reduce_max,
+    all_gather,
     broadcast_buffers,
     data_parallel_rank,
     distributed_info,
@@ -36,8 +37,7 @@ from tokenmix.lab.train.distributed import (
     sharded_state_dict,
 )
 from tokenmix.lab.train.folder import RunFolder
-from tokenmix.lab.train.optimizer import WeightEMA, optimizers_and_schedules
-from tokenmix.lab.train.plan import Progress, TrainingPlan, seed_everything
+from tokenmix.lab.train.plan import Progress, TrainingPlan, WeightEMA, optimizers_and_schedules, seed_everything
 from tokenmix.lab.train.predictions import collected, save_predictions
 from tokenmix.lab.train.record import ProgressBar, Recorder
 from tokenmix.lab.train.task import TaskData, TaskModule
@@ -67,6 +67,8 @@ class Engine:
     def __init__(self, config: TrainConfig, task: TaskModule, *, alone: bool = False) -> None:
         here, kind, shared = distributed_info(), device_type(config), config.loop.token_parallel
         self.task, self.precision, self.kind = task, config.loop.precision, kind
+        if kind == "cpu":
+            keep_freed_memory()
         several = not alone and here.world_size > 1
         self.device = torch.device(kind, here.local_rank) if several and kind == "cuda" else torch.device(kind)
         self.scaler = torch.amp.GradScaler(kind, enabled=self.precision == "16-mixed")
@@ -485,7 +487,7 @@ def _evenly_padded(batches: Any) -> Iterator[tuple[Any, bool]]:
 
     Collective operations, such as gathering the shards of a block, must be called equally often.
     """
-    missing = all_reduce_max(len(batches)) - len(batches)
+    missing = max(all_gather(len(batches))) - len(batches)
     batch = None
     for batch in batches:
         yield batch, True
