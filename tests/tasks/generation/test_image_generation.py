@@ -118,7 +118,7 @@ def test_resume_is_bit_equal_in_mid_epoch(tmp_path, monkeypatch, model):
         with pytest.raises(Killed):
             train(config.replace(out=tmp_path / "run"), quiet=True)
     saved = read_checkpoint(tmp_path / "run" / "checkpoints" / "last")
-    assert saved.meta["progress"]["step"] == 4
+    assert saved.progress.step == 4
     # Six steps of the discriminator's and of the generator's Adam: eight and four are kept, each with its count.
     counts = [{float(s["step"]) for s in kept["state"].values()} for kept in saved.state["optimizers"]]
     assert counts == [{8.0}, {4.0}]

@@ -1,11 +1,11 @@
 """`tokenmix inspect`: the maps of a run or a model on one image, as figures and numbers in a folder."""
 
-from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tokenmix.errors import UserError
 from tokenmix.files import make_folder, user_path, write_json
@@ -42,7 +42,18 @@ def inspect_run(target: str | Path, file: str | Path | None, out: Path) -> Path:
             return inspect_text(task, str(target), None if file is None else str(file), out)
         model = task.model.cpu().float().eval()
     else:
-        kind, model, description, trained = _load_target(target)
+        name, trained = str(target), False
+        if name not in MODELS:
+            raise UserError(
+                f"{name!r} is neither a run folder nor a model; give a run folder or one of {', '.join(list_models())}"
+            )
+        kind = get_task(MODELS[name].tasks[0])
+        _check_looks(target, MODELS[name].tasks[0], kind)
+        if kind.looks_at == "text":
+            raise UserError(f"{name!r} is a text model; inspect a run of it: tokenmix inspect RUN [SENTENCE]")
+        made: Any = create_model(name).eval()
+        half = [0.5] * made.in_chans
+        model, description = made, {"channels": made.in_chans, "img_size": made.img_size, "mean": half, "std": half}
     if file is None:
         raise UserError(f"{target} needs an image; give one")
     file = user_path(file)
@@ -59,26 +70,10 @@ def inspect_run(target: str | Path, file: str | Path | None, out: Path) -> Path:
         "file": str(file),
         "trained": trained,
         "answer": kind.name_prediction(model, images, description),
-        "blocks": [block.to_json() for block in numbers],
+        "blocks": [asdict(block) for block in numbers],
     }
     write_json(out / "numbers.json", told)
     return out
-
-
-def _load_target(target: str | Path) -> tuple[type[TaskModule], nn.Module, Mapping[str, Any], bool]:
-    """The task of a model by name, the model, what its images are like, and whether it has been trained."""
-    name = str(target)
-    if name not in MODELS:
-        raise UserError(
-            f"{name!r} is neither a run folder nor a model; give a run folder or one of {', '.join(list_models())}"
-        )
-    kind: type[TaskModule] = get_task(MODELS[name].tasks[0])
-    _check_looks(target, MODELS[name].tasks[0], kind)
-    if kind.looks_at == "text":
-        raise UserError(f"{name!r} is a text model; inspect a run of it: tokenmix inspect RUN [SENTENCE]")
-    model: Any = create_model(name).eval()
-    half = [0.5] * model.in_chans
-    return kind, model, {"channels": model.in_chans, "img_size": model.img_size, "mean": half, "std": half}, False
 
 
 def _check_looks(target: str | Path, name: str, task: type[TaskModule]) -> None:
@@ -109,21 +104,6 @@ def toeplitz_share(matrix: Tensor) -> float:
     return float(1 - (w.flatten() - means[shift]).square().sum() / total)
 
 
-def gate_numbers(model: Any) -> list[dict[str, Any]]:
-    """Of each block that has a gate: its kind, the share above, and the root mean square of W."""
-    return [
-        {"block": i, "gate": kind, "toeplitz_share": toeplitz_share(w), "rms": float(w.square().mean().sqrt())}
-        for i, kind, w in _gates(model)
-    ]
-
-
-def _gates(model: Any) -> list[tuple[int, str, Tensor]]:
-    """Number, kind of gate and W of each block that has a gate."""
-    mixers = [(i, layer.mixer) for i, layer in enumerate(model.base_model.layers)]
-    gatings = [(i, mixer.gating) for i, mixer in mixers if hasattr(mixer, "gating")]
-    return [(i, gating.gate, gating.matrix(gating.num_tokens).detach().float()) for i, gating in gatings]
-
-
 def inspect_text(task: Any, title: str, given: str | None, out: Path) -> Path:
     """Write gates.png, with a sentence attention.png, and numbers.json; returns `out`.
 
@@ -131,13 +111,19 @@ def inspect_text(task: Any, title: str, given: str | None, out: Path) -> Path:
         UserError: a model of self-attention without a sentence, which its maps depend on.
     """
     model: Any = task.model.float().cpu().eval()
-    numbers = gate_numbers(model)
+    mixers = ((i, layer.mixer) for i, layer in enumerate(model.base_model.layers))
+    gatings = [(i, mixer.gating) for i, mixer in mixers if hasattr(mixer, "gating")]
+    gates = [gating.matrix(gating.num_tokens).detach().float() for _, gating in gatings]
+    numbers = [
+        {"block": i, "gate": gating.gate, "toeplitz_share": toeplitz_share(w), "rms": float(w.square().mean().sqrt())}
+        for (i, gating), w in zip(gatings, gates)
+    ]
     if not numbers and given is None:
         raise UserError(f"{title} has no gates, and its attention depends on the text: give a sentence")
     make_folder(out)
     if numbers:
         titles = [f"block {row['block']}: {row['toeplitz_share']:.3f}" for row in numbers]
-        draw_matrices([w for _, _, w in _gates(model)], titles, f"{title}: gates", out / "gates.png")
+        draw_matrices(gates, titles, f"{title}: gates", out / "gates.png")
     if given is not None:
         from tokenmix.lab.tasks.text.task import read_sentences
 

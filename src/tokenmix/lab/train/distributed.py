@@ -18,9 +18,11 @@ from torch.optim import Optimizer
 
 from tokenmix.errors import UserError, one_line
 from tokenmix.lab.train.config import TrainConfig
-from tokenmix.lab.train.launch import START, DistributedInfo, distributed_info, number_in
+from tokenmix.lab.train.launch import START, distributed_info, number_in
 
 T = TypeVar("T")
+LOST = ("connection closed", "connection reset", "broken pipe", "remote process exited", "timed out", "timeout")
+"""What a backend says when the connection to a process broke."""
 
 
 class PeerFailure(SystemExit):
@@ -54,7 +56,15 @@ def process_group(device: str) -> Iterator[None]:
         return
     cuda = device in ("auto", "cuda") and torch.cuda.is_available()
     if cuda:
-        _check_devices(here)
+        count = torch.cuda.device_count()
+        if here.local_world_size > count and here.local_rank:
+            raise PeerFailure(2)
+        if here.local_world_size > count:
+            raise UserError(
+                f"{here.local_world_size} processes are requested and this machine has {count} CUDA "
+                f"device{'s' * (count > 1)}; give --devices {count}, and --batch-size with --accumulate to keep the "
+                "number of images per step, or --device cpu"
+            )
         torch.cuda.set_device(here.local_rank)
     try:
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
@@ -67,7 +77,9 @@ def process_group(device: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not _is_lost_peer(error):
+        # gloo has no exception class of its own for a connection that broke.
+        backend = isinstance(error, dist.DistError) or "gloo" in str(error)
+        if not backend or not any(word in str(error).lower() for word in LOST):
             raise
         if not here.first:
             raise PeerFailure(1) from None
@@ -80,27 +92,6 @@ def process_group(device: str) -> Iterator[None]:
         # A thread of gloo's hands the tensors of its last work back to Python, and aborts if Python has begun to end.
         # So the groups go now, and their threads with them.
         gc.collect()
-
-
-def _is_lost_peer(error: RuntimeError) -> bool:
-    """Whether a backend reports that its connection broke; gloo has no exception class of its own."""
-    words = ("connection closed", "connection reset", "broken pipe", "remote process exited", "timed out", "timeout")
-    backend = isinstance(error, dist.DistError) or "gloo" in str(error)
-    return backend and any(word in str(error).lower() for word in words)
-
-
-def _check_devices(here: DistributedInfo) -> None:
-    """Raise `UserError` in the first process, and `PeerFailure` in the others, if some would have no GPU."""
-    count = torch.cuda.device_count()
-    if here.local_world_size <= count:
-        return
-    if here.local_rank:
-        raise PeerFailure(2)
-    raise UserError(
-        f"{here.local_world_size} processes are requested and this machine has {count} CUDA device{'s' * (count > 1)}; "
-        f"give --devices {count}, and --batch-size with --accumulate to keep the number of images per step, or "
-        "--device cpu"
-    )
 
 
 def all_reduce_sum(values: Tensor) -> Tensor:

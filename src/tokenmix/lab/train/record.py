@@ -97,7 +97,12 @@ class Recorder:
         if self.first:
             self.task.draw(self.path.parent / "samples", progress.step)
         if not self.quiet:
-            print(printable(self._line()), file=sys.stderr, flush=True)
+            score = f"{self.task.monitor} {results[self.task.monitor]:.4f}  " if self.evaluated else ""
+            line = (
+                f"epoch {progress.epoch + 1}/{self.plan.epochs}  step {progress.step}/{self.plan.total_steps}  loss "
+                f"{values['train_loss']:.4f}  {score}{values[f'{self.unit}_per_second']:,.0f} {self.unit}/s"
+            )
+            print(printable(line), file=sys.stderr, flush=True)
         self.start_clock()
 
     def record_test(self) -> None:
@@ -173,14 +178,7 @@ class Recorder:
             return
         self._check_folder()
         place = {"step": progress.step, "epoch": progress.epoch + 1, self.unit: progress.images}
-        self._append({**place, "seconds": round(progress.train_seconds, 4), **values})
-        named = {name.replace("_", "/", 1): value for name, value in values.items()}
-        for name, value in named.items():
-            self.board.add_scalar(name, value, progress.step)
-        if self.logger is not None:
-            self.logger.log(named, progress.step)
-
-    def _append(self, row: dict[str, float]) -> None:
+        row = {**place, "seconds": round(progress.train_seconds, 4), **values}
         text = io.StringIO()
         if not self.columns:
             # The first row is always one of training; the columns of evaluation come after its own.
@@ -189,15 +187,12 @@ class Recorder:
         csv.DictWriter(text, self.columns, lineterminator="\n").writerow(row)
         self.file.write(text.getvalue())
         self.file.flush()
-        self.progress.csv_bytes = self.file.tell()
-
-    def _line(self) -> str:
-        task, progress, latest = self.task, self.progress, self.latest
-        score = f"{task.monitor} {latest['val_' + task.monitor]:.4f}  " if self.evaluated else ""
-        return (
-            f"epoch {progress.epoch + 1}/{self.plan.epochs}  step {progress.step}/{self.plan.total_steps}  loss "
-            f"{latest['train_loss']:.4f}  {score}{latest[f'{self.unit}_per_second']:,.0f} {self.unit}/s"
-        )
+        progress.csv_bytes = self.file.tell()
+        named = {name.replace("_", "/", 1): value for name, value in values.items()}
+        for name, value in named.items():
+            self.board.add_scalar(name, value, progress.step)
+        if self.logger is not None:
+            self.logger.log(named, progress.step)
 
 
 class ProgressBar:
@@ -242,13 +237,10 @@ class ProgressBar:
     def advance(self) -> None:
         """One batch more."""
         if not self.rich.disable:
-            self.rich.update(self.line, advance=1, values=self.values())
-
-    def values(self) -> str:
-        """Loss and monitored metric, as far as there are any."""
-        latest, monitor = self.recorder.latest, self.recorder.task.monitor
-        shown = {"loss": latest.get("train_loss"), monitor: latest.get(f"val_{monitor}")}
-        return "  ".join(f"{name} {value:.4f}" for name, value in shown.items() if value is not None)
+            latest, monitor = self.recorder.latest, self.recorder.task.monitor
+            shown = {"loss": latest.get("train_loss"), monitor: latest.get(f"val_{monitor}")}
+            values = "  ".join(f"{name} {value:.4f}" for name, value in shown.items() if value is not None)
+            self.rich.update(self.line, advance=1, values=values)
 
 
 def _as_good(task: TaskModule, results: dict[str, Any], best: dict[str, Any]) -> bool:

@@ -252,7 +252,7 @@ def _resume(given: TrainConfig, quiet: bool) -> Path:
                 )
             last = run.path / "checkpoints" / "last"
             put_weights(session.task.model, checkpoint.weights, last, stored_types(config))
-        progress, plan = Progress.from_dict(checkpoint.meta["progress"]), session.plan
+        progress, plan = checkpoint.progress, session.plan
         if not (
             progress.epoch <= plan.epochs and progress.batch <= plan.batches(0) and progress.step <= plan.total_steps
         ):

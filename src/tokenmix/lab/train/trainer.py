@@ -9,7 +9,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -430,7 +430,7 @@ class TrainingLoop:
             "recorder": self.recorder.state_dict(),
             "average": self.ema.state_dict() if self.ema else None,
         }
-        return Checkpoint(weights, state, {"format": 1, "progress": asdict(self.progress)}, self.opened.identity)
+        return Checkpoint(weights, state, self.progress, self.opened.identity)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from the `state` of a checkpoint; the model has its weights already.
