@@ -1,6 +1,6 @@
 """What `tokenmix list` and `tokenmix info` print, and tables for the other verbs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from typing import Any
@@ -108,7 +108,8 @@ def info(name: str, *, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]
     elif "blocks" in summary:
         _print_blocks(summary)
     else:
-        print_result({key: _grouped(value) for key, value in summary.items() if value is not None})
+        told = {key: value for key, value in summary.items() if value is not None}
+        print_result({key: f"{value:,}" if isinstance(value, int) else value for key, value in told.items()})
 
 
 def _summarize_foreign(name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,10 +134,6 @@ def _summarize_foreign(name: str, sizes: Mapping[str, Any], model_kwargs: Mappin
     return {"model": name, "image": [height, width], "parameters": parameters, "macs": macs}
 
 
-def _grouped(value: Any) -> Any:
-    return f"{value:,}" if isinstance(value, int) else value
-
-
 def _print_blocks(summary: Mapping[str, Any]) -> None:
     from tokenmix.profiling.units import count
 
@@ -152,27 +149,21 @@ def _print_blocks(summary: Mapping[str, Any]) -> None:
         f"{summary['parameters'] / 1e6:.3f} M parameters, {count(summary['macs'])} multiply-adds",
         soft_wrap=True,
     )
-    print_rows([{key: _readable(key, value) for key, value in row.items()} for row in _folded(summary["blocks"])])
+    rows: list[dict[str, Any]] = []
+    # Neighbouring rows that differ only in the number of their block are one row, for example "0 to 3, each".
+    for _, equal in groupby(summary["blocks"], key=lambda row: {name: row[name] for name in row if name != "block"}):
+        first, *others = map(dict, equal)
+        if others and "block" in first:
+            first, others = first | {"block": f"{first['block']} to {others[-1]['block']}, each"}, []
+        rows += [first, *others]
+    for row in rows:
+        for column, value in row.items():
+            if isinstance(value, int) and column.endswith(("macs", "parameters", "vanilla")):
+                row[column] = count(value)
+    print_rows(rows)
     for line in summary["warnings"]:
         console.print(f"[yellow]warning:[/] {escape(line)}", soft_wrap=True)
     console.print(_published(summary), highlight=False, soft_wrap=True)
-
-
-def _folded(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Neighbouring rows that differ only in the number of their block as one row, for example "0 to 3, each"."""
-    for _, equal in groupby(rows, key=lambda row: {name: row[name] for name in row if name != "block"}):
-        first, *others = map(dict, equal)
-        if others and "block" in first:
-            yield first | {"block": f"{first['block']} to {others[-1]['block']}, each"}
-        else:
-            yield from [first, *others]
-
-
-def _readable(column: str, value: Any) -> Any:
-    """A large count with its unit, as the line above the table has it."""
-    from tokenmix.profiling.units import count
-
-    return count(value) if isinstance(value, int) and column.endswith(("macs", "parameters", "vanilla")) else value
 
 
 def _published(summary: Mapping[str, Any]) -> str:

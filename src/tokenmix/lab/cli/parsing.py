@@ -51,18 +51,12 @@ def parse_into(kind: type[T], prog: str, args: Sequence[str], default: T | None 
         return tyro.cli(
             kind,
             prog=prog,
-            description=_described(prog, about or kind.__doc__ or ""),
+            description="\n".join([about or kind.__doc__ or "", "", "Examples:", *EXAMPLES[prog.split()[1]]]),
             args=list(args),
             config=STYLE,
             registry=WORDS,
             **given,
         )
-
-
-def _described(prog: str, about: str) -> str:
-    """What a verb does, and its examples."""
-    examples = "\n".join(f"  {line}" for line in EXAMPLES.get(prog.removeprefix("tokenmix "), ()))
-    return f"{about}\n\nExamples:\n{examples}" if examples else about
 
 
 def parse_known(kind: type[T], prog: str, args: Sequence[str]) -> T:
@@ -145,4 +139,4 @@ tokenmix train-tokenizer --data text:PATH --out tokenizer
 tokenmix train-tokenizer --data jsonl:PATH#text --vocab-size 32000 --out tokenizer
 tokenmix train-tokenizer --data text:PATH --kind wordpiece --lowercase yes --out tokenizer
 """.strip().splitlines():
-    EXAMPLES.setdefault(_line.split()[1], []).append(_line)
+    EXAMPLES.setdefault(_line.split()[1], []).append(f"  {_line}")

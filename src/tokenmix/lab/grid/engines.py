@@ -35,15 +35,12 @@ def parallel_runs(config: CompareConfig, runs: int) -> int:
     if config.engine.engine != "local" or config.engine.jobs is not None:
         return config.engine.jobs or 0
     plugins = {module.removesuffix(".py").rpartition("/")[2] for module in imported_plugins()}
-    here = [name for name in config.mixers if name in MIXERS and not _is_importable(MIXERS[name].layer, plugins)]
+    modules = [MIXERS[name].layer.__module__ for name in config.mixers if name in MIXERS]
+    here = [name for name in modules if name.partition(".")[0] != "tokenmix" and name not in plugins]
     device = config.loop.device
     on_cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
     cores = min(os.cpu_count() or 1, runs)
     return cores if cores > 1 and on_cpu and not here and config.loop.threads is None else 0
-
-
-def _is_importable(layer: type, plugins: set[str]) -> bool:
-    return layer.__module__.partition(".")[0] == "tokenmix" or layer.__module__ in plugins
 
 
 def make_engine(config: EngineConfig, logs: Path, jobs: int) -> Engine:

@@ -137,13 +137,23 @@ def swap_mixers(task: TaskModule) -> ChangedModel:
         )
         changed.swapped = [row.name for row in report.rows]
         changed.mixers += changed.swapped
-        changed.notes += _swap_notes(report)
+        first, kept = report.rows[0], ", ".join(report.rows[0].kept) or "none"
+        changed.notes.append(
+            f"{report.mixer} in place of {first.before} in {_places(report)}; projections kept: {kept}"
+        )
+        if dropped := dict.fromkeys(name for row in report.rows for name in row.dropped):
+            changed.notes.append(f"positions dropped: {', '.join(dropped)}")
+        changed.notes += (f"left as it was: {s.name} ({s.kind}): {s.reason}" for s in report.skipped)
     if swap.insert is not None:
         inserted = insert(
             task.model, swap.insert_after or "", swap.insert, mixer_kwargs=swap.insert_kwargs, example_inputs=example
         )
         changed.mixers += [f"{row.name}.{INSERTED}" for row in inserted.rows]
-        changed.notes += _insert_notes(inserted)
+        more = inserted.parameters_after - inserted.parameters_before
+        changed.notes.append(
+            f"{inserted.mixer} inserted after {_places(inserted)}; identity at the start, {more:,} more parameters"
+        )
+        changed.notes += (f"left out: {s.name} ({s.kind}): {s.reason}" for s in inserted.skipped)
     return changed
 
 
@@ -159,20 +169,6 @@ def check_own_mixers(task: TaskModule) -> None:
     with checked_own_mixers(task.model), torch.random.fork_rng(devices=[]):
         task.answering().eval()(*task.example().values())
     task.train()
-
-
-def _swap_notes(report: SwapReport) -> list[str]:
-    kept = ", ".join(report.rows[0].kept) or "none"
-    first = f"{report.mixer} in place of {report.rows[0].before} in {_places(report)}; projections kept: {kept}"
-    dropped = dict.fromkeys(name for row in report.rows for name in row.dropped)
-    lines = [first, *([f"positions dropped: {', '.join(dropped)}"] if dropped else [])]
-    return [*lines, *(f"left as it was: {s.name} ({s.kind}): {s.reason}" for s in report.skipped)]
-
-
-def _insert_notes(report: InsertReport) -> list[str]:
-    more = report.parameters_after - report.parameters_before
-    first = f"{report.mixer} inserted after {_places(report)}; identity at the start, {more:,} more parameters"
-    return [first, *(f"left out: {s.name} ({s.kind}): {s.reason}" for s in report.skipped)]
 
 
 def _places(report: SwapReport | InsertReport) -> str:
