@@ -23,11 +23,7 @@ BATCH, HELD_OUT, MAX_LENGTH = 32, 512, 128
 
 
 def load_model(target: str, img_size: int | None) -> nn.Module:
-    """A model of ours or timm's, or `torchvision:NAME`, with shapes only; of `module:factory`; or of a run folder.
-
-    Raises:
-        UserError: there is none, its mixer is one of its arguments, or it has no image size to choose.
-    """
+    """A model of ours or timm's, or `torchvision:NAME`, with shapes only; of `module:factory`; or of a run folder."""
     folder = user_path(target)
     if folder.is_dir():
         if img_size is not None:

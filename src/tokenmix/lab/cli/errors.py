@@ -35,10 +35,8 @@ def one_line_errors(
 ) -> Iterator[None]:
     """Raise `UserError` for what tyro refuses in the block.
 
-    Args:
-        known: options that can be given, as typed, for example `--lr`; or verbs.
-        unknown: makes the error for a word that is none of them.
-        args: the words that are parsed.
+    `known` are the options, as typed, or the verbs; `unknown` makes the error for a word that is none of them; `args`
+    are the words that are parsed.
     """
     if events is None or not hasattr(events, "on_parse_error"):
         yield

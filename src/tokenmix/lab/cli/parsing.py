@@ -40,11 +40,7 @@ def _path(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Path] | None:
 
 
 def parse_into(kind: type[T], prog: str, args: Sequence[str], default: T | None = None, about: str = "") -> T:
-    """An instance of the dataclass from the words after its verb; options that are not given are those of `default`.
-
-    Raises:
-        UserError: with one line, for a mistake.
-    """
+    """An instance of the dataclass from the words after its verb; options that are not given are those of `default`."""
     given: dict[str, Any] = {} if default is None else {"default": default}
     unknown = default.unknown_option if isinstance(default, Document) else UNKNOWN_OPTION
     with one_line_errors(_options(kind if default is None else default), unknown, args):

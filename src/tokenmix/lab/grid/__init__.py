@@ -58,11 +58,7 @@ interrupted, it stops the others, which save."""
 
 
 def finish_cell(cell: Cell) -> Outcome:
-    """Train a cell to its end: a finished one is left as it is, one that was stopped continues bit for bit.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C or SIGTERM; the run has been saved.
-    """
+    """Train a cell to its end, as `finish_run`, and return what went wrong. Ctrl-C is raised once the run is saved."""
     error_file = cell.folder / "error.txt"
     try:
         for plugin in set(cell.plugins) - set(imported_plugins()):

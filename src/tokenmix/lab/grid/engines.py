@@ -44,15 +44,9 @@ def parallel_runs(config: CompareConfig, runs: int) -> int:
 
 
 def make_engine(config: EngineConfig, logs: Path, jobs: int) -> Engine:
-    """The engine that a config asks for.
+    """The engine that a config asks for, with the jobs of `parallel_runs`; what a queue's jobs print goes to `logs`.
 
-    Args:
-        config: engine and resources.
-        logs: folder for what the jobs of a queue print.
-        jobs: of `parallel_runs`.
-
-    Raises:
-        UserError: its package is not installed, or what it connects to does not answer.
+    `UserError` if its package is not installed, or what it connects to does not answer.
     """
     if config.engine == "local":
         return functools.partial(in_processes, jobs=jobs) if jobs else in_turn
@@ -67,11 +61,7 @@ def make_engine(config: EngineConfig, logs: Path, jobs: int) -> Engine:
 
 
 def in_turn(cells: Sequence[Cell], seconds: float | None = None) -> Outcomes:
-    """One cell after another in this process.
-
-    Raises:
-        TimeoutError: the next cell would begin after this many seconds.
-    """
+    """One cell after another in this process; `TimeoutError` where the next would begin after this many seconds."""
     start = time.monotonic()
     for cell in cells:
         if seconds is not None and time.monotonic() - start >= seconds:
@@ -82,8 +72,7 @@ def in_turn(cells: Sequence[Cell], seconds: float | None = None) -> Outcomes:
 def in_processes(cells: Sequence[Cell], jobs: int, seconds: float | None = None) -> Outcomes:
     """Each cell in a process of its own, `jobs` of them at a time.
 
-    Raises:
-        TimeoutError: not all cells ended in this many seconds; those that were being trained are saved.
+    `TimeoutError` if not all ended in this many seconds; those that were being trained are saved.
     """
     threads, started = max(1, (os.cpu_count() or 1) // jobs), list[BaseProcess]()
     with ThreadPoolExecutor(jobs) as pool:

@@ -105,11 +105,7 @@ def toeplitz_share(matrix: Tensor) -> float:
 
 
 def inspect_text(task: Any, title: str, given: str | None, out: Path) -> Path:
-    """Write gates.png, with a sentence attention.png, and numbers.json; returns `out`.
-
-    Raises:
-        UserError: a model of self-attention without a sentence, which its maps depend on.
-    """
+    """Write gates.png, with a sentence attention.png, and numbers.json; `UserError` where there is nothing to show."""
     model: Any = task.model.float().cpu().eval()
     mixers = ((i, layer.mixer) for i, layer in enumerate(model.base_model.layers))
     gatings = [(i, mixer.gating) for i, mixer in mixers if hasattr(mixer, "gating")]

@@ -150,11 +150,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def read_latest_checkpoint(run: Path) -> Checkpoint:
-    """The run's last checkpoint; if it is damaged, its best one, and a line on standard error that says so.
-
-    Raises:
-        UserError: neither is whole.
-    """
+    """The run's last checkpoint; if it is damaged, its best one, and a line on standard error that says so."""
     try:
         return read_checkpoint(run / "checkpoints" / "last")
     except UserError as damage:
@@ -169,8 +165,7 @@ def read_latest_checkpoint(run: Path) -> Checkpoint:
 def read_weights(source: Path | RunFolder) -> dict[str, Tensor]:
     """Tensors of a safetensors file, or of a folder that holds `model.safetensors`; a pickle is refused unread.
 
-    Raises:
-        UserError: no such file, a damaged one, or in a run folder one that was written for another run.
+    `UserError` for a damaged file, or in a run folder one that was written for another run.
     """
     folder = RunFolder.of(source) if isinstance(source, RunFolder) or source.is_dir() else None
     path = Path(source) if folder is None else folder.path / WEIGHTS
@@ -204,16 +199,9 @@ def put_weights(
 def check_weights(
     model: nn.Module, weights: Mapping[str, Tensor], source: Path, types: Collection[torch.dtype] = ()
 ) -> None:
-    """Raise `UserError` unless the weights are those of the model, which may be on the meta device.
+    """Raise `UserError`, with three keys of each kind, unless names, shapes and types are those of the model.
 
-    Args:
-        model: takes the weights.
-        weights: of the same names, shapes and types.
-        source: for the message.
-        types: further types that a floating-point weight may have; it is converted.
-
-    Raises:
-        UserError: the weights are those of another model; up to three keys are named.
+    The model may be on the meta device. A floating-point weight of one of the further `types` is converted.
     """
     own = model.state_dict()
     shared = {k: (weights[k], v) for k, v in own.items() if k in weights}

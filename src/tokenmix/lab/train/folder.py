@@ -142,9 +142,7 @@ class RunFolder:
     def check_identity(self, found: Mapping[str, Any], file: Path) -> None:
         """Raise `UserError` if a file was written for another run; a line names what was edited since.
 
-        Args:
-            found: what the file says of its run; it may say no more than the id.
-            file: for the message.
+        `found` is what the file says of its run, which may be no more than the id.
         """
         if self.identity and found.get(ID) != self.identity[ID]:
             raise UserError(

@@ -69,13 +69,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 @dataclass
 class ChangedModel:
-    """What was swapped and inserted.
-
-    Attributes:
-        swapped: names of the layers that were swapped in.
-        mixers: those, and the inserted blocks.
-        notes: lines for the user.
-    """
+    """Names of the layers that were swapped in, of those and the inserted blocks, and lines for the user."""
 
     swapped: list[str] = field(default_factory=list)
     mixers: list[str] = field(default_factory=list)
@@ -87,9 +81,6 @@ def start_and_swap(task: TaskModule, source: Path | None) -> ChangedModel:
 
     Weights of a model that was not changed go in before, so that a swap can keep projections; those of a run that was
     changed in the same way go in after it.
-
-    Raises:
-        UserError: weights of another model, or of a run with another swap; else as `swap_attention` and `insert`.
     """
     if source is None:
         return swap_mixers(task)
@@ -159,11 +150,7 @@ def swap_mixers(task: TaskModule) -> ChangedModel:
 
 @torch.no_grad()
 def check_own_mixers(task: TaskModule) -> None:
-    """Run the task's new model once if it has mixers from outside tokenmix, before anything is written or trained.
-
-    Raises:
-        UserError: as `checked_own_mixers`.
-    """
+    """Run the new model once if it has mixers from outside tokenmix, before anything is written."""
     if not own_mixers(task.model) or type(task).example is TaskModule.example:
         return
     with checked_own_mixers(task.model), torch.random.fork_rng(devices=[]):

@@ -273,11 +273,7 @@ REMEDIES = {
 
 
 def _open_tracker(config: TrainConfig, run: Path, *, quiet: bool) -> "_Wandb | _MLflow":
-    """The run in the tracker of `config.loop.logger`, with its options; logger.json keeps its id there for a resume.
-
-    Raises:
-        UserError: the tracker cannot be reached, or wants a login.
-    """
+    """The run in the tracker of `config.loop.logger`, with its options; logger.json keeps its id there for a resume."""
     kind, file = str(config.loop.logger), run / "logger.json"
     try:
         known = read_json(file)["id"] if file.exists() else None

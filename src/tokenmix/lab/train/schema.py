@@ -74,11 +74,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def fitted(hint: Any, value: Any, name: str) -> Any:
-    """The value as the annotation has it: an int serves for a float, one value for a tuple of one, "none" for None.
-
-    Raises:
-        UserError: a value of another type, or outside its range.
-    """
+    """The value as the annotation has it: an int serves for a float, one value for a tuple of one, "none" for None."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         value = fitted(args[0], value, name)
@@ -149,11 +145,7 @@ class Document:
         return {field.name for part in parts for field in dataclasses.fields(part) if mark in field.metadata}
 
     def replace(self, **values: Any) -> Self:
-        """The same with other values, by the names of the leaves, or a table of them by the name of a part.
-
-        Raises:
-            UserError: an unknown name, a value of another type, or outside its range.
-        """
+        """The same with other values, by the names of the leaves, or a table of them by the name of a part."""
         given = self._opened(values)
         parts = {}
         for name, part in vars(self).items():

@@ -33,11 +33,7 @@ def list_comparisons() -> list[str]:
 
 
 def load_recipe(name: str) -> TrainConfig:
-    """The config of a recipe, given by name or by file.
-
-    Raises:
-        UserError: there is none, it cannot be read, or it has an option that does not exist, or a wrong value.
-    """
+    """The config of a recipe, given by name or by file; `UserError` if it cannot be read, or has a wrong option."""
     return _load("recipe", name, list_recipes(), default_config).replace(recipe=name)
 
 

@@ -114,11 +114,7 @@ class Engine:
     def train(self, batch: Any, number: int, *, share: float = 1.0, last: bool = True) -> dict[str, Tensor]:
         """The task's training step, and the backward pass of `share` of its loss; returns what there is to log.
 
-        Args:
-            batch: on the device.
-            number: of the batch in its epoch.
-            share: factor of the loss.
-            last: whether a step of the optimiser follows; only then the processes exchange gradients.
+        After the `last` batch of a step of the optimiser the processes exchange gradients.
         """
         with nullcontext() if last or not isinstance(self.module, DistributedDataParallel) else self.module.no_sync():
             if self.sharded:
@@ -272,15 +268,7 @@ def validate(task: TaskModule, data: TaskData, config: TrainConfig, batch_size: 
 
 
 class TrainingLoop:
-    """One process's part of a run: epochs of batches, each followed by a validation and a checkpoint; then the test.
-
-    Args:
-        session: task, data and plan.
-        run: its folder, for checkpoints.
-        progress: position of the run, which is updated.
-        recorder: writes metrics.csv.
-        request: whether the run was asked to stop.
-    """
+    """One process's part of a run: epochs of batches, each followed by a validation and a checkpoint; then the test."""
 
     def __init__(
         self, session: Session, run: RunFolder, progress: Progress, recorder: Recorder, request: StopRequest
@@ -433,11 +421,7 @@ class TrainingLoop:
         return Checkpoint(weights, state, self.progress, self.opened.identity)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from the `state` of a checkpoint; the model has its weights already.
-
-        Raises:
-            UserError: the state is of a run with other options.
-        """
+        """Continue from the `state` of a checkpoint, with the weights in the model; `UserError` for other options."""
         try:
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
                 # PyTorch would take the settings of any other optimiser as well.
