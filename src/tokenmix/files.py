@@ -58,7 +58,7 @@ def inside(root: Path, name: str) -> Path:
 
 
 def open_regular(path: Path) -> io.BufferedReader:
-    """A regular file, open to be read; `UserError` for a pipe, which is not waited for, a folder, a device or a socket."""
+    """A regular file, open to be read; `UserError` for a pipe, which is never waited for, a folder or a device."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import tyro
 
@@ -14,11 +14,12 @@ from tokenmix.lab.cli.parsing import parse_into, parse_known
 from tokenmix.lab.data.lookup import data_sets
 from tokenmix.lab.registry import TASKS
 from tokenmix.lab.tasks.fitting import check_model_name
-from tokenmix.lab.train.config import CompareConfig, TrainConfig, comparison_config
+from tokenmix.lab.train.config import CompareConfig, TaskDocument, TrainConfig, comparison_config
 from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.schema import Names, Part, option
 from tokenmix.lab.train.sources import base_config, load_comparison, merge_kwargs
 
+D = TypeVar("D", bound=TaskDocument)
 Positional = tyro.conf.Positional
 RunArgument = Annotated[
     Positional[RunFolder],
@@ -38,10 +39,7 @@ class Train:
         task = args[0] if args and not args[0].startswith("-") else None
         source = parse_known(Source, prog, args)
         base = base_config(task, source.recipe, source.resume, None if source.model else source.init_from)
-        given = parse_into(TrainConfig, prog, args, base, cls.__doc__ or "")
-        _check_task_first(given.task, base.task, prog, args)
-        given.options.check_given(word[2:].partition("=")[0].replace("-", "_") for word in args)
-        return cls(merge_kwargs(base, given))
+        return cls(merge_kwargs(base, _parse_config(TrainConfig, prog, args, base, cls.__doc__ or "")))
 
     def run(self) -> None:
         if self.config.loop.resume is None:
@@ -84,11 +82,9 @@ class Compare:
         args = [_axis(word, after) for word, after in zip(args, [*args[1:], ""])]
         source = parse_known(Source, prog, args).config
         base = comparison_config(task or CompareConfig.task) if source is None else load_comparison(source)
-        given = parse_into(CompareConfig, prog, args, base, cls.__doc__ or "")
-        _check_task_first(given.task, base.task, prog, args)
+        given = _parse_config(CompareConfig, prog, args, base, cls.__doc__ or "")
         # Not the command line's parser but the file has them.
         given = given.replace(variants=base.variants)
-        given.options.check_given(word[2:].partition("=")[0].replace("-", "_") for word in args)
         if not any(word.partition("=")[0] == "--mixers" for word in args):
             from tokenmix.lab.compare.variants import with_usual_mixers
 
@@ -111,13 +107,15 @@ def _axis(word: str, after: str) -> str:
     return word.replace(name, "--img-sizes", 1) if name == "--img-size" and "," in (value or after) else word
 
 
-def _check_task_first(given: str, expected: str, prog: str, args: Sequence[str]) -> None:
-    """Raise `UserError` if the task, on which the options depend, was not the first word."""
-    if given == expected:
-        return
-    if given not in TASKS:
-        raise stray(given, args)
-    raise UserError(f"the task comes first: {prog} {given} ..., got it after other options")
+def _parse_config(kind: type[D], prog: str, args: Sequence[str], base: D, about: str) -> D:
+    """The config with the options that are given; `UserError` if the task, on which they depend, is not the first."""
+    given = parse_into(kind, prog, args, base, about)
+    if given.task != base.task and given.task not in TASKS:
+        raise stray(given.task, args)
+    if given.task != base.task:
+        raise UserError(f"the task comes first: {prog} {given.task} ..., got it after other options")
+    given.options.check_given(word[2:].partition("=")[0].replace("-", "_") for word in args)
+    return given
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,26 +89,20 @@ def start_and_swap(task: TaskModule, source: Path | None) -> ChangedModel:
     if theirs.swap is None and theirs.insert is None:
         put_weights(task.model, task.initial_weights(source), source, FLOATS)
         return swap_mixers(task)
-    ours = task.config.swap
+    ours, words = task.config.swap, []
+    for part, place in (("swap", "where"), ("insert", "after")):
+        if (mixer := getattr(theirs, part)) is not None:
+            kwargs = "".join(f" {name}={value}" for name, value in getattr(theirs, f"{part}_kwargs").items())
+            words.append(f"--{part} {mixer} --{part}-{place} {getattr(theirs, f'{part}_{place}')!r}")
+            words += [f"--{part}-kwargs{kwargs}"] if kwargs else []
+    words += [f"--swap-drop {theirs.swap_drop}"] if theirs.swap_drop else []
     if dataclasses.replace(theirs, train_only=ours.train_only) != ours:
         raise UserError(
-            f"{source} was trained with {_words(theirs)}; give the same, or start from a run without a swap"
+            f"{source} was trained with {' '.join(words)}; give the same, or start from a run without a swap"
         )
     changed = swap_mixers(task)
     put_weights(task.model, task.initial_weights(source), source, FLOATS)
     return changed
-
-
-def _words(swap: SwapConfig) -> str:
-    words = []
-    for part, place in (
-        ("swap", f"--swap-where {swap.swap_where!r}"),
-        ("insert", f"--insert-after {swap.insert_after!r}"),
-    ):
-        if (mixer := getattr(swap, part)) is not None:
-            kwargs = "".join(f" {name}={value}" for name, value in getattr(swap, f"{part}_kwargs").items())
-            words.append(f"--{part} {mixer} {place}{kwargs and f' --{part}-kwargs{kwargs}'}")
-    return " ".join([*words, *([f"--swap-drop {swap.swap_drop}"] if swap.swap_drop else [])])
 
 
 def swap_mixers(task: TaskModule) -> ChangedModel:

@@ -78,9 +78,12 @@ def fitted(hint: Any, value: Any, name: str) -> Any:
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         value = fitted(args[0], value, name)
-        for note in args[1:]:
-            if isinstance(note, Range):
-                _check_range(note, value, name, optional=type(None) in get_args(args[0]))
+        numbers = value if isinstance(value, tuple) else () if value is None else (value,)
+        or_none = ", or none;" if type(None) in get_args(args[0]) else ","
+        for wanted in (note for note in args[1:] if isinstance(note, Range)):
+            for number in numbers:
+                if number not in wanted:
+                    raise UserError(f"{name} must be {wanted}{or_none} got {number}")
         return value
     if origin in (Union, types.UnionType):
         other = next(arg for arg in args if arg is not type(None))
@@ -107,12 +110,6 @@ def _plain(wanted: type, value: Any, name: str) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{name} must be a finite number, got {value}")
     return value
-
-
-def _check_range(wanted: Range, value: Any, name: str, *, optional: bool) -> None:
-    for number in value if isinstance(value, tuple) else () if value is None else (value,):
-        if number not in wanted:
-            raise UserError(f"{name} must be {wanted}{', or none;' if optional else ','} got {number}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,29 +143,23 @@ class Document:
 
     def replace(self, **values: Any) -> Self:
         """The same with other values, by the names of the leaves, or a table of them by the name of a part."""
-        given = self._opened(values)
+        # Leaves by name, from leaves and tables of leaves.
+        given: dict[str, Any] = {}
+        for name, value in values.items():
+            part = getattr(self, name, None)
+            table = isinstance(part, Part) and isinstance(value, Mapping)
+            known = vars(part) if table else self.flat()
+            leaves = dict(value) if table else {name: value}
+            for key in leaves:
+                if key not in known:
+                    raise self.unknown_option(key, known)
+            given |= leaves
         parts = {}
         for name, part in vars(self).items():
             if isinstance(part, Part):
                 own = {key: given.pop(key) for key in vars(part) if key in given}
                 parts[name] = dataclasses.replace(part, **own) if own else part
         return dataclasses.replace(self, **parts, **given)
-
-    def _opened(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Leaves by name, from leaves and tables of leaves."""
-        given: dict[str, Any] = {}
-        for name, value in values.items():
-            part = getattr(self, name, None)
-            if isinstance(part, Part) and isinstance(value, Mapping):
-                for key in value:
-                    if key not in vars(part):
-                        raise self.unknown_option(key, vars(part))
-                given |= value
-            elif name in self.flat():
-                given[name] = value
-            else:
-                raise self.unknown_option(name, self.flat())
-        return given
 
     def unknown_option(self, name: str, known: Iterable[str]) -> UserError:
         """The error for an unknown option, with the nearest known ones."""

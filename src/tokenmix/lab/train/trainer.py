@@ -85,12 +85,6 @@ class Engine:
         elif several and not self.average:
             self.module = DistributedDataParallel(self.module, [self.device] if kind == "cuda" else None)
 
-    def use(self, optimizers: list[Optimizer]) -> None:
-        """Let the task step these; the processes' gradients are averaged where nothing else does it."""
-        self.task.optimizers = optimizers
-        for optimizer in optimizers if self.average else ():
-            optimizer.register_step_pre_hook(_average_gradients)
-
     def move(self, batch: Any) -> Any:
         """The batch on the device, in bf16 in that type. Mixed precision keeps floats: points need all their bits."""
         dtype = torch.bfloat16 if self.precision == "bf16" else None
@@ -168,11 +162,22 @@ class Interrupted(Exception):
 
 
 class StopRequest:
-    """Whether Ctrl-C was pressed, or SIGTERM came."""
+    """Whether Ctrl-C was pressed, or SIGTERM came, within the block: the first asks for a stop after this step."""
 
     def __init__(self) -> None:
         self.asked, self.owner = False, os.getpid()
-        self.before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        main = threading.current_thread() is threading.main_thread()
+        heard = (signal.SIGINT, signal.SIGTERM) if main else ()
+        self.before = {number: signal.getsignal(number) for number in heard}
+
+    def __enter__(self) -> "StopRequest":
+        for number in self.before:
+            signal.signal(number, self.note)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
 
     def ask(self) -> Callable[[], bool]:
         """Begin to ask all processes whether one of them has a request; what is returned waits for their answers.
@@ -200,22 +205,6 @@ class StopRequest:
             step = "this step" if here.world_size == 1 else "this step or the next"
             print(f"\nstopping after {step}; Ctrl-C now stops without saving", file=sys.stderr, flush=True)
         self.asked = True
-
-
-@contextmanager
-def listen() -> Iterator[StopRequest]:
-    """Turn the first Ctrl-C, and SIGTERM, into a request to stop after the current step."""
-    request = StopRequest()
-    if threading.current_thread() is not threading.main_thread():
-        yield request
-        return
-    for number in request.before:
-        signal.signal(number, request.note)
-    try:
-        yield request
-    finally:
-        for number, handler in request.before.items():
-            signal.signal(number, handler)
 
 
 @dataclass(frozen=True)
@@ -247,7 +236,7 @@ def fit(
     """
     with raise_on_all_ranks():
         recorder = Recorder(run.path, session.plan, progress, session.task, session.data, quiet=quiet)
-    with closing(recorder), warnings.catch_warnings(), listen() as request:
+    with closing(recorder), warnings.catch_warnings(), StopRequest() as request:
         # Scores that a block passes on are views, and nothing is written into them.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
         loop = TrainingLoop(session, run, progress, recorder, request)
@@ -285,7 +274,9 @@ class TrainingLoop:
         task.total_steps = self.plan.total_steps
         self.engine = Engine(config, task)
         self.optimizers, self.schedules = optimizers_and_schedules(task.configure_optimizers())
-        self.engine.use(self.optimizers)
+        task.optimizers = self.optimizers
+        for optimizer in self.optimizers if self.engine.average else ():
+            optimizer.register_step_pre_hook(_average_gradients)
         self.ema = None if config.optim.ema is None else WeightEMA(task.model, config.optim.ema)
 
     def run(self, bar: ProgressBar) -> None:
