@@ -37,7 +37,7 @@ from tokenmix.lab.data.images.image_set import normalize
 from tokenmix.lab.train import train
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distributed import broadcast_object, distributed_info, process_group
-from tokenmix.lab.train.optimizer import make_optimizer
+from tokenmix.lab.train.plan import make_optimizer
 from tokenmix.lab.train.record import ProgressBar
 from tokenmix.lab.train.sources import make_config
 from tokenmix.models import create_model

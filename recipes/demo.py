@@ -63,7 +63,7 @@ def main() -> int:
 def _budget(config: Any) -> dict[str, int]:
     """Epochs and images of a run, so that all variants take `SECONDS` here; those of a run begun before."""
     from tokenmix.lab.compare.compare import predict_steps
-    from tokenmix.lab.train.sources import read_part
+    from tokenmix.lab.train.folder import read_part
 
     if (OUT / "compare.json").is_file():
         begun = read_part(OUT, "compare.json")

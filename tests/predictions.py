@@ -18,7 +18,8 @@ def check_predictions(run: Path, names: set[str]) -> None:
         run: a finished run.
         names: the metrics of which this must hold, among them that which is monitored.
     """
-    task, _, data = load_task(run)
+    task = load_task(run)
+    data = task.data
     columns, told = read_predictions(run), json.loads((run / "result.json").read_text())["metrics"]
     assert columns is not None
     assert task.monitor in names

@@ -23,6 +23,7 @@ from tokenmix.lab.cli import runs
 from tokenmix.lab.registry import list_tasks
 from tokenmix.lab.train import sources
 from tokenmix.lab.train.config import CompareConfig, comparison_config
+from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.sources import make_config
 
 ROOT = Path(__file__).parents[1]
@@ -126,8 +127,7 @@ def misuse(words: tuple[str, ...]) -> str:
     said = ""
     for task in list_tasks():
         with pytest.MonkeyPatch.context() as patch:
-            for module in (runs, sources):
-                patch.setattr(module, "read_config", lambda run, task=task: make_config(task))
+            patch.setattr(RunFolder, "config", make_config(task))
             patch.setattr(runs, "load_comparison", shown_comparison)
             try:
                 cli.parse(list(words))

@@ -43,12 +43,11 @@ LIBRARY = {*BELOW}
 BELOW["lab.registry"] = {"registry"}
 BELOW["lab.data"] = {*LIBRARY, "lab.registry"}
 BELOW["lab.train"] = BELOW["lab.data"] | {"lab.data"}
-BELOW["lab.figures"] = {*LEAVES}
-BELOW["lab.tasks"] = BELOW["lab.train"] | {"lab.train", "lab.figures"}
+BELOW["lab.tasks"] = BELOW["lab.train"] | {"lab.train"}
 # The tools work on run folders of any task.
-BELOW["lab.inspect"] = BELOW["lab.optimized_run"] = BELOW["lab.tasks"] | {"lab.tasks"}
+BELOW["lab.inspect"] = BELOW["lab.tasks"] | {"lab.tasks"}
 BELOW["lab.convert"] = {*LIBRARY}
-BELOW["lab.ranking"] = BELOW["lab.tasks"] | {"lab.convert", "lab.tasks"}
+BELOW["lab.swapping"] = BELOW["lab.tasks"] | {"lab.convert", "lab.tasks"}
 BELOW["lab.grid"] = BELOW["lab.train"] | {"lab.train"}
 # A comparison's report shows the maps of every run and what each costs.
 BELOW["lab.compare"] = BELOW["lab.inspect"] | {"lab.inspect", "lab.grid"}

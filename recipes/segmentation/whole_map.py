@@ -90,7 +90,7 @@ def predict(run: Path) -> None:
     """In one of several processes: the classes of the whole map in colours, written by the first."""
     with process_group("cpu"):
         here = distributed_info()
-        task, _, _ = load_task(run)
+        task = load_task(run)
         task.eval()
         task.split_tokens(init_device_mesh("cpu", (here.world_size,)))
         classes = task.answer(turned(whole_map()).image)  # type: ignore[operator]

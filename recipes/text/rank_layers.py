@@ -27,8 +27,8 @@ from tokenmix.environment import environment
 from tokenmix.files import read_json, write_json
 from tokenmix.lab.convert import TextBatches, is_no_embedding, open_folder, say, split_texts
 from tokenmix.lab.train.config import Names, Numbers
-from tokenmix.lab.train.finish import finish_run
 from tokenmix.lab.train.load import load_task
+from tokenmix.lab.train.run import finish_run
 from tokenmix.lab.train.sources import make_config
 from tokenmix.swap import swap_attention
 
@@ -81,7 +81,8 @@ def digits(out: Path) -> Subject:
         ),
         quiet=True,
     )
-    task, config, description = load_task(run)
+    task = load_task(run)
+    config, description = task.config, task.data
     data = type(task).load_data(config, like=description)
     return Subject(
         teacher=task.model,

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from tokenmix.errors import UserError
+from tokenmix.errors import UserError, printable
 
 # What a user can do about a disk that refuses.
 DISK_ERRORS = {
@@ -58,12 +58,7 @@ def inside(root: Path, name: str) -> Path:
 
 
 def open_regular(path: Path) -> io.BufferedReader:
-    """A regular file, open to be read. A pipe is refused instead of waited for, as are folders, devices and sockets.
-
-    Raises:
-        UserError: the path is something else than a regular file.
-        OSError: the file cannot be opened.
-    """
+    """A regular file, open to be read; `UserError` for a pipe, which is never waited for, a folder or a device."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -110,13 +105,10 @@ PARTIAL = ".partial-"
 
 @contextmanager
 def one_writer(folder: Path) -> Iterator[None]:
-    """Lock a folder against a second process that would write into it.
+    """Lock a folder against a second process that would write into it; `UserError` says which process has the lock.
 
-    The lock is the operating system's and ends with the process, however that ends, so none is ever stale.
-
-    Raises:
-        UserError: another process holds it; the message says which. Or the folder, which may be a stranger's, has a
-            link in it, through which another place would be written.
+    The lock is the operating system's and ends with the process, however that ends, so none is ever stale. A link in a
+    folder, which may be a stranger's, is a `UserError`: through it another place would be written.
     """
     link = next((path for path in folder.rglob("*") if path.is_symlink()), None)
     if link is not None:
@@ -197,11 +189,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """A new empty file next to `path` to write into; at the end it is on the disk and renamed to `path`.
 
-    After an error nothing is left of it. For writers that take a path; `replace_file` is for bytes.
-
-    Raises:
-        UserError: at `path` is something else than a file.
-        OSError: the file cannot be written.
+    After an error nothing is left of it. `UserError` if at `path` is something else than a file.
     """
     if os.path.lexists(path) and not path.is_symlink() and not stat.S_ISREG(path.lstat().st_mode):
         raise UserError(f"{path} is a folder, a pipe or a device; give another name for the file")
@@ -237,11 +225,7 @@ def _umask() -> int:
 
 
 def copy_folder(source: Path, target: Path) -> None:
-    """Copy the files of a folder, which may be a stranger's, into an empty one.
-
-    Raises:
-        UserError: something in it is a link, which could lead anywhere, a pipe or a device.
-    """
+    """Copy the files of a folder, which may be a stranger's, into an empty one; `UserError` for a link or a pipe."""
     for entry in sorted(source.iterdir()):
         if entry.is_symlink():
             raise UserError(f"{entry} is a link to {os.readlink(entry)}, which is not copied; put the files themselves")
@@ -332,3 +316,14 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def save_figure(figure: Any, file: Path, dpi: float) -> None:
+    """Write a figure of matplotlib whose text may be of files: a dollar begins no formula, control characters show."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
+        text.set_text("\n".join(map(printable, text.get_text().split("\n"))))
+    with replacing(file) as partial:
+        figure.savefig(partial, dpi=dpi)

@@ -97,11 +97,7 @@ def is_typed(text: str) -> bool:
 def check_typed(text: str, what: str, done: str, remedy: str = "give it as a word of your command") -> None:
     """`UserError` unless the text is typed. Every use of text as code or as a place on the network asks here first.
 
-    Args:
-        text: the name or the address.
-        what: what the text names.
-        done: what is not done with it.
-        remedy: how a user who trusts the file continues.
+    `text` names `what`, which is not `done`; `remedy` is how a user who trusts the file continues.
     """
     if not is_typed(text):
         raise UserError(f"a file names {what}, {text}, which is not {done} for its sake; if you trust it, {remedy}")

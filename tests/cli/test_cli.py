@@ -222,7 +222,7 @@ def test_help_of_a_verb_has_three_examples(verb: str, capsys: pytest.CaptureFixt
     shown = capsys.readouterr().out
     assert len(EXAMPLES[verb]) == 3
     for example in EXAMPLES[verb]:
-        assert f"  {example}\n" in shown
+        assert f"{example}\n" in shown
         assert shlex.split(example)[:2] == ["tokenmix", verb]
     assert "{None}" not in shown
 

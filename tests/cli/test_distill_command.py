@@ -199,10 +199,10 @@ def test_layers_of_a_run_are_ranked(validation: int, tmp_path: Path, capsys: Any
         (["--layers", "3"], "there is no layer 3; the model has layers 0 to 2"),
         (["--layers", "a"], "'a' is not a layer; give numbers from 0 as in 3-5 or 0,2,4"),
         (["--layers", "2-1"], "'2-1' is not a layer"),
-        (["--steps", "-1"], "--steps must be at least 0, got -1"),
-        (["--batch-size", "0"], "--batch-size must be at least 1, got 0"),
-        (["--threads", "0"], "--threads must be at least 1"),
-        (["--lr", "nan"], "--lr must be a positive number, got nan"),
+        (["--steps", "-1"], "steps must be at least 0, got -1"),
+        (["--batch-size", "0"], "batch_size must be at least 1, got 0"),
+        (["--threads", "0"], "threads must be at least 1"),
+        (["--lr", "nan"], "lr must be a finite number, got nan"),
         (["--text", "nothing.txt"], "nothing.txt"),
         (["--text", "few.txt"], "few.txt has 1 different lines; give at least 20"),
         (["--out", "full"], "full exists already; give another --out"),
@@ -257,7 +257,7 @@ def test_a_folder_that_is_none_is_refused(
         ),
         (["swap", "vit_nano", "--to", "external", "--text", "x"], "--text goes with --rank"),
         (["swap", "ENCODER", "--to", "external", "--rank"], "is a model without data; give --text FILE"),
-        (["swap", "ENCODER", "--to", "external", "--rank", "--steps", "0"], "--steps must be at least 1"),
+        (["swap", "ENCODER", "--to", "external", "--rank", "--steps", "0"], "steps must be at least 1"),
     ],
 )
 def test_what_cannot_be_ranked_is_refused(words: list[str], message: str, encoder: Path, capsys: Any) -> None:

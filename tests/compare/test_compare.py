@@ -23,12 +23,12 @@ from tokenmix.lab.compare.compare import compare, repeat_command
 from tokenmix.lab.compare.examples import choose_images
 from tokenmix.lab.compare.results import load_results
 from tokenmix.lab.compare.variant_runs import plan_runs, read_run, read_sampling
-from tokenmix.lab.grid.cells import finish_cell
+from tokenmix.lab.grid import finish_cell
 from tokenmix.lab.train.checkpoint import save_weights
 from tokenmix.lab.train.config import CompareConfig, TrainConfig
+from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.predictions import read_predictions
 from tokenmix.lab.train.run import evaluate
-from tokenmix.lab.train.sources import identity_of
 
 TINY = {"embed_dim": 16, "depth": 2, "num_heads": 2}
 
@@ -205,7 +205,7 @@ def test_damaged_predictions_are_named(finished: Path, tmp_path: Path):
         with pytest.raises(UserError, match=r"predictions\.safetensors is damaged"):
             read_sampling([(plan, run)], "accuracy", "images")
         columns = load_file(plan.folder / "model.safetensors")
-        save_weights(file, {"index": torch.arange(3), "other": torch.zeros(3)}, identity_of(plan.folder))
+        save_weights(file, {"index": torch.arange(3), "other": torch.zeros(3)}, RunFolder(plan.folder).identity)
         with pytest.raises(UserError, match=r"predictions\.safetensors: KeyError: 'label'"):
             read_sampling([(plan, run)], "accuracy", "images")
         save_weights(file, columns, {})
@@ -242,7 +242,7 @@ def test_mistakes_are_told_before_any_training(tmp_path: Path, changes: dict[str
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, BaseException], list[TrainConfig]]:
     """Makes the trainer fail for one mixer; returns the configs that it is called with."""
-    import tokenmix.lab.train.finish as trainer
+    import tokenmix.lab.train.run as trainer
 
     real, seen = trainer.train, []
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from tokenmix.lab.cli import main
-from tokenmix.lab.optimized_run import evaluate_optimized
 from tokenmix.lab.train.run import evaluate, train
 from tokenmix.lab.train.sources import make_config
 
@@ -20,7 +19,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_eval_in_int8_is_near_that_in_float32(run: Path) -> None:
-    plain, eight = evaluate(run, device="cpu"), evaluate_optimized(run, dtype="int8")
+    plain, eight = evaluate(run, device="cpu"), evaluate(run, optimized="int8")
     assert eight["optimize"] == "int8"
     assert eight["samples"] == plain["samples"]
     assert eight["loss"] == pytest.approx(plain["loss"], abs=0.02)

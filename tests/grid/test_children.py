@@ -11,7 +11,7 @@ import torch
 
 from tokenmix.lab.data.indexed import IndexedDataset
 from tokenmix.lab.data.loader import make_loader
-from tokenmix.lab.grid.cells import Cell
+from tokenmix.lab.grid import Cell
 from tokenmix.lab.grid.engines import in_processes, make_engine
 from tokenmix.lab.train.config import EngineConfig
 from tokenmix.lab.train.launch import launch

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 from tokenmix.errors import UserError
 from tokenmix.lab.compare.compare import compare
 from tokenmix.lab.compare.results import load_results
-from tokenmix.lab.grid.cells import Cell, finish_cell
+from tokenmix.lab.grid import Cell, finish_cell
 from tokenmix.lab.grid.engines import in_processes, in_turn, make_engine
 from tokenmix.lab.train.config import CompareConfig, EngineConfig
 from tokenmix.lab.train.sources import make_config

@@ -168,7 +168,7 @@ def test_what_a_function_needs(monkeypatch) -> None:
     for extra, call in {
         "detection": lambda: AveragePrecision("bbox", num_classes=2),
         "fid": InceptionFeatures,
-        "onnx": lambda: _write_onnx(torch.nn.Identity(), {}, Path("model.onnx")),
+        "onnx": lambda: _write_onnx(torch.nn.Identity(), {}, {}, Path("model.onnx")),
     }.items():
         with pytest.raises(errors.UserError, match=rf"needs .*: pip install (--upgrade )?'tokenmix\[{extra}\]'"):
             call()

@@ -27,6 +27,7 @@ from tokenmix.lab.train.checkpoint import (
     save_checkpoint,
     save_weights,
 )
+from tokenmix.lab.train.plan import Progress
 
 
 class Killed(BaseException):
@@ -35,13 +36,15 @@ class Killed(BaseException):
 
 def made(value: float) -> Checkpoint:
     weights = {"weight": torch.full((3, 2), value)}
-    return Checkpoint(weights, {"optimizers": [{"step": torch.tensor(value)}], "scale": value}, {"value": value})
+    return Checkpoint(
+        weights, {"optimizers": [{"step": torch.tensor(value)}], "scale": value}, Progress(train_seconds=value)
+    )
 
 
 def value_of(folder: Path) -> float:
     """The number that all three files agree on."""
     read = read_checkpoint(folder)
-    values = {read.meta["value"], read.state["scale"], read.state["optimizers"][0]["step"].item()}
+    values = {read.progress.train_seconds, read.state["scale"], read.state["optimizers"][0]["step"].item()}
     values |= set(read.weights["weight"].flatten().tolist())
     assert len(values) == 1, "parts of two checkpoints"
     return values.pop()
@@ -212,7 +215,7 @@ def test_tied_weights_are_saved_and_loaded(tmp_path):
 
 
 def test_a_compressed_state_is_refused_unread(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "last", Checkpoint({"a": torch.zeros(2)}, {"s": torch.zeros(4)}, {}))
+    save_checkpoint(tmp_path / "last", Checkpoint({"a": torch.zeros(2)}, {"s": torch.zeros(4)}, Progress()))
     held = read_json(tmp_path / "last/meta.json")
     write_json(tmp_path / "last/meta.json", {key: value for key, value in held.items() if "sha256" not in key})
     whole = (tmp_path / "last/state.pt").read_bytes()

@@ -79,8 +79,8 @@ def numbers(run: Path) -> list[str]:
 @pytest.mark.parametrize("name", ["model.safetensors", "state.pt"])
 def test_a_changed_byte_is_found_and_the_best_checkpoint_serves(killed: Path, name: str, capsys):
     last, best = (killed / "checkpoints" / which for which in ("last", "best"))
-    assert read_checkpoint(last).meta["progress"]["step"] == 14
-    step = read_checkpoint(best).meta["progress"]["step"]
+    assert read_checkpoint(last).progress.step == 14
+    step = read_checkpoint(best).progress.step
     flip(last / name, 0.9)
     with pytest.raises(UserError, match=rf"last/{name} is damaged"):
         read_checkpoint(last)

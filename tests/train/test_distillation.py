@@ -54,7 +54,7 @@ def student(teacher: Path, **changes: Any) -> tuple[Any, Any]:
     data = kind.load_data(config)
     description = json.loads(json.dumps(data.describe()))
     task = kind(kind.build_model(config, description), config, description)
-    task.learn_from(load_task(teacher)[0], data, ())
+    task.learn_from(load_task(teacher), data, ())
     return task, next(iter(data.train_batches(batch_size=8, epoch=0, start=0)))
 
 
@@ -252,8 +252,9 @@ def test_masked_words_are_learned_from_a_teacher_at_the_masked_places(tmp_path: 
         **{**shared, "vocab_size": 280},
     )
     run = train(config, quiet=True)
-    task, saved, data = load_task(run)
-    assert data["vocab_size"] == load_task(start)[2]["vocab_size"], "the tokenizer is the teacher's"
+    task = load_task(run)
+    saved, data = task.config, task.data
+    assert data["vocab_size"] == load_task(start).data["vocab_size"], "the tokenizer is the teacher's"
     assert rows(run, "train_distillation") == rows(run, "train_loss")
     assert isinstance(task, DistillingTask)
     assert task.teacher is None

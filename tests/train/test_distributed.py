@@ -243,20 +243,20 @@ def test_each_process_draws_its_own_dropout():
 def test_a_loss_that_is_no_number_in_one_process_stops_both(two: Path):
     assert outcome(two, 0)["nan"].startswith("UserError: the loss is nan at step 5")
     assert "continue with: tokenmix train --resume" in outcome(two, 0)["nan"]
-    assert outcome(two, 1)["nan"] == "SystemExit: 2"
+    assert outcome(two, 1)["nan"] == "PeerFailure: 2"
     assert all(value.isfinite().all() for value in weights(two / "nan").values())
 
 
 def test_a_full_disk_stops_both(two: Path):
     assert outcome(two, 0)["full"].startswith("DiskError: No space left on device")
     assert "the checkpoint of step 6 is kept" in outcome(two, 0)["full"]
-    assert outcome(two, 1)["full"] == "SystemExit: 2"
+    assert outcome(two, 1)["full"] == "PeerFailure: 2"
 
 
 def test_sigterm_to_one_process_saves_and_stops_both(two: Path):
     kept = "KeyboardInterrupt: tokenmix: interrupted; the checkpoint of step 5 is kept, continue with: tokenmix train"
     assert outcome(two, 0)["told"].startswith(kept)
-    assert outcome(two, 1)["told"] == "SystemExit: 130"
+    assert outcome(two, 1)["told"] == "PeerFailure: 130"
 
 
 def test_sigterm_to_the_command_reaches_its_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -281,7 +281,7 @@ while :; do sleep 0.05; done
 def test_a_mistake_is_told_by_one_process(two: Path):
     assert outcome(two, 0)["fsdp-ema"].startswith("UserError: ema keeps a whole copy of the weights")
     assert outcome(two, 0)["too-large"].startswith("UserError: batch size 100 of 2 processes is larger than the 170")
-    assert outcome(two, 1)["fsdp-ema"] == outcome(two, 1)["too-large"] == "SystemExit: 2"
+    assert outcome(two, 1)["fsdp-ema"] == outcome(two, 1)["too-large"] == "PeerFailure: 2"
     assert not (two / "too-large").exists()
 
 

@@ -13,7 +13,7 @@ from tokenmix.lab.cli import main
 from tokenmix.lab.train import trainer
 from tokenmix.lab.train.checks import fit_to_ranks
 from tokenmix.lab.train.config import TrainConfig
-from tokenmix.lab.train.finish import finish_run
+from tokenmix.lab.train.run import finish_run
 from tokenmix.lab.train.sources import make_config
 from verbs import refused
 

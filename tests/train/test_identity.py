@@ -18,8 +18,9 @@ from tokenmix.errors import UserError
 from tokenmix.lab.train import trainer
 from tokenmix.lab.train.checkpoint import read_checkpoint, save_checkpoint, save_weights
 from tokenmix.lab.train.export import export_to_hub
+from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.run import evaluate, predict, train
-from tokenmix.lab.train.sources import identity_of, make_config, read_result
+from tokenmix.lab.train.sources import make_config
 
 CONFIG = make_config(
     data="digits",
@@ -95,8 +96,8 @@ def changed(run: Path, change: Callable[[Tensor], Tensor], name: str = "model.sa
 def test_a_folder_works_wherever_it_is_and_its_name_is_in_no_file(copied: Path) -> None:
     assert evaluate(copied / "one")["samples"] == 16
     train(make_config(resume=(copied / "cut").rename(copied / "moved")), quiet=True)
-    read_result(copied / "moved")
-    assert identity_of(copied / "one")["run_id"] != identity_of(copied / "two")["run_id"]
+    assert RunFolder(copied / "moved").result["steps"]
+    assert RunFolder(copied / "one").identity["run_id"] != RunFolder(copied / "two").identity["run_id"]
 
 
 def test_weights_of_another_run_are_refused(copied: Path) -> None:
@@ -119,7 +120,9 @@ def test_weights_of_another_type_are_refused(copied: Path, dtype: torch.dtype) -
     weights = safetensors.torch.load_file(copied / "one" / "model.safetensors")
     (copied / "one" / "model.safetensors").unlink()
     save_weights(
-        copied / "one" / "model.safetensors", {k: v.to(dtype) for k, v in weights.items()}, identity_of(copied / "one")
+        copied / "one" / "model.safetensors",
+        {k: v.to(dtype) for k, v in weights.items()},
+        RunFolder(copied / "one").identity,
     )
     with pytest.raises(UserError, match=rf"other type: .* {dtype} for torch\.float32"):
         evaluate(copied / "one")
@@ -197,7 +200,7 @@ def test_absurd_statistics_are_refused(copied: Path, name: str, value: float) ->
 def test_outputs_that_are_not_finite_are_refused(copied: Path) -> None:
     run, file = copied / "one", copied / "one" / "model.safetensors"
     weights = {key: value * 1e30 for key, value in safetensors.torch.load_file(file).items()}
-    save_weights(file, weights, identity_of(run))
+    save_weights(file, weights, RunFolder(run).identity)
     from PIL import Image
 
     Image.new("L", (8, 8), 128).save(copied / "image.png")

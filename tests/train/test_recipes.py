@@ -12,8 +12,7 @@ from PIL import Image
 
 from tokenmix.errors import UserError
 from tokenmix.lab import cli
-from tokenmix.lab.train.optimizer import make_schedule
-from tokenmix.lab.train.plan import make_plan
+from tokenmix.lab.train.plan import make_plan, make_schedule
 from tokenmix.lab.train.sources import list_recipes, load_recipe
 from tokenmix.models import create_model
 

@@ -231,7 +231,7 @@ def press_ctrl_c() -> None:
 
 
 def test_processes_that_load_images_say_nothing_at_ctrl_c(capfd: pytest.CaptureFixture[str]):
-    with trainer.listen() as request:
+    with trainer.StopRequest() as request:
         child = multiprocessing.get_context("fork").Process(target=press_ctrl_c)
         child.start()
         child.join()

@@ -18,7 +18,7 @@ from tokenmix.lab.tasks.classification.task import ImageClassification
 from tokenmix.lab.train import trainer
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distributed import PeerFailure, process_group
-from tokenmix.lab.train.optimizer import make_optimizer, make_schedule
+from tokenmix.lab.train.plan import make_optimizer, make_schedule
 from tokenmix.lab.train.run import evaluate, predict, train
 from tokenmix.lab.train.sources import make_config
 from tokenmix.models import create_model

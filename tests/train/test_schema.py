@@ -11,8 +11,9 @@ import pytest
 from tokenmix.errors import UserError
 from tokenmix.lab.registry import list_tasks
 from tokenmix.lab.train.config import default_config
+from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.schema import Document, Part, Range
-from tokenmix.lab.train.sources import load_recipe, make_config, read_config
+from tokenmix.lab.train.sources import load_recipe, make_config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,5 +128,5 @@ def test_none_in_a_recipe_is_no_value_unless_it_is_one(tmp_path: Path) -> None:
 def test_a_damaged_config_is_one_line(tmp_path: Path, saved: str, message: str) -> None:
     (tmp_path / "config.json").write_text(saved)
     with pytest.raises(UserError, match=message) as caught:
-        read_config(tmp_path)
+        RunFolder(tmp_path).config  # noqa: B018
     assert "\n" not in str(caught.value)

@@ -206,7 +206,7 @@ def test_what_cannot_be_split_is_one_line_before_anything_is_written(two: Path) 
         ("odd", "UserError: images of 38 rows cannot be split over 2 processes by multiples of 4 rows"),
     ):
         assert outcome(two, name)[0].startswith(message)
-        assert outcome(two, name)[1] == "SystemExit: 2"
+        assert outcome(two, name)[1] == "PeerFailure: 2"
         assert not (two / name).exists()
 
 

@@ -24,8 +24,7 @@ from tokenmix.lab.registry import get_task
 from tokenmix.lab.train import checkpoint, record, trainer
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.load import load_run
-from tokenmix.lab.train.optimizer import make_optimizer, make_schedule
-from tokenmix.lab.train.plan import make_plan, seed_everything
+from tokenmix.lab.train.plan import make_optimizer, make_plan, make_schedule, seed_everything
 from tokenmix.lab.train.run import DiskError, evaluate, predict, train
 from tokenmix.lab.train.sources import make_config
 

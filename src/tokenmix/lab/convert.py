@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tokenmix.distillation import DistillReport, distill
 from tokenmix.environment import environment
 from tokenmix.errors import UserError, one_line
-from tokenmix.files import check_regular, copy_folder, new_folder, open_regular, read_text, write_bytes, write_json
+from tokenmix.files import check_regular, copy_folder, new_folder, read_bytes, read_text, write_bytes, write_json
 from tokenmix.swap import SwapReport, swap_attention
 from tokenmix.swap.sites import find_sites
 
@@ -78,22 +78,15 @@ def open_folder(folder: Path) -> tuple[nn.Module, Any]:
     from tokenmix.swap.opening import register_swapped
 
     register_swapped()
-    check_regular(folder / "config.json") if (folder / "config.json").exists() else _no_folder(folder)
-    with _one_line_errors(folder), _quiet(transformers):
-        model = transformers.AutoModel.from_pretrained(folder, local_files_only=True)
-        return model.eval(), transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-
-
-def _no_folder(folder: Path) -> None:
-    raise UserError(
-        f"{folder} has no config.json; give the folder of a model of Hugging Face, which save_pretrained writes"
-    )
-
-
-@contextmanager
-def _one_line_errors(folder: Path) -> Iterator[None]:
+    if not (folder / "config.json").exists():
+        raise UserError(
+            f"{folder} has no config.json; give the folder of a model of Hugging Face, which save_pretrained writes"
+        )
+    check_regular(folder / "config.json")
     try:
-        yield
+        with _quiet():
+            model = transformers.AutoModel.from_pretrained(folder, local_files_only=True)
+            return model.eval(), transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except UserError:
         raise
     except Exception as error:  # whatever transformers raises for a folder that it does not know
@@ -103,9 +96,10 @@ def _one_line_errors(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """Without its bars and tables of weights."""
-    logging = transformers.utils.logging
+def _quiet() -> Iterator[None]:
+    """Without transformers' bars and tables of weights."""
+    from transformers.utils import logging
+
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -160,40 +154,21 @@ def convert_folder(
 ) -> tuple[SwapReport, DistillReport]:
     """Replace attention of a text model and distill it from the original; leaves a folder of the same form.
 
-    Args:
-        folder: a local folder with model and tokenizer.
-        to: the mixer.
-        texts: to learn from and to hold out.
-        out: folder to write, which must not exist or be empty.
-        layers: numbers of attention layers from 0; all if None.
-        mixer_kwargs: arguments of the mixer.
-        drop: as of `swap_attention`.
-        output: what is matched: the mean of the tokens, the first token, or every token.
-        loss: as of `distill`.
-        steps: of the optimiser.
-        batch_size: texts a step.
-        lr: learning rate.
-        max_length: tokens at which texts are cut, at most the model's own; N of mixers with a matrix over tokens.
-        held_out: texts to measure fidelity on, at most a tenth.
-        precision: of the forward passes.
-        seed: of the split, the order, and the new weights.
-        progress: is given lines.
+    The arguments are the options of `tokenmix distill`; `progress` is given lines.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists already; give another --out")
     teacher, tokenizer = open_folder(folder)
     max_length = longest(teacher, tokenizer, max_length)
     student = copy.deepcopy(teacher)
-    example = (torch.zeros(1, max_length, dtype=torch.long),)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        where = chosen_layers(student, layers)
         swap = swap_attention(
             student,
             to,
-            where,
+            chosen_layers(student, layers),
             num_tokens=max_length,
-            example_inputs=example,
+            example_inputs=(torch.zeros(1, max_length, dtype=torch.long),),
             mixer_kwargs=mixer_kwargs,
             drop=drop,
         )
@@ -214,32 +189,25 @@ def convert_folder(
         seed=seed,
         progress=progress,
     )
-    import transformers
-
     out.parent.mkdir(parents=True, exist_ok=True)
     with new_folder(out) as partial:
-        with _quiet(transformers):
+        with _quiet():
             save: Any = student.save_pretrained
             save(partial)
         # transformers leaves it readable for its owner alone.
         for file in partial.glob("*.safetensors"):
             file.chmod((partial / "config.json").stat().st_mode)
-        _copy_rest(folder, partial)
+        # The tokenizer, and what sentence-transformers keeps, such as the folder 1_Pooling.
+        for entry in sorted(folder.iterdir()):
+            if entry.is_symlink() or entry.name in NOT_KEPT:
+                continue
+            if entry.is_dir() and entry.name[:1].isdigit():
+                (partial / entry.name).mkdir()
+                copy_folder(entry, partial / entry.name)
+            elif entry.is_file() and entry.suffix in KEPT:
+                write_bytes(partial / entry.name, read_bytes(entry))
         write_json(partial / "distill.json", {"swap": swap.to_json(), "distill": report.to_json(), **environment()})
     return swap, report
-
-
-def _copy_rest(folder: Path, out: Path) -> None:
-    """The tokenizer, and what sentence-transformers keeps."""
-    for entry in sorted(folder.iterdir()):
-        if entry.is_symlink() or entry.name in NOT_KEPT:
-            continue
-        if entry.is_dir() and entry.name[:1].isdigit():  # of sentence-transformers, such as 1_Pooling
-            (out / entry.name).mkdir()
-            copy_folder(entry, out / entry.name)
-        elif entry.is_file() and entry.suffix in KEPT:
-            with open_regular(entry) as file:
-                write_bytes(out / entry.name, file.read())
 
 
 def say(line: str) -> None:

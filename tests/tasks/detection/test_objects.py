@@ -460,7 +460,8 @@ def test_retinanet_is_exported_before_nms(file_format: Any, runs: dict[str, Path
 
 
 def test_exported_boxes_are_the_detectors(runs: dict[str, Path]):
-    task, _, description = load_task(runs["boxes"])
+    task = load_task(runs["boxes"])
+    description = task.data
     image = torch.rand(3, 64, 64)
     answers = task.answering().eval()(image[None])[0]
     assert answers.shape[1] == 4 + len(description["classes"])
@@ -577,7 +578,8 @@ def test_average_precision_of_matches_is_torchmetrics(kind: Any) -> None:
 @pytest.mark.parametrize("kind", ["boxes", "masks"])
 def test_a_report_shows_what_is_there(kind: str, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objects, "load_scenes", squares)
-    task, settings, _ = load_task(runs[kind])
+    task = load_task(runs[kind])
+    settings = task.config
     batch = next(iter(task.load_data(settings).test_batches(batch_size=2)))
     for one, image, target in zip(task.eval().show(batch), batch["images"], batch["targets"], strict=True):
         assert isinstance(one.truth, Image.Image)

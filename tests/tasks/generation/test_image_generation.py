@@ -118,7 +118,7 @@ def test_resume_is_bit_equal_in_mid_epoch(tmp_path, monkeypatch, model):
         with pytest.raises(Killed):
             train(config.replace(out=tmp_path / "run"), quiet=True)
     saved = read_checkpoint(tmp_path / "run" / "checkpoints" / "last")
-    assert saved.meta["progress"]["step"] == 4
+    assert saved.progress.step == 4
     # Six steps of the discriminator's and of the generator's Adam: eight and four are kept, each with its count.
     counts = [{float(s["step"]) for s in kept["state"].values()} for kept in saved.state["optimizers"]]
     assert counts == [{8.0}, {4.0}]
@@ -184,7 +184,7 @@ def test_each_class_has_rows_of_its_own_in_the_grid(run, tmp_path):
 def test_what_generates_is_exported(run, tmp_path, file_format):
     out = export(run, file_format, tmp_path / "model")
     if file_format == "torch-export":
-        task, _, _ = load_task(run)
+        task = load_task(run)
         noise, labels = torch.randn(3, 4), torch.tensor([0, 1, 2])
         with torch.no_grad():
             found = torch.export.load(out).module()(noise, labels)
@@ -268,7 +268,8 @@ def test_the_judge_sees_images_as_it_was_trained(judge):
     features = RunFeatures(judge)
     digits = load_images("digits", limit_eval=8).test
     images, _ = digits.pixels(torch.arange(8))
-    task, _, data = load_task(judge)
+    task = load_task(judge)
+    data = task.data
     wanted = (images.float() / 255 - data["mean"][0]) / data["std"][0]
     with torch.no_grad():
         torch.testing.assert_close(features(images.float() / 127.5 - 1)[1], task.model(wanted), rtol=1e-4, atol=1e-4)
@@ -327,7 +328,8 @@ def test_classes_of_files_keep_their_numbers(tmp_path):
     ("flip", "augment", "both"), [(True, "light", True), (False, "light", False), (True, "none", False)]
 )
 def test_images_are_mirrored_where_the_data_allows(run, flip, augment, both):
-    task, config, data = load_task(run)
+    task = load_task(run)
+    config, data = task.config, task.data
     build: Callable[..., ImageGeneration] = ImageGeneration
     task = build(task.model, config.replace(augment=augment), {**data, "flip": flip})
     images = torch.arange(2.0).expand(40, 1, 2, 2)

@@ -192,7 +192,7 @@ def test_part_iou_is_that_of_shapenet() -> None:
 def test_a_run_measures_points_of_all_clouds_together(run: Path) -> None:
     if not parts_are_learnt(run):
         return
-    task, _, _ = runs.load_task(run)
+    task = runs.load_task(run)
     # Whatever is asked, the first category's points are answered part 0 and the second's part 2.
     answers = torch.tensor([[9.0, 0, 0], [0.0, 0, 9]])
     task.model.forward = lambda points, label, mask=None: answers[label].unsqueeze(1).expand(-1, points.shape[1], -1)
@@ -272,7 +272,7 @@ def test_bad_clouds_are_told(run: Path, tmp_path: Path) -> None:
 def test_parts_outside_the_category_are_told(run: Path) -> None:
     if not parts_are_learnt(run):
         return
-    task, _, _ = runs.load_task(run)
+    task = runs.load_task(run)
     batch = {
         "points": torch.randn(2, 5, 3),
         "mask": torch.ones(2, 5, dtype=torch.bool),

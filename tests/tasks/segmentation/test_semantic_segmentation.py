@@ -12,7 +12,7 @@ from predictions import check_predictions
 from tokenmix.errors import UserError
 from tokenmix.lab.data.scenes import SceneData
 from tokenmix.lab.data.scenes.scenes import ChosenScenes, Scene, Scenes
-from tokenmix.lab.inspect import inspect_run
+from tokenmix.lab.inspect.run import inspect_run
 from tokenmix.lab.tasks.segmentation import inference, output
 from tokenmix.lab.tasks.segmentation import task as semantic_segmentation
 from tokenmix.lab.train import trainer
@@ -279,7 +279,8 @@ def test_starts_from_another_run_with_other_classes(run, tmp_path, monkeypatch, 
 
 def test_biases_have_a_rate_of_their_own(run):
     config = CONFIG.replace(opt="momentum", weight_decay=1e-4, bias_lr=2.0)
-    task, _, description = load_task(run)
+    task = load_task(run)
+    description = task.data
     task = type(task)(task.model, config, description)
     task.total_steps = 10
     groups = task.configure_optimizers()["optimizer"].param_groups
@@ -292,7 +293,7 @@ def test_biases_have_a_rate_of_their_own(run):
 
 
 def test_ignored_pixels_are_not_learnt(run):
-    task, _, _ = load_task(run)
+    task = load_task(run)
     batch = {"image": torch.randn(2, 3, 24, 24), "classes": torch.randint(3, (2, 24, 24))}
     batch["classes"][:, 12:] = IGNORE
     loss, _ = task.loss(batch)

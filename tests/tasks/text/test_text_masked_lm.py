@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from predictions import check_predictions
 from tokenmix.errors import UserError
 from tokenmix.lab import cli
-from tokenmix.lab.inspect.gates import toeplitz_share
+from tokenmix.lab.inspect.run import toeplitz_share
 from tokenmix.lab.tasks.text.masked_lm import MaskedLM
 from tokenmix.lab.train import trainer
 from tokenmix.lab.train.checkpoint import read_weights
@@ -177,7 +177,7 @@ def test_another_run_is_a_start_of_another_length(config, finished, tmp_path, ca
     assert "starts fresh" not in capsys.readouterr().err
     tokens = [json.loads((folder / "data.json").read_text())["vocab_size"] for folder in (run, finished)]
     assert tokens[0] == tokens[1]
-    tasks = [load_task(folder)[0] for folder in (run, finished)]
+    tasks = [load_task(folder) for folder in (run, finished)]
     ids = tasks[0].tokenizer()("the old [MASK] loves", return_tensors="pt")["input_ids"]
     with torch.no_grad():
         ours, theirs = (task.model(input_ids=ids).logits for task in tasks)

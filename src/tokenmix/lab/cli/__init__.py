@@ -9,14 +9,8 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 from tokenmix.errors import MissingExtra, needs
-
-if TYPE_CHECKING:
-    from tokenmix.lab.cli.command import VERBS, parse
-
-__all__ = ["VERBS", "main", "parse"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 2
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in ("VERBS", "parse"):
         return getattr(importlib.import_module("tokenmix.lab.cli.command"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

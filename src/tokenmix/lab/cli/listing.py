@@ -1,17 +1,19 @@
-"""What `tokenmix list` prints, and tables for the other verbs."""
+"""What `tokenmix list` and `tokenmix info` print, and tables for the other verbs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import groupby
 from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from tokenmix.errors import printable
+from tokenmix.errors import UserError, one_line, printable
 from tokenmix.files import to_json
-from tokenmix.lab.registry import DATA_SETS, TASKS
-from tokenmix.registry import MODELS
+from tokenmix.lab.registry import DATA_SETS, TASKS, get_task
+from tokenmix.registry import MODELS, is_foreign
 
 
 def show(what: str, *, as_json: bool = False) -> None:
@@ -91,3 +93,93 @@ def _cell(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{printable(str(k))} {_cell(v)}" for k, v in value.items())
     return printable(str(value))
+
+
+def info(name: str, *, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any], as_json: bool) -> None:
+    """Print what a model has and takes; `sizes` are those of its input that were asked for."""
+    summarize = _summarize_foreign if is_foreign(name) else get_task(MODELS[name].tasks[0]).summarize_model
+    # Here, since the help for a verb needs no PyTorch.
+    from tokenmix.lab.train.task import built_with
+
+    with built_with(name, model_kwargs):
+        summary = summarize(name, sizes, model_kwargs)
+    if as_json:
+        print(to_json(summary))
+    elif "blocks" in summary:
+        _print_blocks(summary)
+    else:
+        told = {key: value for key, value in summary.items() if value is not None}
+        print_result({key: f"{value:,}" if isinstance(value, int) else value for key, value in told.items()})
+
+
+def _summarize_foreign(name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters and multiply-adds of a model from elsewhere on a colour image, of 224 pixels if not said."""
+    import torch
+
+    from tokenmix.models.foreign import IMAGENET, load_foreign
+    from tokenmix.swap.probe import model_macs
+
+    if "num_points" in sizes:
+        raise UserError(f"{name} takes images; leave --num-points out")
+    size = sizes.get("img_size", 224)
+    height, width = (size, size) if isinstance(size, int) else size
+    model = load_foreign(name, {**IMAGENET, "img_size": (height, width)}, **model_kwargs)
+    try:
+        macs = model_macs(model, (torch.zeros(1, 3, height, width),))
+    except Exception as error:  # whatever a stranger's forward pass may raise
+        raise UserError(
+            f"{name} does not run on a colour image of {height} x {width} ({one_line(error)}); give --img-size"
+        ) from None
+    parameters = sum(p.numel() for p in model.parameters())
+    return {"model": name, "image": [height, width], "parameters": parameters, "macs": macs}
+
+
+def _print_blocks(summary: Mapping[str, Any]) -> None:
+    from tokenmix.profiling.units import count
+
+    console = Console()
+    if "points" in summary:
+        size, grid = f"{summary['points']} points", ""
+    else:
+        size = "{} x {} px".format(*summary["image"])
+        grid = " ({} x {})".format(*summary["grid"])
+    mixer = f" ({summary['mixer']})" if summary["mixer"] else ""
+    console.print(
+        f"[bold]{summary['model']}[/]{mixer} for {summary['task']} at {size}: {summary['tokens']} tokens{grid}, "
+        f"{summary['parameters'] / 1e6:.3f} M parameters, {count(summary['macs'])} multiply-adds",
+        soft_wrap=True,
+    )
+    rows: list[dict[str, Any]] = []
+    # Neighbouring rows that differ only in the number of their block are one row, for example "0 to 3, each".
+    for _, equal in groupby(summary["blocks"], key=lambda row: {name: row[name] for name in row if name != "block"}):
+        first, *others = map(dict, equal)
+        if others and "block" in first:
+            first, others = first | {"block": f"{first['block']} to {others[-1]['block']}, each"}, []
+        rows += [first, *others]
+    for row in rows:
+        for column, value in row.items():
+            if isinstance(value, int) and column.endswith(("macs", "parameters", "vanilla")):
+                row[column] = count(value)
+    print_rows(rows)
+    for line in summary["warnings"]:
+        console.print(f"[yellow]warning:[/] {escape(line)}", soft_wrap=True)
+    console.print(_published(summary), highlight=False, soft_wrap=True)
+
+
+def _published(summary: Mapping[str, Any]) -> str:
+    """The paper's figures next to ours in a sentence, and where they come from."""
+    theirs = summary["published"]
+    if theirs is None:
+        return "Ours are counted from the equations; nothing is published for this model."
+    preset, told = summary["preset"], []
+    if theirs["parameters"] is not None:
+        digits = max(2, len(str(theirs["parameters"]).partition(".")[2]))
+        ours = f"{preset['parameters'] / 1e6:.{digits}f}"
+        told.append(f"parameters {theirs['parameters']} M published, {ours} M here")
+    if theirs["macs"] is not None:
+        at = f"at {preset['image'][0]} px"
+        told.append(f"multiply-adds {theirs['macs']} G {at} published, {preset['macs'] / 1e9:.2f} G here")
+    if theirs["top1"] is not None:
+        told.append(f"ImageNet top-1 {theirs['top1']} % published, not reproduced here")
+    part = "" if theirs["part"] is None else f", its {theirs['part']}"
+    return f"The preset {summary['model']}{part}: {'; '.join(told)}. Source: {theirs['source']}."

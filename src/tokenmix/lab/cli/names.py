@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from tyro.constructors import PrimitiveConstructorSpec
 
 from tokenmix.errors import UserError
 from tokenmix.files import check_regular, to_json, user_path
-from tokenmix.lab.cli.checks import check_mixers, check_models
+from tokenmix.lab.cli.errors import check_mixers, check_models
 from tokenmix.lab.train.config import ModelConfig
-from tokenmix.lab.train.schema import Names, Numbers, Pairs
+from tokenmix.lab.train.schema import Names, Numbers, Pairs, Part, Range, joined, option
 from tokenmix.registry import import_object
 
 Positional = tyro.conf.Positional
@@ -29,14 +28,20 @@ def _size(args: list[str]) -> int | tuple[int, int]:
 
 Size = Annotated[
     int | tuple[int, int],
-    PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="SIDE|HxW",
-        instance_from_str=_size,
-        is_instance=lambda x: isinstance(x, int | tuple),
-        str_from_instance=lambda x: [str(x) if isinstance(x, int) else f"{x[0]}x{x[1]}"],
+    option(
+        "SIDE|HxW", (int, tuple), _size, lambda size: str(size) if isinstance(size, int) else "x".join(map(str, size))
     ),
 ]
+
+
+Threads = Annotated[int | None, Range(least=1), tyro.conf.arg(help_behavior_hint="(default: PyTorch's own choice)")]
+
+
+def _set_threads(threads: int | None) -> None:
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,7 @@ class Info:
     """Print JSON instead of a table."""
 
     def run(self) -> None:
-        from tokenmix.lab.cli.info import info
+        from tokenmix.lab.cli.listing import info
 
         ModelConfig(model=self.model, model_kwargs=self.model_kwargs)
         asked = {"img_size": self.img_size, "num_points": self.num_points}
@@ -96,7 +101,7 @@ class Cost:
     """Where to measure."""
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Data type of weights and inputs."""
-    threads: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: PyTorch's own choice)")] = None
+    threads: Threads = None
     """CPU threads of PyTorch, at most the CPUs of this machine."""
     table: Annotated[Literal["eanet"] | None, tyro.conf.arg(help_behavior_hint="(default: none)")] = None
     """Our counts at the sizes of a paper's table, instead of a measurement."""
@@ -127,8 +132,8 @@ class Cost:
         )
 
 
-@dataclass(frozen=True)
-class Swap:
+@dataclass(frozen=True, kw_only=True)
+class Swap(Part):
     """Show what replacing a model's attention by a mixer would change and cost; nothing is written."""
 
     model: ModelName
@@ -146,44 +151,34 @@ class Swap:
     rank: bool = False
     """Fit a mixer for each layer and rank the layers by how well it replaces them. For a run on images, or a folder of
     Hugging Face with --text."""
-    text: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: none)")] = None
+    text: Path | None = None
     """With --rank: a file with a text in each line."""
-    steps: int = 100
+    steps: Annotated[int, Range(least=1)] = 100
     """With --rank: training steps of the fit."""
     json: bool = False
     """Print JSON instead of a table."""
 
     def run(self) -> None:
         check_mixers([self.to])
-        if self.rank:
-            self._rank()
-            return
-        if self.text is not None:
-            raise UserError("--text goes with --rank; leave it out, or give --rank")
-        if not user_path(self.model).is_dir():
-            check_models([self.model])
-        from tokenmix.lab.cli.swap import load_model
-        from tokenmix.swap import swap_attention
-
-        model = load_model(self.model, self.img_size)
-        report = swap_attention(model, self.to, self.where, mixer_kwargs=self.mixer_kwargs, drop=self.drop)
-        print(to_json({"model": self.model, **report.to_json()}) if self.json else report)
-
-    def _rank(self) -> None:
-        folder = user_path(self.model)
-        if not folder.is_dir():
+        folder, swap = user_path(self.model), {"mixer_kwargs": self.mixer_kwargs, "drop": self.drop}
+        if self.rank and not folder.is_dir():
             raise UserError(
                 f"--rank needs weights and data, and {self.model} is no folder; give a run folder, or one of Hugging "
                 "Face with --text"
             )
-        if self.steps < 1:
-            raise UserError(f"--steps must be at least 1, got {self.steps}; give 1 or more")
-        from tokenmix.lab.ranking import rank_folder
+        if self.text is not None and not self.rank:
+            raise UserError("--text goes with --rank; leave it out, or give --rank")
+        if not folder.is_dir():
+            check_models([self.model])
+        from tokenmix.lab.swapping import load_model, rank_folder
+        from tokenmix.swap import swap_attention
 
-        ranking = rank_folder(
-            folder, self.to, self.where, self.text, self.steps, {"mixer_kwargs": self.mixer_kwargs, "drop": self.drop}
+        report = (
+            rank_folder(folder, self.to, self.where, self.text, self.steps, swap)
+            if self.rank
+            else swap_attention(load_model(self.model, self.img_size), self.to, self.where, **swap)
         )
-        print(to_json({"model": self.model, **ranking.to_json()}) if self.json else ranking)
+        print(to_json({"model": self.model, **report.to_json()}) if self.json else report)
 
 
 @dataclass(frozen=True)
@@ -220,7 +215,7 @@ class Data:
 
     def run(self) -> None:
         if self.action == "list":
-            List("data", json=self.json).run()
+            List(what="data", json=self.json).run()
             return
         if self.name is None:
             raise UserError("tokenmix data get needs a name; see tokenmix data list")
@@ -229,19 +224,17 @@ class Data:
         print(fetch_data(self.name))
 
 
-@dataclass(frozen=True)
-class Probe:
+@dataclass(frozen=True, kw_only=True)
+class Probe(Part):
     """Train mixers on synthetic tasks with known answers, next to self-attention and to no mixing."""
 
-    mixers: Annotated[
-        tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="NAME ...", help_behavior_hint="(required)")
-    ]
+    mixers: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="NAME ...", help_behavior_hint="(required)")]
     """Mixers of `tokenmix list mixers`, or module:Class."""
     tasks: Annotated[Names | None, tyro.conf.arg(help_behavior_hint="(default: all)")] = None
     """Tasks, separated by commas: recall, copy, shift, count, majority, same, path."""
     full: bool = False
     """Five seeds with 95 % confidence intervals, instead of one seed."""
-    threads: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: PyTorch's own choice)")] = None
+    threads: Threads = None
     """CPU threads of PyTorch."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to train."""
@@ -254,15 +247,10 @@ class Probe:
         if not self.mixers:
             raise UserError("no mixer given; name one or more, for example: tokenmix probe external")
         check_mixers(tuple(part for name in self.mixers for part in name.split("+")))
-        if self.threads is not None and self.threads < 1:
-            raise UserError(f"--threads must be at least 1, got {self.threads}; give 1 or more")
-        import torch
-
         from tokenmix.files import make_folder, replace_file, replacing
         from tokenmix.testing.probe import probe
 
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
+        _set_threads(self.threads)
         if self.out is not None:
             make_folder(self.out)
         report = probe(
@@ -292,23 +280,14 @@ def _layers(args: list[str]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
-Layers = Annotated[
-    tuple[int, ...],
-    PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="3-5|0,2,4",
-        instance_from_str=_layers,
-        is_instance=lambda x: isinstance(x, tuple),
-        str_from_instance=lambda x: [",".join(map(str, x))],
-    ),
-]
+Layers = Annotated[tuple[int, ...], option("3-5|0,2,4", tuple, _layers, joined)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distill:
+class Distill(Part):
     """Replace attention in a text model of Hugging Face and teach it the original's outputs; no labels."""
 
-    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
+    folder: Annotated[Positional[Path], tyro.conf.arg(metavar="DIR")]
     """A local folder with model and tokenizer."""
     to: str
     """The mixer, a name of tokenmix list mixers or module:Class."""
@@ -326,19 +305,19 @@ class Distill:
     """What is matched: the mean of the tokens, as in sentence embeddings, the first token, or every token."""
     loss: Literal["cosine", "mse"] = "cosine"
     """cosine: of directions; mse: the squared error over the original's mean square."""
-    steps: int = 1000
+    steps: Annotated[int, Range(least=0)] = 1000
     """Training steps; 0 replaces the layers and measures."""
-    batch_size: int = 32
+    batch_size: Annotated[int, Range(least=1)] = 32
     """Texts a step."""
-    lr: float = 1e-3
+    lr: Annotated[float, Range(above=0)] = 1e-3
     """Learning rate."""
-    max_length: int = 128
+    max_length: Annotated[int, Range(least=1)] = 128
     """Tokens at which texts are cut; the longest text of mixers with a matrix over tokens."""
-    held_out: int = 500
+    held_out: Annotated[int, Range(least=1)] = 500
     """Texts on which fidelity is measured, at most a tenth of all."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16: by autocast; faster on processors that have it."""
-    threads: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: PyTorch's own choice)")] = None
+    threads: Threads = None
     """CPU threads of PyTorch."""
     seed: int = 0
     """Seed of the split, the order and the new weights."""
@@ -347,43 +326,14 @@ class Distill:
 
     def run(self) -> int | None:
         check_mixers([self.to])
-        for name, least in (("steps", 0), ("batch_size", 1), ("max_length", 1), ("held_out", 1)):
-            value, option = getattr(self, name), f"--{name.replace('_', '-')}"
-            if value < least:
-                raise UserError(f"{option} must be at least {least}, got {value}; give {least} or more")
-        if self.threads is not None and self.threads < 1:
-            raise UserError(f"--threads must be at least 1, got {self.threads}; give 1 or more")
-        if not 0 < self.lr < float("inf"):
-            raise UserError(f"--lr must be a positive number, got {self.lr}; give one such as 1e-3")
         if not self.folder.is_dir():
             raise UserError(f"no folder {self.folder}; give a local one with config.json, weights and tokenizer")
         check_regular(self.text)
-        import torch
-
-        from tokenmix.files import to_json
         from tokenmix.lab.convert import convert_folder, read_texts, say
 
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
-        swap, report = convert_folder(
-            self.folder,
-            self.to,
-            read_texts(self.text),
-            self.out,
-            layers=self.layers,
-            mixer_kwargs=self.mixer_kwargs,
-            drop=self.drop,
-            output=self.output,
-            loss=self.loss,
-            steps=self.steps,
-            batch_size=self.batch_size,
-            lr=self.lr,
-            max_length=self.max_length,
-            held_out=self.held_out,
-            precision=self.precision,
-            seed=self.seed,
-            progress=say,
-        )
+        _set_threads(self.threads)
+        options = {name: value for name, value in vars(self).items() if name not in ("text", "threads", "json")}
+        swap, report = convert_folder(texts=read_texts(self.text), progress=say, **options)
         print(to_json({"swap": swap.to_json(), "distill": report.to_json()}) if self.json else report)
         say(f"{self.out}: opened by AutoModel.from_pretrained after import tokenmix.register")
         return 130 if report.interrupted else None

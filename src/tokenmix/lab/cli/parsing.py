@@ -12,7 +12,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from tokenmix.errors import unknown_name
 from tokenmix.files import user_path
 from tokenmix.lab.cli.errors import one_line_errors
-from tokenmix.lab.train.schema import Document
+from tokenmix.lab.train.schema import Document, option
 
 T = TypeVar("T")
 STYLE = (tyro.conf.OmitArgPrefixes,)
@@ -30,53 +30,29 @@ def _none(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[None] | None:
         if args[0].lower() != "none":
             raise ValueError(f"{args[0]!r} is not none")
 
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="none",
-        instance_from_str=parse,
-        is_instance=lambda x: x is None,
-        str_from_instance=lambda x: ["none"],
-    )
+    return option("none", type(None), parse, lambda _: "none")
 
 
 @WORDS.primitive_rule
 def _path(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Path] | None:
     """A path with `~` expanded."""
-    if info.type is not Path:
-        return None
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="PATH",
-        instance_from_str=lambda args: user_path(args[0]),
-        is_instance=lambda x: isinstance(x, Path),
-        str_from_instance=lambda x: [str(x)],
-    )
+    return option("PATH", Path, lambda args: user_path(args[0])) if info.type is Path else None
 
 
 def parse_into(kind: type[T], prog: str, args: Sequence[str], default: T | None = None, about: str = "") -> T:
-    """An instance of the dataclass from the words after its verb; options that are not given are those of `default`.
-
-    Raises:
-        UserError: with one line, for a mistake.
-    """
+    """An instance of the dataclass from the words after its verb; options that are not given are those of `default`."""
     given: dict[str, Any] = {} if default is None else {"default": default}
     unknown = default.unknown_option if isinstance(default, Document) else UNKNOWN_OPTION
     with one_line_errors(_options(kind if default is None else default), unknown, args):
         return tyro.cli(
             kind,
             prog=prog,
-            description=_described(prog, about or kind.__doc__ or ""),
+            description="\n".join([about or kind.__doc__ or "", "", "Examples:", *EXAMPLES[prog.split()[1]]]),
             args=list(args),
             config=STYLE,
             registry=WORDS,
             **given,
         )
-
-
-def _described(prog: str, about: str) -> str:
-    """What a verb does, and its examples."""
-    examples = "\n".join(f"  {line}" for line in EXAMPLES.get(prog.removeprefix("tokenmix "), ()))
-    return f"{about}\n\nExamples:\n{examples}" if examples else about
 
 
 def parse_known(kind: type[T], prog: str, args: Sequence[str]) -> T:
@@ -107,77 +83,56 @@ def _options(kind: Any) -> list[str]:
     return found
 
 
-EXAMPLES: dict[str, tuple[str, str, str]] = {
-    "list": ("tokenmix list mixers", "tokenmix list models", "tokenmix list data --json"),
-    "info": (
-        "tokenmix info gmlp_small",
-        "tokenmix info eamlp_7 --img-size 384",
-        "tokenmix info mixer_nano --model-kwargs mixer=external depth=6",
-    ),
-    "train": (
-        "tokenmix train image-classification --model gmlp_nano --data fashion-mnist --epochs 5 --out runs/first",
-        "tokenmix train semantic-segmentation --model eanet_seg_nano --data masks:PATH --crop 112",
-        "tokenmix train --resume runs/first",
-    ),
-    "eval": (
-        "tokenmix eval runs/first",
-        "tokenmix eval runs/first --data folder:photos --json",
-        "tokenmix eval runs/first --optimize int8",
-    ),
-    "predict": (
-        "tokenmix predict runs/first shirt.png boot.png",
-        "tokenmix predict runs/first shirt.png --json",
-        "tokenmix predict runs/segmenter photograph.jpg --out masks",
-    ),
-    "generate": (
-        "tokenmix generate runs/gan --out images",
-        "tokenmix generate runs/gan --classes Sneaker,Bag --num 16 --seed 1 --out images",
-        "tokenmix generate runs/gan --interpolate 8 --out images",
-    ),
-    "compare": (
-        "tokenmix compare --mixers self,external,gating --data fashion-mnist --epochs 5 --seeds 0,1,2",
-        "tokenmix compare text-classification --mixers external,my_layers:MyMixer --data csv:reviews.csv#text,label",
-        "tokenmix compare --model resnet18 --insert-after layer3 --mixers self,external --data folder:photos",
-    ),
-    "cost": (
-        "tokenmix cost external multihead-external --tokens 196,1024,4096",
-        "tokenmix cost gmlp_small vit_small_patch16_224 --img-size 224,384 --out cost",
-        "tokenmix cost external --tokens 4096,65536 --device cuda --dtype bf16",
-    ),
-    "inspect": (
-        "tokenmix inspect runs/first shirt.png --out maps",
-        "tokenmix inspect gmlp_small photograph.jpg",
-        "tokenmix inspect runs/pretrained 'a sentence' --out gates",
-    ),
-    "export": (
-        "tokenmix export runs/first",
-        "tokenmix export runs/first --format torch-export",
-        "tokenmix export runs/first --format onnx --out model.onnx",
-    ),
-    "swap": (
-        "tokenmix swap deit_tiny_patch16_224 --to external",
-        "tokenmix swap torchvision:vit_b_16 --to gating --where '*layer_1[01].*'",
-        "tokenmix swap runs/first --to multihead-external --mixer-kwargs expansion=1",
-    ),
-    "distill": (
-        "tokenmix distill all-MiniLM-L6-v2 --to external --layers 3-5 --text sentences.txt --out converted",
-        "tokenmix distill my_encoder --to em --text sentences.txt --output cls --steps 2000 --out converted",
-        "tokenmix distill my_encoder --to gating --max-length 64 --text sentences.txt --precision bf16 --out converted",
-    ),
-    "probe": (
-        "tokenmix probe external",
-        "tokenmix probe gating my_layers:MyMixer --tasks recall,shift",
-        "tokenmix probe external multihead-external --full --out probe",
-    ),
-    "doctor": (
-        "tokenmix doctor my_layers:MyAttention",
-        "tokenmix doctor my_layers:MyAttention --dim 64 --num-tokens 50",
-        "tokenmix doctor my_layers:build_layer --json",
-    ),
-    "data": ("tokenmix data list", "tokenmix data get fashion-mnist", "tokenmix data list --json"),
-    "train-tokenizer": (
-        "tokenmix train-tokenizer --data text:PATH --out tokenizer",
-        "tokenmix train-tokenizer --data jsonl:PATH#text --vocab-size 32000 --out tokenizer",
-        "tokenmix train-tokenizer --data text:PATH --kind wordpiece --lowercase yes --out tokenizer",
-    ),
-}
+EXAMPLES: dict[str, list[str]] = {}
+"""Of each verb, three command lines."""
+for _line in """
+tokenmix list mixers
+tokenmix list models
+tokenmix list data --json
+tokenmix info gmlp_small
+tokenmix info eamlp_7 --img-size 384
+tokenmix info mixer_nano --model-kwargs mixer=external depth=6
+tokenmix train image-classification --model gmlp_nano --data fashion-mnist --epochs 5 --out runs/first
+tokenmix train semantic-segmentation --model eanet_seg_nano --data masks:PATH --crop 112
+tokenmix train --resume runs/first
+tokenmix eval runs/first
+tokenmix eval runs/first --data folder:photos --json
+tokenmix eval runs/first --optimize int8
+tokenmix predict runs/first shirt.png boot.png
+tokenmix predict runs/first shirt.png --json
+tokenmix predict runs/segmenter photograph.jpg --out masks
+tokenmix generate runs/gan --out images
+tokenmix generate runs/gan --classes Sneaker,Bag --num 16 --seed 1 --out images
+tokenmix generate runs/gan --interpolate 8 --out images
+tokenmix compare --mixers self,external,gating --data fashion-mnist --epochs 5 --seeds 0,1,2
+tokenmix compare text-classification --mixers external,my_layers:MyMixer --data csv:reviews.csv#text,label
+tokenmix compare --model resnet18 --insert-after layer3 --mixers self,external --data folder:photos
+tokenmix cost external multihead-external --tokens 196,1024,4096
+tokenmix cost gmlp_small vit_small_patch16_224 --img-size 224,384 --out cost
+tokenmix cost external --tokens 4096,65536 --device cuda --dtype bf16
+tokenmix inspect runs/first shirt.png --out maps
+tokenmix inspect gmlp_small photograph.jpg
+tokenmix inspect runs/pretrained 'a sentence' --out gates
+tokenmix export runs/first
+tokenmix export runs/first --format torch-export
+tokenmix export runs/first --format onnx --out model.onnx
+tokenmix swap deit_tiny_patch16_224 --to external
+tokenmix swap torchvision:vit_b_16 --to gating --where '*layer_1[01].*'
+tokenmix swap runs/first --to multihead-external --mixer-kwargs expansion=1
+tokenmix distill all-MiniLM-L6-v2 --to external --layers 3-5 --text sentences.txt --out converted
+tokenmix distill my_encoder --to em --text sentences.txt --output cls --steps 2000 --out converted
+tokenmix distill my_encoder --to gating --max-length 64 --text sentences.txt --precision bf16 --out converted
+tokenmix probe external
+tokenmix probe gating my_layers:MyMixer --tasks recall,shift
+tokenmix probe external multihead-external --full --out probe
+tokenmix doctor my_layers:MyAttention
+tokenmix doctor my_layers:MyAttention --dim 64 --num-tokens 50
+tokenmix doctor my_layers:build_layer --json
+tokenmix data list
+tokenmix data get fashion-mnist
+tokenmix data list --json
+tokenmix train-tokenizer --data text:PATH --out tokenizer
+tokenmix train-tokenizer --data jsonl:PATH#text --vocab-size 32000 --out tokenizer
+tokenmix train-tokenizer --data text:PATH --kind wordpiece --lowercase yes --out tokenizer
+""".strip().splitlines():
+    EXAMPLES.setdefault(_line.split()[1], []).append(f"  {_line}")

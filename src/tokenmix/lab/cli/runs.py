@@ -1,26 +1,30 @@
 """Verbs that make a run, a comparison or a tokenizer, and those that need a run folder."""
 
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, field, fields, make_dataclass
+from dataclasses import MISSING, dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import tyro
 
 from tokenmix.errors import UserError, printable
-from tokenmix.files import read_json, to_json, user_path
-from tokenmix.lab.cli.checks import check_data, check_files, check_mixers, check_target
-from tokenmix.lab.cli.errors import stray
+from tokenmix.files import read_json, to_json
+from tokenmix.lab.cli.errors import check_data, check_files, check_mixers, check_target, stray
 from tokenmix.lab.cli.parsing import parse_into, parse_known
 from tokenmix.lab.data.lookup import data_sets
 from tokenmix.lab.registry import TASKS
 from tokenmix.lab.tasks.fitting import check_model_name
-from tokenmix.lab.train.config import CompareConfig, TrainConfig, comparison_config
-from tokenmix.lab.train.schema import Names, Part
-from tokenmix.lab.train.sources import base_config, load_comparison, merge_kwargs, read_config
+from tokenmix.lab.train.config import CompareConfig, TaskDocument, TrainConfig, comparison_config
+from tokenmix.lab.train.folder import RunFolder
+from tokenmix.lab.train.schema import Names, Part, option
+from tokenmix.lab.train.sources import base_config, load_comparison, merge_kwargs
 
+D = TypeVar("D", bound=TaskDocument)
 Positional = tyro.conf.Positional
-RunFolder = Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
+RunArgument = Annotated[
+    Positional[RunFolder],
+    option("RUN", RunFolder, lambda args: RunFolder.of(args[0]), lambda run: str(run.path)),
+]
 
 
 @dataclass(frozen=True)
@@ -35,18 +39,14 @@ class Train:
         task = args[0] if args and not args[0].startswith("-") else None
         source = parse_known(Source, prog, args)
         base = base_config(task, source.recipe, source.resume, None if source.model else source.init_from)
-        given = parse_into(TrainConfig, prog, args, base, cls.__doc__ or "")
-        _check_task_first(given.task, base.task, prog, args)
-        given.options.check_given(word[2:].partition("=")[0].replace("-", "_") for word in args)
-        return cls(merge_kwargs(base, given))
+        return cls(merge_kwargs(base, _parse_config(TrainConfig, prog, args, base, cls.__doc__ or "")))
 
     def run(self) -> None:
         if self.config.loop.resume is None:
             check_model_name(self.config.task, self.config.model.model)
             check_data(self.config.data.data)
         from tokenmix.lab.train.distributed import restarts_allowed
-        from tokenmix.lab.train.finish import finish_run
-        from tokenmix.lab.train.run import run_folder, train
+        from tokenmix.lab.train.run import finish_run, run_folder, train
 
         if restarts_allowed() and self.config.loop.resume is None:
             finish_run(self.config.replace(out=run_folder(self.config)))
@@ -82,11 +82,9 @@ class Compare:
         args = [_axis(word, after) for word, after in zip(args, [*args[1:], ""])]
         source = parse_known(Source, prog, args).config
         base = comparison_config(task or CompareConfig.task) if source is None else load_comparison(source)
-        given = parse_into(CompareConfig, prog, args, base, cls.__doc__ or "")
-        _check_task_first(given.task, base.task, prog, args)
+        given = _parse_config(CompareConfig, prog, args, base, cls.__doc__ or "")
         # Not the command line's parser but the file has them.
         given = given.replace(variants=base.variants)
-        given.options.check_given(word[2:].partition("=")[0].replace("-", "_") for word in args)
         if not any(word.partition("=")[0] == "--mixers" for word in args):
             from tokenmix.lab.compare.variants import with_usual_mixers
 
@@ -109,20 +107,22 @@ def _axis(word: str, after: str) -> str:
     return word.replace(name, "--img-sizes", 1) if name == "--img-size" and "," in (value or after) else word
 
 
-def _check_task_first(given: str, expected: str, prog: str, args: Sequence[str]) -> None:
-    """Raise `UserError` if the task, on which the options depend, was not the first word."""
-    if given == expected:
-        return
-    if given not in TASKS:
-        raise stray(given, args)
-    raise UserError(f"the task comes first: {prog} {given} ..., got it after other options")
+def _parse_config(kind: type[D], prog: str, args: Sequence[str], base: D, about: str) -> D:
+    """The config with the options that are given; `UserError` if the task, on which they depend, is not the first."""
+    given = parse_into(kind, prog, args, base, about)
+    if given.task != base.task and given.task not in TASKS:
+        raise stray(given.task, args)
+    if given.task != base.task:
+        raise UserError(f"the task comes first: {prog} {given.task} ..., got it after other options")
+    given.options.check_given(word[2:].partition("=")[0].replace("-", "_") for word in args)
+    return given
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunCommand:
     """Base of verbs on a run folder that take the options of its task's evaluation as well."""
 
-    run_folder: RunFolder
+    run_folder: RunArgument
     """A run folder; options of its task come after it, see tokenmix VERB RUN --help."""
     options: Annotated[Any, tyro.conf.arg(name="task")] = field(default_factory=Part)
 
@@ -138,8 +138,9 @@ class RunCommand:
         missing = {
             field.name: tyro.MISSING for field in fields(cls) if field.default is field.default_factory is MISSING
         }
-        default = cls(**missing, options=read_config(user_path(words[0])).options.for_evaluation())
-        return parse_into(cls, prog, args, default)
+        run = RunFolder.of(words[0])
+        default = cls(**missing, options=run.config.options.for_evaluation())
+        return replace(parse_into(cls, prog, args, default), run_folder=run)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,16 +155,11 @@ class Eval(RunCommand):
     """Print JSON instead of a table."""
 
     def run(self) -> None:
-        if self.optimize is not None:
-            from tokenmix.lab.optimized_run import evaluate_optimized
+        if self.optimize is not None and self.options != self.run_folder.config.options.for_evaluation():
+            raise UserError("--optimize takes the run's own options; omit the task's")
+        from tokenmix.lab.train.run import evaluate
 
-            if self.options != read_config(self.run_folder).options.for_evaluation():
-                raise UserError("--optimize takes the run's own options; omit the task's")
-            result = evaluate_optimized(self.run_folder, self.data, dtype=self.optimize)
-        else:
-            from tokenmix.lab.train.run import evaluate
-
-            result = evaluate(self.run_folder, self.data, options=vars(self.options))
+        result = evaluate(self.run_folder, self.data, options=vars(self.options), optimized=self.optimize)
         _print(result, self.json)
 
 
@@ -191,7 +187,7 @@ class Predict(RunCommand):
 class Generate:
     """Generate images with a run of image-generation, as PNG files and as a grid."""
 
-    run_folder: RunFolder
+    run_folder: RunArgument
     """A run folder."""
     out: Path
     """Folder to write."""
@@ -207,11 +203,16 @@ class Generate:
     """Print JSON instead of a table."""
 
     def run(self) -> None:
-        read_config(self.run_folder)
+        self.run_folder.config  # noqa: B018  what is wrong with it is said at once
         from tokenmix.lab.tasks.generation.task import generate
 
         made = generate(
-            self.run_folder, self.out, classes=self.classes, num=self.num, seed=self.seed, interpolate=self.interpolate
+            self.run_folder.path,
+            self.out,
+            classes=self.classes,
+            num=self.num,
+            seed=self.seed,
+            interpolate=self.interpolate,
         )
         _print(made, self.json)
 
@@ -231,7 +232,7 @@ class Inspect:
         check_target(self.target)
         check_files([self.file] if self.file else [])
         from tokenmix.lab.cli.listing import print_rows
-        from tokenmix.lab.inspect import inspect_run
+        from tokenmix.lab.inspect.run import inspect_run
 
         out = inspect_run(self.target, self.file, self.out)
         found = read_json(out / "numbers.json")
@@ -246,7 +247,7 @@ class Inspect:
 class Export:
     """Write a run's model for another runtime or for the hub, and check that it gives the same outputs there."""
 
-    run_folder: RunFolder
+    run_folder: RunArgument
     """A run folder."""
     format: Literal["onnx", "torch-export", "hub"] = "onnx"
     """hub: a folder in the form of timm or transformers, with a model card."""
@@ -256,7 +257,7 @@ class Export:
     """With --format hub: upload the folder to this repository of the Hugging Face hub, OWNER/NAME."""
 
     def run(self) -> None:
-        read_config(self.run_folder)
+        self.run_folder.config  # noqa: B018  what is wrong with it is said at once
         if self.format == "hub":
             from tokenmix.lab.train.export import export_to_hub
 

@@ -10,11 +10,11 @@ from tokenmix.errors import UserError
 from tokenmix.files import write_json
 from tokenmix.lab.compare.results import Variant
 from tokenmix.lab.compare.variant_runs import variant_of
-from tokenmix.lab.grid.cells import Cell
+from tokenmix.lab.grid import Cell
 from tokenmix.lab.train.config import CompareConfig
+from tokenmix.lab.train.folder import read_part
 from tokenmix.lab.train.plan import make_plan
 from tokenmix.lab.train.schema import Range, fitted
-from tokenmix.lab.train.sources import read_part
 
 FILE = "steps.json"
 """The steps of each variant: a time that is measured again is another."""

@@ -41,14 +41,14 @@ from tokenmix.lab.compare.tuning import (
 from tokenmix.lab.compare.variant_costs import measure_steps, measure_variants, skeleton_of
 from tokenmix.lab.compare.variant_runs import check_folder, claim_folder, plan_runs, read_run, read_sampling, variant_of
 from tokenmix.lab.compare.variants import reference_of, with_usual_mixers
-from tokenmix.lab.grid.cells import Cell, Engine
+from tokenmix.lab.grid import Cell, Engine
 from tokenmix.lab.grid.engines import in_turn, make_engine, parallel_runs
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.checks import check_config
 from tokenmix.lab.train.config import CompareConfig, comparison_config
 from tokenmix.lab.train.load import check_own_mixers, load_task, start_and_swap
 from tokenmix.lab.train.plan import make_plan
-from tokenmix.lab.train.sources import load_comparison, read_result
+from tokenmix.lab.train.sources import load_comparison
 from tokenmix.lab.train.task import TaskData, TaskModule
 from tokenmix.layers.table import get_spec
 from tokenmix.swap.sites import find_sites
@@ -465,7 +465,7 @@ def _spinner(label: str, console: Console) -> AbstractContextManager[Any]:
 
 
 def _score(cell: Cell) -> str:
-    metric = read_result(cell.folder)["monitor"]
+    metric = cell.run.result["monitor"]
     run = read_run(cell, "", metric, cell.folder.parent)
     score = "is not defined" if run.score is None else f"{run.score:.4f}"
     return f"{metric} {score} in {run.seconds:.0f} s of training"
@@ -486,7 +486,7 @@ def _report(one: Comparison, runs: Runs, measured: Sequence[Variant], console: C
     finished = _first_of_each(cell for cell, run in runs if run.status == "finished")
     with _spinner("baselines and pictures", console):
         baselines = fit_baselines(task, one.data) if one.config.controls else {}
-        trained = {name: load_task(cell.folder)[0].cpu().float() for name, cell in finished.items()}
+        trained = {name: load_task(cell.folder).cpu().float() for name, cell in finished.items()}
         examples, shown = make_examples(trained, one.data)
     plan = make_plan(config, one.data.num_train)
     results = Results(

@@ -13,10 +13,10 @@ from tokenmix.lab.compare.report import write_page
 from tokenmix.lab.compare.results import Results
 from tokenmix.lab.compare.variant_runs import FREE
 from tokenmix.lab.data.lookup import data_sets, short_name
-from tokenmix.lab.grid.cells import Cell
+from tokenmix.lab.grid import Cell
 from tokenmix.lab.train.config import CompareConfig, EngineConfig, TrainConfig, comparison_config
-from tokenmix.lab.train.finish import finish_run
-from tokenmix.lab.train.sources import read_part
+from tokenmix.lab.train.folder import read_part
+from tokenmix.lab.train.run import finish_run
 from tokenmix.profiling.units import count, spread, to_markdown
 from tokenmix.registry import list_models
 from tokenmix.trust import from_file

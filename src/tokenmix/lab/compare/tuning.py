@@ -6,11 +6,10 @@ from pathlib import Path
 
 from tokenmix.errors import UserError
 from tokenmix.files import inside
-from tokenmix.lab.grid.cells import Cell
+from tokenmix.lab.grid import Cell
 from tokenmix.lab.train.config import CompareConfig
 from tokenmix.lab.train.plan import make_plan
 from tokenmix.lab.train.schema import fitted
-from tokenmix.lab.train.sources import read_result
 
 SEED = 0
 """Of all short runs, so that other seeds of a comparison change no choice."""
@@ -62,7 +61,7 @@ def validation_score(cell: Cell, metric: str) -> float | None:
     """The metric of a run's best epoch on validation samples; None if the run has not finished."""
     if not cell.is_finished:
         return None
-    return fitted(float | None, read_result(cell.folder)["validation"].get(metric), metric)
+    return fitted(float | None, cell.run.result["validation"].get(metric), metric)
 
 
 def trial_scores(trials: Trials, metric: str) -> dict[str, Scores]:

@@ -10,8 +10,8 @@ from torch import nn
 from tokenmix.errors import UserError
 from tokenmix.lab.compare.results import Growth, Variant
 from tokenmix.lab.train.config import TrainConfig
-from tokenmix.lab.train.engine import map_tensors
-from tokenmix.lab.train.optimizer import make_optimizer
+from tokenmix.lab.train.distributed import map_tensors
+from tokenmix.lab.train.plan import make_optimizer
 from tokenmix.lab.train.task import TaskModule, input_sizes
 from tokenmix.layers.base import Mixer, count_parameters
 from tokenmix.layers.table import get_spec, is_mixer

@@ -15,7 +15,7 @@ from tokenmix.files import inside, is_unused, make_folder, read_text, to_json, w
 from tokenmix.lab.compare.results import Curve, Run, Sampling
 from tokenmix.lab.compare.statistics import covariance_of_means, covariance_of_resamples, resample
 from tokenmix.lab.compare.variants import plan_variants
-from tokenmix.lab.grid.cells import Cell
+from tokenmix.lab.grid import Cell
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.config import (
     BudgetConfig,
@@ -25,9 +25,9 @@ from tokenmix.lab.train.config import (
     TrainConfig,
     comparison_config,
 )
+from tokenmix.lab.train.folder import read_part
 from tokenmix.lab.train.predictions import FILE, SampledMetric, read_predictions
 from tokenmix.lab.train.schema import Range, fitted
-from tokenmix.lab.train.sources import read_description, read_part, read_result
 
 FREE = (
     "mixers",
@@ -124,7 +124,7 @@ def _read_run(cell: Cell, failure: str, metric: str, out: Path) -> Run:
     )
     if not cell.is_finished:
         return run
-    result = read_result(cell.folder)
+    result = cell.run.result
     metrics, rate = result["metrics"], f"{_unit(result)}_per_second"
     confusion = fitted(Confusion, metrics.get("confusion"), "confusion")
     return replace(
@@ -176,7 +176,7 @@ def _sampled(cell: Cell, metric: str) -> SampledMetric | None:
         predictions = read_predictions(cell.folder)
         if predictions is None:
             return None
-        return get_task(cell.config.task).sampled_metric(predictions, metric, read_description(cell.folder))
+        return get_task(cell.config.task).sampled_metric(predictions, metric, cell.run.description)
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
         reason = error if isinstance(error, UserError) else f"{FILE}: {one_line(error)}"
         raise UserError(f"{cell.folder} is damaged ({reason}); remove it to train it again") from None

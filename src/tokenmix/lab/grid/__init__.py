@@ -1,1 +1,81 @@
-"""Grids of runs: cells, and the engines that train them to their end."""
+"""Grids of runs: a cell is one run, which is trained to its end whatever is there already."""
+
+import shutil
+import traceback
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tokenmix.errors import UserError
+from tokenmix.files import replace_file
+from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.folder import RunFolder
+from tokenmix.lab.train.run import finish_run
+from tokenmix.registry import imported_plugins, load_plugin
+from tokenmix.trust import only_typed, typed_words
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a grid.
+
+    Attributes:
+        name: for messages and `--only`, unique in the grid.
+        config: the run, with its folder in `out`.
+        plugins: what `--import` named; imported in whichever process trains the cell.
+        typed: the text that is trusted, in whichever process trains the cell; if None, that of its config that is not
+            of a file.
+    """
+
+    name: str
+    config: TrainConfig
+    plugins: tuple[str, ...] = field(default_factory=imported_plugins)
+    typed: frozenset[str] | None = field(default_factory=typed_words)
+
+    @property
+    def folder(self) -> Path:
+        """Its run folder."""
+        assert self.config.loop.out is not None
+        return self.config.loop.out
+
+    @property
+    def run(self) -> RunFolder:
+        """The run folder as it is now."""
+        return RunFolder(self.folder)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has its result."""
+        return self.run.is_finished
+
+
+Outcome = str | OSError
+"""What went wrong in a cell, "" if nothing did; an `OSError`, such as a full disk, stops the other cells too."""
+Outcomes = Generator[tuple[Cell, Outcome], None, None]
+Engine = Callable[[Sequence[Cell]], Outcomes]
+"""Trains cells to their ends, one way or another, and gives each back as soon as it ended. Closed before all ended, or
+interrupted, it stops the others, which save."""
+
+
+def finish_cell(cell: Cell) -> Outcome:
+    """Train a cell to its end, as `finish_run`, and return what went wrong. Ctrl-C is raised once the run is saved."""
+    error_file = cell.folder / "error.txt"
+    try:
+        for plugin in set(cell.plugins) - set(imported_plugins()):
+            load_plugin(plugin)
+        if cell.folder.is_dir() and not (cell.folder / "config.json").exists():
+            # A kill came before the run had begun.
+            shutil.rmtree(cell.folder)
+        error_file.unlink(missing_ok=True)
+        with only_typed(cell.typed):
+            finish_run(cell.config, quiet=True)
+    except OSError as error:
+        return error
+    except UserError as error:
+        return str(error)
+    except Exception as error:
+        # A bug in one layer must not cost the hours of the others; its traceback is kept.
+        cell.folder.mkdir(parents=True, exist_ok=True)
+        replace_file(error_file, traceback.format_exc().encode())
+        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'see error.txt'}"
+    return ""

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from tokenmix.errors import needs
-from tokenmix.lab.grid.cells import Cell, Engine, Outcome, Outcomes, finish_cell
+from tokenmix.lab.grid import Cell, Engine, Outcome, Outcomes, finish_cell
 from tokenmix.lab.train.config import CompareConfig, EngineConfig
 from tokenmix.layers.table import MIXERS
 from tokenmix.registry import imported_plugins
@@ -35,27 +35,18 @@ def parallel_runs(config: CompareConfig, runs: int) -> int:
     if config.engine.engine != "local" or config.engine.jobs is not None:
         return config.engine.jobs or 0
     plugins = {module.removesuffix(".py").rpartition("/")[2] for module in imported_plugins()}
-    here = [name for name in config.mixers if name in MIXERS and not _is_importable(MIXERS[name].layer, plugins)]
+    modules = [MIXERS[name].layer.__module__ for name in config.mixers if name in MIXERS]
+    here = [name for name in modules if name.partition(".")[0] != "tokenmix" and name not in plugins]
     device = config.loop.device
     on_cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
     cores = min(os.cpu_count() or 1, runs)
     return cores if cores > 1 and on_cpu and not here and config.loop.threads is None else 0
 
 
-def _is_importable(layer: type, plugins: set[str]) -> bool:
-    return layer.__module__.partition(".")[0] == "tokenmix" or layer.__module__ in plugins
-
-
 def make_engine(config: EngineConfig, logs: Path, jobs: int) -> Engine:
-    """The engine that a config asks for.
+    """The engine that a config asks for, with the jobs of `parallel_runs`; what a queue's jobs print goes to `logs`.
 
-    Args:
-        config: engine and resources.
-        logs: folder for what the jobs of a queue print.
-        jobs: of `parallel_runs`.
-
-    Raises:
-        UserError: its package is not installed, or what it connects to does not answer.
+    `UserError` if its package is not installed, or what it connects to does not answer.
     """
     if config.engine == "local":
         return functools.partial(in_processes, jobs=jobs) if jobs else in_turn
@@ -70,11 +61,7 @@ def make_engine(config: EngineConfig, logs: Path, jobs: int) -> Engine:
 
 
 def in_turn(cells: Sequence[Cell], seconds: float | None = None) -> Outcomes:
-    """One cell after another in this process.
-
-    Raises:
-        TimeoutError: the next cell would begin after this many seconds.
-    """
+    """One cell after another in this process; `TimeoutError` where the next would begin after this many seconds."""
     start = time.monotonic()
     for cell in cells:
         if seconds is not None and time.monotonic() - start >= seconds:
@@ -85,8 +72,7 @@ def in_turn(cells: Sequence[Cell], seconds: float | None = None) -> Outcomes:
 def in_processes(cells: Sequence[Cell], jobs: int, seconds: float | None = None) -> Outcomes:
     """Each cell in a process of its own, `jobs` of them at a time.
 
-    Raises:
-        TimeoutError: not all cells ended in this many seconds; those that were being trained are saved.
+    `TimeoutError` if not all ended in this many seconds; those that were being trained are saved.
     """
     threads, started = max(1, (os.cpu_count() or 1) // jobs), list[BaseProcess]()
     with ThreadPoolExecutor(jobs) as pool:

@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from tokenmix.errors import UserError
-from tokenmix.lab.grid.cells import Cell, Engine, Outcome, Outcomes, finish_cell
+from tokenmix.lab.grid import Cell, Engine, Outcome, Outcomes, finish_cell
 from tokenmix.lab.train.config import EngineConfig
 from tokenmix.trust import safe_children
 
@@ -23,12 +23,9 @@ PATIENCE = 60.0
 
 
 def connect(config: EngineConfig) -> Engine:
-    """An engine of the cluster at the address, or of one that is started on this machine.
+    """An engine of the cluster at the address, or of one that is started on this machine; `UserError` if none answers.
 
     A task whose worker or node dies is run again, at most `RETRIES` times, and continues from the run's checkpoint.
-
-    Raises:
-        UserError: no Ray answers at the address, or no node has what a cell needs.
     """
     ours = not ray.is_initialized()
     if ours:
@@ -62,10 +59,7 @@ def _check_address(address: str | None) -> None:
 
 
 def on_ray(cells: Sequence[Cell], needed: dict[str, float], ours: bool) -> Outcomes:
-    """Each cell as a task with the CPUs and GPUs needed, in the current folder of this process.
-
-    `ours` says that the connection is closed at the end.
-    """
+    """Each cell as a task, in the current folder of this process; a connection that is `ours` is closed at the end."""
     # One call for each worker process, so that peak memory is the run's own.
     task = ray.remote(num_cpus=needed["CPU"], num_gpus=needed["GPU"], max_retries=RETRIES, max_calls=1)(_finish)
     running = {task.remote(cell, Path.cwd()): cell for cell in cells}

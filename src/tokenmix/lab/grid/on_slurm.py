@@ -10,7 +10,7 @@ from typing import Any
 import submitit
 
 from tokenmix.errors import UserError
-from tokenmix.lab.grid.cells import Cell, Engine, Outcome, Outcomes, finish_cell
+from tokenmix.lab.grid import Cell, Engine, Outcome, Outcomes, finish_cell
 from tokenmix.lab.train.config import EngineConfig
 from tokenmix.trust import safe_children
 
@@ -32,11 +32,7 @@ class Job:
 
 
 def submitter(config: EngineConfig, logs: Path) -> Engine:
-    """An engine that submits with these parameters; submitit's `cluster=local` runs the jobs on this machine.
-
-    Raises:
-        UserError: this machine has no Slurm, or submitit does not take a parameter.
-    """
+    """An engine that submits with these parameters; submitit's `cluster=local` runs the jobs on this machine."""
     given: dict[str, Any] = {"name": "tokenmix", "timeout_min": TIMEOUT, **config.slurm}
     given |= {"cpus_per_task": config.run_cpus or 1, "gpus_per_node": int(config.run_gpus or 0)}
     given |= {"slurm_array_parallelism": config.jobs} if config.jobs else {}

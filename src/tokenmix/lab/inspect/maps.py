@@ -1,8 +1,7 @@
 """The map that every mixer of a model used on given images: numbers, and parts worth a figure."""
 
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,14 +38,19 @@ def attention_maps(model: nn.Module, images: Tensor) -> list[BlockMap]:
 
 def _watched(model: nn.Module, images: Tensor) -> list[BlockMap]:
     """Run a model that is not ours and ask every mixer, in the order of the calls, about the input that it got."""
-    mixers = [(name, module) for name, module in model.named_modules() if isinstance(module, Mixer)]
-    inside = {id(inner) for _, outer in mixers for inner in outer.modules() if inner is not outer}
+    mixers = {module: name for name, module in model.named_modules() if isinstance(module, Mixer)}
+    inside = {inner for outer in mixers for inner in outer.modules() if inner is not outer}
     found: list[BlockMap] = []
-    hooks = [
-        mixer.register_forward_hook(_note(name, found), with_kwargs=True)
-        for name, mixer in mixers
-        if id(mixer) not in inside
-    ]
+
+    def note(mixer: Mixer, args: tuple[Any, ...], kwargs: dict[str, Any], _out: Tensor) -> None:
+        given, kind = dict(zip(("x", "mask"), args)) | kwargs, mixer.capabilities.map
+        if kind is not None:
+            x = given["x"]
+            used = mixer.attention_map(x, given.get("mask"))
+            grid = (int(x.shape[-2]), int(x.shape[-1])) if x.dim() == 4 else near_square(used.shape[-2])
+            found.append(BlockMap(mixers[mixer], kind, used, grid))
+
+    hooks = [mixer.register_forward_hook(note, with_kwargs=True) for mixer in mixers if mixer not in inside]
     try:
         if hooks:
             model(images)
@@ -54,18 +58,6 @@ def _watched(model: nn.Module, images: Tensor) -> list[BlockMap]:
         for hook in hooks:
             hook.remove()
     return found
-
-
-def _note(name: str, found: list[BlockMap]) -> Callable[..., None]:
-    def hook(mixer: Mixer, args: tuple[Any, ...], kwargs: dict[str, Any], _out: Tensor) -> None:
-        given, kind = dict(zip(("x", "mask"), args)) | kwargs, mixer.capabilities.map
-        if kind is not None:
-            x = given["x"]
-            used = mixer.attention_map(x, given.get("mask"))
-            grid = (int(x.shape[-2]), int(x.shape[-1])) if x.dim() == 4 else near_square(used.shape[-2])
-            found.append(BlockMap(name, kind, used, grid))
-
-    return hook
 
 
 @dataclass(frozen=True)
@@ -93,10 +85,6 @@ class MapNumbers:
     diagonality: float | None
     distance: float | None
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
 
 def map_numbers(maps: list[BlockMap]) -> list[MapNumbers]:
     """The numbers of each block's map, from the first block to the last."""
@@ -122,7 +110,7 @@ def _numbers(block: BlockMap, previous: BlockMap | None) -> MapNumbers:
 def _rows(block: BlockMap) -> Tensor:
     """(B, H, N, S) in float64, nonnegative, each row summing to 1 (a masked token's row of zeros stays)."""
     values = block.map.detach().double().abs()
-    values = values.reshape(1, 1, *values.shape) if values.dim() == 2 else values
+    values = values[None, None] if values.dim() == 2 else values
     total = values.sum(-1, keepdim=True)
     return values / total.where(total > 0, 1.0)
 
@@ -194,7 +182,9 @@ def _token_tiles(values: Tensor, grid: tuple[int, int], limit: int) -> list[Tile
     """values (H, N, M): M may be a coarser grid than N, where keys are pooled."""
     heads = min(values.shape[0], max(1, limit // 2))
     row, column = grid[0] // 2, grid[1] // 2
-    keys = _key_grid(values.shape[-1], grid)
+    # The grid of the keys: the tokens' own, or the same with both sides divided by one number.
+    factor = round((grid[0] * grid[1] / values.shape[-1]) ** 0.5)
+    keys = grid[0] // factor, grid[1] // factor
     mark = (row, column) if keys == grid else None
     centre = values[:heads, row * grid[1] + column]
     received = values[:heads].mean(1)
@@ -202,21 +192,11 @@ def _token_tiles(values: Tensor, grid: tuple[int, int], limit: int) -> list[Tile
     return (looks + [Tile(f"head {h}, received", received[h].view(keys)) for h in range(heads)])[:limit]
 
 
-def _key_grid(num_keys: int, grid: tuple[int, int]) -> tuple[int, int]:
-    """The grid of the keys: the tokens' own, or the same with both sides divided by one number."""
-    factor = round((grid[0] * grid[1] / num_keys) ** 0.5)
-    return grid[0] // factor, grid[1] // factor
-
-
 def _slot_tiles(values: Tensor, grid: tuple[int, int], limit: int) -> list[Tile]:
     heads, _, slots = values.shape
     by_slot = values.permute(0, 2, 1).flatten(0, 1)
     chosen = by_slot.std(-1, correction=0).argsort(descending=True)[:limit].tolist()
-    return [Tile(_slot_label(i, heads, slots), by_slot[i].view(grid)) for i in chosen]
-
-
-def _slot_label(index: int, heads: int, slots: int) -> str:
-    return f"slot {index % slots}" if heads == 1 else f"head {index // slots}, slot {index % slots}"
+    return [Tile(f"head {i // slots}, " * (heads > 1) + f"slot {i % slots}", by_slot[i].view(grid)) for i in chosen]
 
 
 def _gate_tiles(matrix: Tensor, grid: tuple[int, int], limit: int) -> list[Tile]:

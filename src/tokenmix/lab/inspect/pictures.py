@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from tokenmix.lab.figures import save_figure
+from tokenmix.files import save_figure
 from tokenmix.lab.inspect.maps import SIGNED, MapNumbers, Tile
 
 COLUMNS = 4
@@ -29,8 +29,25 @@ def draw_tiles(image: Tensor, tiles: Sequence[Tile], title: str, file: Path) -> 
     figure, axes = _panel(len(tiles) + 1, title)
     axes[0].imshow(shown)
     axes[0].set_title("image", fontsize=8)
+    height, width = shown.shape[:2]
     for axis, tile in zip(axes[1:], tiles):
-        _draw_tile(axis, shown, tile)
+        values = tile.values.numpy()
+        low, high = float(values.min()), float(values.max())
+        if tile.signed:
+            high = max(abs(low), abs(high), 1e-12)
+            low = -high
+        colours = SIGNED if tile.signed else "magma"
+        if tile.on_image:
+            extent = (-0.5, width - 0.5, height - 0.5, -0.5)
+            axis.imshow(shown.mean(-1), cmap="gray", extent=extent, vmin=0, vmax=1)
+            axis.imshow(values, cmap=colours, extent=extent, vmin=low, vmax=high, alpha=0.72, interpolation="nearest")
+            if tile.mark is not None:
+                y, x = ((tile.mark[i] + 0.5) * (height, width)[i] / values.shape[i] - 0.5 for i in (0, 1))
+                axis.plot(x, y, marker="o", markersize=5, markerfacecolor="none", markeredgecolor="#00e5ff")
+        else:
+            axis.imshow(values, cmap=colours, vmin=low, vmax=high, interpolation="nearest")
+        axis.set_title(tile.label, fontsize=8)
+        axis.set_xlabel(f"{low:.2g} to {high:.2g}", fontsize=7)
     save_figure(figure, file, dpi=120)
 
 
@@ -43,27 +60,6 @@ def _panel(count: int, title: str) -> tuple[Figure, list[Axes]]:
     for axis in axes:
         axis.set(xticks=[], yticks=[], frame_on=False)
     return figure, axes
-
-
-def _draw_tile(axis: Axes, shown: np.ndarray, tile: Tile) -> None:
-    values = tile.values.numpy()
-    height, width = shown.shape[:2]
-    low, high = float(values.min()), float(values.max())
-    if tile.signed:
-        high = max(abs(low), abs(high), 1e-12)
-        low = -high
-    colours = SIGNED if tile.signed else "magma"
-    if tile.on_image:
-        extent = (-0.5, width - 0.5, height - 0.5, -0.5)
-        axis.imshow(shown.mean(-1), cmap="gray", extent=extent, vmin=0, vmax=1)
-        axis.imshow(values, cmap=colours, extent=extent, vmin=low, vmax=high, alpha=0.72, interpolation="nearest")
-        if tile.mark is not None:
-            y, x = ((tile.mark[i] + 0.5) * (height, width)[i] / values.shape[i] - 0.5 for i in (0, 1))
-            axis.plot(x, y, marker="o", markersize=5, markerfacecolor="none", markeredgecolor="#00e5ff")
-    else:
-        axis.imshow(values, cmap=colours, vmin=low, vmax=high, interpolation="nearest")
-    axis.set_title(tile.label, fontsize=8)
-    axis.set_xlabel(f"{low:.2g} to {high:.2g}", fontsize=7)
 
 
 def draw_matrices(matrices: Sequence[Tensor], titles: Sequence[str], title: str, file: Path) -> None:

@@ -1,15 +1,16 @@
 """`tokenmix inspect`: the maps of a run or a model on one image, as figures and numbers in a folder."""
 
-from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor
 
 from tokenmix.errors import UserError
 from tokenmix.files import make_folder, user_path, write_json
 from tokenmix.lab.inspect.maps import attention_maps, map_numbers, tiles_of
-from tokenmix.lab.inspect.pictures import draw_depth, draw_tiles
+from tokenmix.lab.inspect.pictures import draw_depth, draw_matrices, draw_tiles
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.load import load_task
 from tokenmix.lab.train.task import TaskModule
@@ -24,7 +25,7 @@ def inspect_run(target: str | Path, file: str | Path | None, out: Path) -> Path:
 
     Args:
         target: a run folder, or the name of a model, which then has random weights.
-        file: an image; for a run on text a sentence or nothing, see `tokenmix.lab.inspect.gates.inspect_text`.
+        file: an image; for a run on text a sentence or nothing, see `inspect_text`.
         out: the folder to write into.
 
     Returns:
@@ -34,17 +35,25 @@ def inspect_run(target: str | Path, file: str | Path | None, out: Path) -> Path:
         UserError: neither a run folder nor a model; an image that cannot be read; a model without token mixers.
     """
     if user_path(target).is_dir():
-        task, config, description = load_task(user_path(target))
-        kind, trained = type(task), True
-        _check_looks(target, config.task, kind)
+        task = load_task(user_path(target))
+        kind, description, trained = type(task), task.data, True
+        _check_looks(target, task.config.task, kind)
         if kind.looks_at == "text":
-            from tokenmix.lab.inspect.gates import inspect_text
-
-            text_task: Any = task
-            return inspect_text(text_task, str(target), None if file is None else str(file), out)
+            return inspect_text(task, str(target), None if file is None else str(file), out)
         model = task.model.cpu().float().eval()
     else:
-        kind, model, description, trained = _load_target(target)
+        name, trained = str(target), False
+        if name not in MODELS:
+            raise UserError(
+                f"{name!r} is neither a run folder nor a model; give a run folder or one of {', '.join(list_models())}"
+            )
+        kind = get_task(MODELS[name].tasks[0])
+        _check_looks(target, MODELS[name].tasks[0], kind)
+        if kind.looks_at == "text":
+            raise UserError(f"{name!r} is a text model; inspect a run of it: tokenmix inspect RUN [SENTENCE]")
+        made: Any = create_model(name).eval()
+        half = [0.5] * made.in_chans
+        model, description = made, {"channels": made.in_chans, "img_size": made.img_size, "mean": half, "std": half}
     if file is None:
         raise UserError(f"{target} needs an image; give one")
     file = user_path(file)
@@ -61,29 +70,66 @@ def inspect_run(target: str | Path, file: str | Path | None, out: Path) -> Path:
         "file": str(file),
         "trained": trained,
         "answer": kind.name_prediction(model, images, description),
-        "blocks": [block.to_json() for block in numbers],
+        "blocks": [asdict(block) for block in numbers],
     }
     write_json(out / "numbers.json", told)
     return out
-
-
-def _load_target(target: str | Path) -> tuple[type[TaskModule], nn.Module, Mapping[str, Any], bool]:
-    """The task of a model by name, the model, what its images are like, and whether it has been trained."""
-    name = str(target)
-    if name not in MODELS:
-        raise UserError(
-            f"{name!r} is neither a run folder nor a model; give a run folder or one of {', '.join(list_models())}"
-        )
-    kind: type[TaskModule] = get_task(MODELS[name].tasks[0])
-    _check_looks(target, MODELS[name].tasks[0], kind)
-    if kind.looks_at == "text":
-        raise UserError(f"{name!r} is a text model; inspect a run of it: tokenmix inspect RUN [SENTENCE]")
-    model: Any = create_model(name).eval()
-    half = [0.5] * model.in_chans
-    return kind, model, {"channels": model.in_chans, "img_size": model.img_size, "mean": half, "std": half}, False
 
 
 def _check_looks(target: str | Path, name: str, task: type[TaskModule]) -> None:
     """Raise `UserError` unless the models of the task look at an image or a text."""
     if task.looks_at == "nothing":
         raise UserError(f"{target} is of {name}; inspect works on models of images and text")
+
+
+def toeplitz_share(matrix: Tensor) -> float:
+    """Share of a square matrix's variance that its diagonals' means explain.
+
+        1 - sum_ij (W_ij - mean of diagonal i - j)^2 / sum_ij (W_ij - mean of W)^2
+
+    1 for a Toeplitz matrix that is not constant; 2 / (n + 1) in the mean for independent entries, since 2n - 1 means
+    fit that much of noise. Of a constant matrix, which has no variance, nan.
+    """
+    if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise UserError(f"toeplitz_share needs a square matrix, got {tuple(matrix.shape)}")
+    w = matrix.detach().double().cpu()
+    n = len(w)
+    place = torch.arange(n)
+    shift = (place[:, None] - place + n - 1).flatten()
+    sums = torch.zeros(2 * n - 1, dtype=w.dtype).index_add_(0, shift, w.flatten())
+    means = sums / torch.bincount(shift, minlength=2 * n - 1)
+    total = (w - w.mean()).square().sum()
+    if not total > 0:
+        return float("nan")
+    return float(1 - (w.flatten() - means[shift]).square().sum() / total)
+
+
+def inspect_text(task: Any, title: str, given: str | None, out: Path) -> Path:
+    """Write gates.png, with a sentence attention.png, and numbers.json; `UserError` where there is nothing to show."""
+    model: Any = task.model.float().cpu().eval()
+    mixers = ((i, layer.mixer) for i, layer in enumerate(model.base_model.layers))
+    gatings = [(i, mixer.gating) for i, mixer in mixers if hasattr(mixer, "gating")]
+    gates = [gating.matrix(gating.num_tokens).detach().float() for _, gating in gatings]
+    numbers = [
+        {"block": i, "gate": gating.gate, "toeplitz_share": toeplitz_share(w), "rms": float(w.square().mean().sqrt())}
+        for (i, gating), w in zip(gatings, gates)
+    ]
+    if not numbers and given is None:
+        raise UserError(f"{title} has no gates, and its attention depends on the text: give a sentence")
+    make_folder(out)
+    if numbers:
+        titles = [f"block {row['block']}: {row['toeplitz_share']:.3f}" for row in numbers]
+        draw_matrices(gates, titles, f"{title}: gates", out / "gates.png")
+    if given is not None:
+        from tokenmix.lab.tasks.text.task import read_sentences
+
+        sentence, length = read_sentences([given])[0].text, int(task.data["seq_len"])
+        words = task.tokenizer()(sentence, truncation=True, max_length=length, return_tensors="pt")
+        with torch.no_grad():
+            maps = model(input_ids=words["input_ids"], output_attentions=True).attentions
+        if maps is not None:
+            titles = [f"block {i}" for i in range(len(maps))]
+            draw_matrices([one[0].mean(0) for one in maps], titles, f"{title}: {sentence}", out / "attention.png")
+    told = {"target": title, "text": given, "blocks": numbers}
+    write_json(out / "numbers.json", told)
+    return out

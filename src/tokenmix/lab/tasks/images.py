@@ -18,8 +18,8 @@ from tokenmix.lab.data.indexed import IndexedDataset, balanced_order
 from tokenmix.lab.tasks.summary import summarize_image_model
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distributed import distributed_info
+from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.programs import View
-from tokenmix.lab.train.sources import read_description
 from tokenmix.lab.train.task import IndexedData, TaskModule
 from tokenmix.models.foreign import with_fresh_head
 from tokenmix.registry import is_foreign
@@ -99,7 +99,7 @@ def with_size_of_start(config: TrainConfig) -> TrainConfig:
     start = config.loop.init_from
     if start is None or config.options.img_size is not None or not (start / "data.json").is_file():
         return config
-    size = read_description(start).get("img_size")
+    size = RunFolder(start).description.get("img_size")
     if not isinstance(size, list) or size[0] != size[1]:
         return config
     return config.replace(img_size=size[0])

@@ -11,8 +11,8 @@ import json
 import os
 import sys
 import zipfile
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,8 @@ from tokenmix.files import (
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.store import read_sealed, sealed
 from tokenmix.lab.train.distributed import distributed_info, raise_on_all_ranks
+from tokenmix.lab.train.folder import RunFolder, sha256_of
 from tokenmix.lab.train.plan import Progress
-from tokenmix.lab.train.sources import check_identity, read_description, sha256_of
 
 WEIGHTS, STATE, META = "model.safetensors", "state.pt", "meta.json"
 # How files begin that torch.save or pickle wrote: a zip archive, or protocol 2 and later.
@@ -47,11 +47,11 @@ PICKLED = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint folder holds. `run` is what `identity_of` says of the run folder."""
+    """What a checkpoint folder holds. `run` is the identity of the run folder."""
 
     weights: dict[str, Tensor]
     state: dict[str, Any]
-    meta: dict[str, Any]
+    progress: Progress
     run: dict[str, str] = field(default_factory=dict)
 
 
@@ -78,7 +78,8 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         write_bytes(partial / WEIGHTS, weights)
         write_bytes(partial / STATE, state.getvalue())
         meta = {
-            **checkpoint.meta,
+            "format": 1,
+            "progress": asdict(checkpoint.progress),
             "run": checkpoint.run,
             "weights_sha256": weights_sha256,
             "state_sha256": hashlib.sha256(state.getbuffer()).hexdigest(),
@@ -133,10 +134,14 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             # torch.save never compresses; what a few bytes expand to is bounded by nothing.
             raise UserError(f"{folder / STATE} is compressed, so torch.save did not write it; put the run's own back")
         state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        try:
+            progress = Progress.from_dict(meta.get("progress"))
+        except UserError as error:
+            raise UserError(f"{folder / META} is damaged: {error}") from None
         weights, _, sha256 = read_sealed(folder / WEIGHTS)
         if meta.pop("weights_sha256", sha256) != sha256:
             raise UserError(f"{folder / WEIGHTS} is damaged: its values are not those of this checkpoint")
-        return Checkpoint(weights, state, meta, meta.pop("run", {}))
+        return Checkpoint(weights, state, progress, meta.get("run", {}))
     except UserError:
         raise
     except Exception as error:  # torch and json raise many types for a damaged file
@@ -145,36 +150,25 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def read_latest_checkpoint(run: Path) -> Checkpoint:
-    """The run's last checkpoint; if it is damaged, its best one, and a line on standard error that says so.
-
-    Raises:
-        UserError: neither is whole.
-    """
-    damage: UserError | None = None
-    for folder in (run / "checkpoints" / name for name in ("last", "best")):
+    """The run's last checkpoint; if it is damaged, its best one, and a line on standard error that says so."""
+    try:
+        return read_checkpoint(run / "checkpoints" / "last")
+    except UserError as damage:
         try:
-            checkpoint = read_checkpoint(folder)
-            try:
-                step = Progress.from_dict(checkpoint.meta.get("progress")).step
-            except UserError as error:
-                raise UserError(f"{folder / META} is damaged: {error}") from None
-        except UserError as error:
-            damage = damage or error
-            continue
-        if damage is not None:
-            log(f"{damage}; continuing from the best checkpoint, of step {step}")
+            checkpoint = read_checkpoint(run / "checkpoints" / "best")
+        except UserError:
+            raise UserError(f"{damage}, and there is no other; start a new run") from None
+        log(f"{damage}; continuing from the best checkpoint, of step {checkpoint.progress.step}")
         return checkpoint
-    raise UserError(f"{damage}, and there is no other; start a new run")
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
+def read_weights(source: Path | RunFolder) -> dict[str, Tensor]:
     """Tensors of a safetensors file, or of a folder that holds `model.safetensors`; a pickle is refused unread.
 
-    Raises:
-        UserError: no such file, a damaged one, or in a run folder one that was written for another run.
+    `UserError` for a damaged file, or in a run folder one that was written for another run.
     """
-    folder = path if path.is_dir() else None
-    path = path / WEIGHTS if path.is_dir() else path
+    folder = RunFolder.of(source) if isinstance(source, RunFolder) or source.is_dir() else None
+    path = Path(source) if folder is None else folder.path / WEIGHTS
     if not path.exists():
         raise UserError(f"no weights at {path}; give a .safetensors file or a run folder with {WEIGHTS}")
     with open_regular(path) as file:
@@ -190,7 +184,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if broken is not None:
         raise UserError(f"{path} has values in {broken} that are NaN or infinite; give other weights")
     if folder is not None:
-        check_identity(notes, folder, path)
+        folder.check_identity(notes, path)
     return weights
 
 
@@ -205,16 +199,9 @@ def put_weights(
 def check_weights(
     model: nn.Module, weights: Mapping[str, Tensor], source: Path, types: Collection[torch.dtype] = ()
 ) -> None:
-    """Raise `UserError` unless the weights are those of the model, which may be on the meta device.
+    """Raise `UserError`, with three keys of each kind, unless names, shapes and types are those of the model.
 
-    Args:
-        model: takes the weights.
-        weights: of the same names, shapes and types.
-        source: for the message.
-        types: further types that a floating-point weight may have; it is converted.
-
-    Raises:
-        UserError: the weights are those of another model; up to three keys are named.
+    The model may be on the meta device. A floating-point weight of one of the further `types` is converted.
     """
     own = model.state_dict()
     shared = {k: (weights[k], v) for k, v in own.items() if k in weights}
@@ -232,14 +219,13 @@ def check_weights(
             if value.dtype != v.dtype and not (v.is_floating_point() and value.dtype in types)
         ],
     }
-    found = [f"{kind}: {_three(keys)}" for kind, keys in problems.items() if keys]
+    found = [
+        f"{kind}: {', '.join(keys[:3])}" + f" and {len(keys) - 3} more" * (len(keys) > 3)
+        for kind, keys in problems.items()
+        if keys
+    ]
     if found:
         raise UserError(f"{source} is for another model than this {type(model).__name__}; {'; '.join(found)}")
-
-
-def _three(keys: Iterable[str]) -> str:
-    keys = list(keys)
-    return ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
 
 
 def initial_weights(source: Path, model: Any) -> dict[str, Tensor]:
@@ -248,8 +234,14 @@ def initial_weights(source: Path, model: Any) -> dict[str, Tensor]:
     What is learned over the tokens is interpolated to the model's image size; a head for another number of classes is
     left fresh, and a line reports it. Anything else that differs is unchanged, for `put_weights` to refuse.
     """
-    description = read_description(source) if (source / "data.json").is_file() else {}
-    _check_channels(source, description, model)
+    description = RunFolder(source).description if (source / "data.json").is_file() else {}
+    theirs = description.get("channels")
+    ours = getattr(model, "in_chans", theirs)
+    if theirs is not None and theirs != ours:
+        raise UserError(
+            f"{source} was trained on images of {theirs} channel(s) and this data has {ours}; "
+            f"start from a run with {ours}, or without --init-from, or read images so with --in-chans {theirs}"
+        )
     weights = checkpoints.rename(read_weights(source), model)
     size = description.get("img_size")
     trained = (size[0], size[1]) if isinstance(size, list) else None
@@ -261,31 +253,15 @@ def initial_weights(source: Path, model: Any) -> dict[str, Tensor]:
                 log(f"{source}: {line}")
             return weights
         if hasattr(model, "set_input_size") and not hasattr(model, "img_size"):
-            weights = _resized_by_timm(weights, model)
+            # timm's, whose positions are fitted by the rule of its family, if there is one.
+            own, rule = model.state_dict(), getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+            other = any(weights[k].shape != own[k].shape for k in ("pos_embed",) if k in weights and k in own)
+            weights = dict(rule(weights, model)) if rule is not None and other else weights
         elif hasattr(model, "set_input_size") and hasattr(model, "feature_info"):
             weights = checkpoints.resize(weights, model, img_size=trained)
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
     return _with_fresh_head(weights, model, source)
-
-
-def _resized_by_timm(weights: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Learned positions of a model of timm's at its image size, by the rule of its family, if there is one."""
-    own = model.state_dict()
-    rule = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
-    if rule is None or all(weights[k].shape == own[k].shape for k in ("pos_embed",) if k in weights and k in own):
-        return weights
-    return dict(rule(weights, model))
-
-
-def _check_channels(source: Path, description: Mapping[str, Any], model: Any) -> None:
-    theirs = description.get("channels")
-    ours = getattr(model, "in_chans", theirs)
-    if theirs is not None and theirs != ours:
-        raise UserError(
-            f"{source} was trained on images of {theirs} channel(s) and this data has {ours}; "
-            f"start from a run with {ours}, or without --init-from, or read images so with --in-chans {theirs}"
-        )
 
 
 def _with_fresh_head(weights: dict[str, Tensor], model: Any, source: Path) -> dict[str, Tensor]:

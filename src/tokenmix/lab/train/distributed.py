@@ -6,7 +6,7 @@ Only the first process, rank 0, writes files and messages; what stops one stops 
 
 import gc
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -18,17 +18,15 @@ from torch.optim import Optimizer
 
 from tokenmix.errors import UserError, one_line
 from tokenmix.lab.train.config import TrainConfig
-from tokenmix.lab.train.launch import START, DistributedInfo, distributed_info, number_in
+from tokenmix.lab.train.launch import START, distributed_info, number_in
 
 T = TypeVar("T")
+LOST = ("connection closed", "connection reset", "broken pipe", "remote process exited", "timed out", "timeout")
+"""What a backend says when the connection to a process broke."""
 
 
-class PeerFailure(Exception):
-    """Another process of the run stops it, and reports why."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(f"another process of the run stopped it (exit code {code})")
-        self.code = code
+class PeerFailure(SystemExit):
+    """Another process of the run stops it, and reports why; this one ends with the same code."""
 
 
 def restarts_allowed() -> bool:
@@ -58,7 +56,15 @@ def process_group(device: str) -> Iterator[None]:
         return
     cuda = device in ("auto", "cuda") and torch.cuda.is_available()
     if cuda:
-        _check_devices(here)
+        count = torch.cuda.device_count()
+        if here.local_world_size > count and here.local_rank:
+            raise PeerFailure(2)
+        if here.local_world_size > count:
+            raise UserError(
+                f"{here.local_world_size} processes are requested and this machine has {count} CUDA "
+                f"device{'s' * (count > 1)}; give --devices {count}, and --batch-size with --accumulate to keep the "
+                "number of images per step, or --device cpu"
+            )
         torch.cuda.set_device(here.local_rank)
     try:
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
@@ -71,7 +77,9 @@ def process_group(device: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not _is_lost_peer(error):
+        # gloo has no exception class of its own for a connection that broke.
+        backend = isinstance(error, dist.DistError) or "gloo" in str(error)
+        if not backend or not any(word in str(error).lower() for word in LOST):
             raise
         if not here.first:
             raise PeerFailure(1) from None
@@ -84,27 +92,6 @@ def process_group(device: str) -> Iterator[None]:
         # A thread of gloo's hands the tensors of its last work back to Python, and aborts if Python has begun to end.
         # So the groups go now, and their threads with them.
         gc.collect()
-
-
-def _is_lost_peer(error: RuntimeError) -> bool:
-    """Whether a backend reports that its connection broke; gloo has no exception class of its own."""
-    words = ("connection closed", "connection reset", "broken pipe", "remote process exited", "timed out", "timeout")
-    backend = isinstance(error, dist.DistError) or "gloo" in str(error)
-    return backend and any(word in str(error).lower() for word in words)
-
-
-def _check_devices(here: DistributedInfo) -> None:
-    """Raise `UserError` in the first process, and `PeerFailure` in the others, if some would have no GPU."""
-    count = torch.cuda.device_count()
-    if here.local_world_size <= count:
-        return
-    if here.local_rank:
-        raise PeerFailure(2)
-    raise UserError(
-        f"{here.local_world_size} processes are requested and this machine has {count} CUDA device{'s' * (count > 1)}; "
-        f"give --devices {count}, and --batch-size with --accumulate to keep the number of images per step, or "
-        "--device cpu"
-    )
 
 
 def all_reduce_sum(values: Tensor) -> Tensor:
@@ -130,22 +117,9 @@ def all_gather(value: T) -> list[T]:
     return values
 
 
-def all_reduce_max(count: int) -> int:
-    """The largest count of any process."""
-    if not dist.is_initialized():
-        return count
-    value = torch.tensor(count)
-    dist.all_reduce(value, dist.ReduceOp.MAX)
-    return int(value)
-
-
-def broadcast_object(value: Any) -> Any:
+def broadcast_object(value: T) -> T:
     """The first process's value."""
-    if not dist.is_initialized():
-        return value
-    values = [value]
-    dist.broadcast_object_list(values, src=0)
-    return values[0]
+    return all_gather(value)[0]
 
 
 def broadcast_buffers(module: nn.Module) -> None:
@@ -178,18 +152,24 @@ def raise_on_all_ranks() -> Iterator[None]:
     raise PeerFailure(codes[first]) from error
 
 
+def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
+    """The function on each tensor of nested dicts, lists and tuples."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {key: map_tensors(one, function) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        mapped = [map_tensors(one, function) for one in value]
+        return type(value)(*mapped) if hasattr(value, "_fields") else type(value)(mapped)
+    return value
+
+
 def full_state_dict(value: Any) -> Any:
     """The state with every tensor of which fsdp left a part on this process made whole; all processes must call it.
 
     So a run's checkpoints are the same whatever its strategy.
     """
-    if isinstance(value, DTensor):
-        return value.full_tensor()
-    if isinstance(value, dict):
-        return {key: full_state_dict(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [full_state_dict(one) for one in value]
-    return value
+    return map_tensors(value, lambda tensor: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
 
 
 @torch.no_grad()

@@ -16,33 +16,35 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError, needs, one_line
 from tokenmix.files import DiskError, make_folder, new_folder, open_regular, replace_file, replacing, write_bytes
+from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.load import load_task
 from tokenmix.lab.train.programs import HubForm
-from tokenmix.lab.train.sources import read_part, read_result
 from tokenmix.lab.train.task import TaskModule
 from tokenmix.registry import is_foreign
 
 TOLERANCE = 1e-4
 
 
-def export(run: Path, file_format: Literal["onnx", "torch-export"], out: Path | None = None) -> Path:
+def export(run: Path | RunFolder, file_format: Literal["onnx", "torch-export"], out: Path | None = None) -> Path:
     """Write the model of a run folder, with a dynamic batch, and compare its logits with PyTorch's to 1e-4.
 
     Raises:
         UserError: onnxruntime is not installed, `out` cannot be written, or the written model gives other outputs.
     """
-    task, _, _ = load_task(run)
+    folder = RunFolder.of(run)
+    task = load_task(folder)
     model, example = task.answering().eval().cpu(), task.example()
-    out = out or run / {"onnx": "model.onnx", "torch-export": "model.pt2"}[file_format]
+    out = out or folder.path / {"onnx": "model.onnx", "torch-export": "model.pt2"}[file_format]
     if out.is_dir():
         raise UserError(f"{out} is a folder; give a file to write by --out, for example {out / 'model.onnx'}")
     make_folder(out.parent)
+    # Tried on a batch of another size than the model is traced with.
+    three = {name: torch.cat([value, value[:1]]) for name, value in example.items()}
     write = _write_onnx if file_format == "onnx" else _write_torch
     with replacing(out) as partial:
-        answer = write(model, example, partial)
+        answer = write(model, example, three, partial)
         with torch.no_grad():
-            expected = model(*_three(example).values())
-        error = (answer - expected).abs().max().item()
+            error = (answer - model(*three.values())).abs().max().item()
         if not error <= TOLERANCE:
             raise UserError(
                 f"the exported model differs from PyTorch's by {error:.1e} (at most {TOLERANCE:.0e} is allowed)"
@@ -54,12 +56,7 @@ def _dynamic(example: Mapping[str, Tensor]) -> tuple[Any, ...]:
     return ({0: torch.export.Dim("batch", min=1, max=65536)},) * len(example)
 
 
-def _three(example: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A batch of another size than the model was traced with."""
-    return {name: torch.cat([value, value[:1]]) for name, value in example.items()}
-
-
-def _write_torch(model: nn.Module, example: Mapping[str, Tensor], partial: Path) -> Tensor:
+def _write_torch(model: nn.Module, example: Mapping[str, Tensor], tried: Mapping[str, Tensor], partial: Path) -> Tensor:
     program = torch.export.export(model, tuple(example.values()), dynamic_shapes=_dynamic(example))
     # Written by torch itself, a full disk would end the process.
     whole = io.BytesIO()
@@ -69,10 +66,10 @@ def _write_torch(model: nn.Module, example: Mapping[str, Tensor], partial: Path)
         torch.export.save(program, whole)
     write_bytes(partial, whole.getvalue())
     with open_regular(partial) as file, torch.no_grad():
-        return torch.export.load(file).module()(*_three(example).values())
+        return torch.export.load(file).module()(*tried.values())
 
 
-def _write_onnx(model: nn.Module, example: Mapping[str, Tensor], partial: Path) -> Tensor:
+def _write_onnx(model: nn.Module, example: Mapping[str, Tensor], tried: Mapping[str, Tensor], partial: Path) -> Tensor:
     with needs("ONNX export"):
         import onnxruntime
         import onnxscript  # noqa: F401  (torch's exporter needs it)
@@ -91,7 +88,7 @@ def _write_onnx(model: nn.Module, example: Mapping[str, Tensor], partial: Path) 
     assert program is not None
     program.save(str(partial), external_data=False)
     session = onnxruntime.InferenceSession(str(partial), providers=["CPUExecutionProvider"])
-    (logits,) = session.run(None, {name: value.numpy() for name, value in _three(example).items()})
+    (logits,) = session.run(None, {name: value.numpy() for name, value in tried.items()})
     return torch.from_numpy(logits)
 
 
@@ -99,7 +96,7 @@ def _write_onnx(model: nn.Module, example: Mapping[str, Tensor], partial: Path) 
 REPOSITORY = "OWNER/NAME"
 
 
-def export_to_hub(run: Path, out: Path | None = None, push: str | None = None) -> str:
+def export_to_hub(run: Path | RunFolder, out: Path | None = None, push: str | None = None) -> str:
     """Write config.json, model.safetensors, what else its library needs, and a model card; upload them if asked to.
 
     The model is loaded again by that library, and its outputs compared with those of the run's own model.
@@ -117,7 +114,8 @@ def export_to_hub(run: Path, out: Path | None = None, push: str | None = None) -
             that has not finished, a folder that is not empty, a model that is loaded as another, or an upload that
             failed.
     """
-    task, _, _ = load_task(run)
+    folder = RunFolder.of(run)
+    task, run = load_task(folder), folder.path
     form = task.hub
     other = task.config.swap.swap or task.config.swap.insert
     name = task.config.model.model
@@ -127,49 +125,38 @@ def export_to_hub(run: Path, out: Path | None = None, push: str | None = None) -
             f"no library of the hub loads a model of {what}; upload the run folder itself: hf upload "
             f"{push or REPOSITORY} {run} --exclude 'checkpoints/*'; tokenmix predict takes what hf download leaves"
         )
-    if not (run / "result.json").is_file():
-        raise UserError(
-            f"{run} has not finished, but a model card needs results; continue with: tokenmix train --resume {run}"
-        )
+    if not folder.is_finished:
+        raise UserError(f"{run} has not finished, but a model card needs results; {folder.to_continue}")
     out = out or run / "hub"
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists and is not empty; remove it, or give another folder with --out")
-    card = _card(task, form, run, push)
+    try:
+        card = _card(task, form, folder.result, folder.setup["command"], push)
+    except (AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(
+            f"result.json or config.json in {run} lacks what a model card needs ({one_line(error)}); restore them from "
+            "a copy"
+        ) from None
     make_folder(out.parent)
     try:
         with new_folder(out) as partial:
-            _check(task, task.save_for_hub(partial))
+            loaded, example = task.save_for_hub(partial), task.example().values()
+            with torch.no_grad():
+                error = (loaded.eval()(*example) - task.answering().eval().cpu()(*example)).abs().max().item()
+            if not error <= TOLERANCE:
+                raise UserError(
+                    f"{name} as loaded from the written folder differs from the run's by {error:.1e}; the library has "
+                    "no form for this model"
+                )
             replace_file(partial / "README.md", card.encode())
     except SafetensorError as error:  # What the disk refuses has no class of its own there.
         raise DiskError(f"cannot write {out} ({error}); free space, or give another folder with --out") from None
     return str(out) if push is None else _upload(out, push)
 
 
-@torch.no_grad()
-def _check(task: TaskModule, loaded: torch.nn.Module) -> None:
-    example = task.example().values()
-    error = (loaded.eval()(*example) - task.answering().eval().cpu()(*example)).abs().max().item()
-    if not error <= 1e-4:
-        raise UserError(
-            f"{task.config.model.model} as loaded from the written folder differs from the run's by {error:.1e}; "
-            "the library has no form for this model"
-        )
-
-
-def _card(task: TaskModule, form: HubForm, run: Path, repo: str | None) -> str:
-    result, setup = read_result(run), read_part(run, "config.json")
-    try:
-        return _filled_card(task, form, result, setup["command"], repo)
-    except (AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
-        raise UserError(
-            f"result.json or config.json in {run} lacks what a model card needs ({one_line(error)}); restore them from "
-            "a copy"
-        ) from None
-
-
-def _filled_card(
-    task: TaskModule, form: HubForm, result: Mapping[str, Any], command: Sequence[str], repo: str | None
-) -> str:
+def _card(task: TaskModule, form: HubForm, result: Mapping[str, Any], command: Sequence[str], repo: str | None) -> str:
     program, *words = command
     data, name, measured = task.data, result["data"], result["environment"]
     unit = next(key.removesuffix("_per_second") for key in result if key.endswith("_per_second"))
@@ -184,8 +171,30 @@ def _filled_card(
     )
     where = f"Measured on {data['test']:,} test {unit} of `{name}`, after epoch {result['best_epoch']}, {chosen}"
     versions, commit = measured["versions"], measured.get("commit") or "not known"
+    # The hub reads library, task and results from the card's metadata.
+    results = [
+        EvalResult(
+            task_type=form.pipeline,
+            dataset_type=name,
+            dataset_name=name,
+            dataset_split="test",
+            metric_type=key,
+            metric_value=value,
+        )
+        for key, value in numbers.items()
+        if value is not None and math.isfinite(value)
+    ]
+    header = ModelCardData(
+        library_name=form.library,
+        pipeline_tag=form.pipeline,
+        tags=["tokenmix", form.library],
+        model_name=(repo or result["model"]).rpartition("/")[2],
+        eval_results=results or None,
+    )
     return f"""\
-{_header(form, result, numbers, repo)}
+---
+{header.to_yaml()}
+---
 # {result["model"]}
 
 {about}
@@ -212,30 +221,6 @@ in {result["seconds"]:,.0f} s of training on {", ".join(measured["gpus"]) or mea
 {form.code.format(repo=repo or REPOSITORY)}
 ```
 """
-
-
-def _header(form: HubForm, result: Mapping[str, Any], numbers: Mapping[str, float | None], repo: str | None) -> str:
-    """The card's metadata: the hub reads library, task and results from it."""
-    results = [
-        EvalResult(
-            task_type=form.pipeline,
-            dataset_type=result["data"],
-            dataset_name=result["data"],
-            dataset_split="test",
-            metric_type=key,
-            metric_value=value,
-        )
-        for key, value in numbers.items()
-        if value is not None and math.isfinite(value)
-    ]
-    card = ModelCardData(
-        library_name=form.library,
-        pipeline_tag=form.pipeline,
-        tags=["tokenmix", form.library],
-        model_name=(repo or result["model"]).rpartition("/")[2],
-        eval_results=results or None,
-    )
-    return f"---\n{card.to_yaml()}\n---"
 
 
 def _upload(folder: Path, repo: str) -> str:

@@ -38,11 +38,7 @@ class DistributedInfo:
 
 
 def distributed_info() -> DistributedInfo:
-    """Rank of this process, from torchrun's variables; rank 0 of 1 without them.
-
-    Raises:
-        UserError: a variable is not a number, or they contradict each other.
-    """
+    """Rank of this process, from torchrun's variables, which `UserError` checks; rank 0 of 1 without them."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     missing = [name for name in names if not os.environ.get(name)]
     if missing:
@@ -66,11 +62,7 @@ def number_in(variable: str) -> int:
 
 
 def processes_to_start(config: TrainConfig) -> int:
-    """How many processes the command still has to start; 1 if this one is to train.
-
-    Raises:
-        UserError: see `distributed_info`, which must come before Lightning: that reads RANK at its import.
-    """
+    """How many processes the command still has to start; 1 if this one is to train."""
     distributed_info()
     if "RANK" in os.environ:
         return 1

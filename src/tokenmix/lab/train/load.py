@@ -11,9 +11,9 @@ from torch import nn
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.lab.registry import get_task
-from tokenmix.lab.train.checkpoint import check_weights, put_weights, read_weights
+from tokenmix.lab.train.checkpoint import WEIGHTS, check_weights, put_weights, read_weights
 from tokenmix.lab.train.config import SwapConfig, TrainConfig
-from tokenmix.lab.train.sources import config_of_source, read_config, read_description
+from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.task import TaskModule
 from tokenmix.layers.own import checked_own_mixers, own_mixers
 from tokenmix.swap import InsertReport, SwapReport, insert, swap_attention
@@ -26,21 +26,22 @@ LARGE = 1024
 
 def load_run(run: Path) -> tuple[nn.Module, TrainConfig, dict[str, Any]]:
     """Load a run folder: the model with its weights, the config and the description of the data."""
-    task, config, description = load_task(run)
-    return task.model, config, description
+    folder = RunFolder.of(run)
+    return load_task(folder).model, folder.config, folder.description
 
 
 @from_caller
-def load_task(run: Path, options: Mapping[str, Any] | None = None) -> tuple[TaskModule, TrainConfig, dict[str, Any]]:
-    """`load_run` with the task around the model; `options` are as in `evaluate`."""
-    config, description = read_config(run), read_description(run)
+def load_task(run: Path | RunFolder, options: Mapping[str, Any] | None = None) -> TaskModule:
+    """The task of a run folder, around the model with its weights; `options` are as in `evaluate`."""
+    folder = RunFolder.of(run)
+    config, description = folder.config, folder.description
     for name in options or {}:
         if name not in (known := [field.name for field in dataclasses.fields(config.options.evaluation)]):
             raise unknown_name(f"option of evaluating a run of {config.task}", name, known)
     config = config.replace(**(options or {}))
-    weights = run / "model.safetensors"
+    weights = folder.path / WEIGHTS
     if not weights.exists():
-        raise UserError(f"{run} has not finished its first epoch; continue with: tokenmix train --resume {run}")
+        raise UserError(f"{folder.path} has not finished its first epoch; {folder.to_continue}")
     kind = get_task(config.task)
     stored = None
     changed = config.swap.swap is not None or config.swap.insert is not None
@@ -48,13 +49,13 @@ def load_task(run: Path, options: Mapping[str, Any] | None = None) -> tuple[Task
         # A model with a weight for each token of such images may not fit into memory.
         with torch.device("meta"):
             shapes = kind.model_from_config(config, description)
-        stored = read_weights(run)
+        stored = read_weights(folder)
         check_weights(shapes, stored, weights, stored_types(config))
     task = kind(kind.model_from_config(config, description), config, description)
     swap_mixers(task)
     # Read after the model is built, whose mistakes come first.
-    put_weights(task.model, read_weights(run) if stored is None else stored, weights, stored_types(config))
-    return task.eval(), config, description
+    put_weights(task.model, read_weights(folder) if stored is None else stored, weights, stored_types(config))
+    return task.eval()
 
 
 def stored_types(config: TrainConfig) -> tuple[torch.dtype, ...]:
@@ -68,13 +69,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 @dataclass
 class ChangedModel:
-    """What was swapped and inserted.
-
-    Attributes:
-        swapped: names of the layers that were swapped in.
-        mixers: those, and the inserted blocks.
-        notes: lines for the user.
-    """
+    """Names of the layers that were swapped in, of those and the inserted blocks, and lines for the user."""
 
     swapped: list[str] = field(default_factory=list)
     mixers: list[str] = field(default_factory=list)
@@ -86,36 +81,28 @@ def start_and_swap(task: TaskModule, source: Path | None) -> ChangedModel:
 
     Weights of a model that was not changed go in before, so that a swap can keep projections; those of a run that was
     changed in the same way go in after it.
-
-    Raises:
-        UserError: weights of another model, or of a run with another swap; else as `swap_attention` and `insert`.
     """
     if source is None:
         return swap_mixers(task)
-    theirs = config_of_source(source)
-    if theirs is None or (theirs.swap.swap is None and theirs.swap.insert is None):
+    folder = RunFolder.of_weights(source)
+    theirs = SwapConfig() if folder is None else folder.saved_config.swap
+    if theirs.swap is None and theirs.insert is None:
         put_weights(task.model, task.initial_weights(source), source, FLOATS)
         return swap_mixers(task)
-    ours = task.config.swap
-    if dataclasses.replace(theirs.swap, train_only=ours.train_only) != ours:
+    ours, words = task.config.swap, []
+    for part, place in (("swap", "where"), ("insert", "after")):
+        if (mixer := getattr(theirs, part)) is not None:
+            kwargs = "".join(f" {name}={value}" for name, value in getattr(theirs, f"{part}_kwargs").items())
+            words.append(f"--{part} {mixer} --{part}-{place} {getattr(theirs, f'{part}_{place}')!r}")
+            words += [f"--{part}-kwargs{kwargs}"] if kwargs else []
+    words += [f"--swap-drop {theirs.swap_drop}"] if theirs.swap_drop else []
+    if dataclasses.replace(theirs, train_only=ours.train_only) != ours:
         raise UserError(
-            f"{source} was trained with {_words(theirs.swap)}; give the same, or start from a run without a swap"
+            f"{source} was trained with {' '.join(words)}; give the same, or start from a run without a swap"
         )
     changed = swap_mixers(task)
     put_weights(task.model, task.initial_weights(source), source, FLOATS)
     return changed
-
-
-def _words(swap: SwapConfig) -> str:
-    words = []
-    for part, place in (
-        ("swap", f"--swap-where {swap.swap_where!r}"),
-        ("insert", f"--insert-after {swap.insert_after!r}"),
-    ):
-        if (mixer := getattr(swap, part)) is not None:
-            kwargs = "".join(f" {name}={value}" for name, value in getattr(swap, f"{part}_kwargs").items())
-            words.append(f"--{part} {mixer} {place}{kwargs and f' --{part}-kwargs{kwargs}'}")
-    return " ".join([*words, *([f"--swap-drop {swap.swap_drop}"] if swap.swap_drop else [])])
 
 
 def swap_mixers(task: TaskModule) -> ChangedModel:
@@ -135,42 +122,34 @@ def swap_mixers(task: TaskModule) -> ChangedModel:
         )
         changed.swapped = [row.name for row in report.rows]
         changed.mixers += changed.swapped
-        changed.notes += _swap_notes(report)
+        first, kept = report.rows[0], ", ".join(report.rows[0].kept) or "none"
+        changed.notes.append(
+            f"{report.mixer} in place of {first.before} in {_places(report)}; projections kept: {kept}"
+        )
+        if dropped := dict.fromkeys(name for row in report.rows for name in row.dropped):
+            changed.notes.append(f"positions dropped: {', '.join(dropped)}")
+        changed.notes += (f"left as it was: {s.name} ({s.kind}): {s.reason}" for s in report.skipped)
     if swap.insert is not None:
         inserted = insert(
             task.model, swap.insert_after or "", swap.insert, mixer_kwargs=swap.insert_kwargs, example_inputs=example
         )
         changed.mixers += [f"{row.name}.{INSERTED}" for row in inserted.rows]
-        changed.notes += _insert_notes(inserted)
+        more = inserted.parameters_after - inserted.parameters_before
+        changed.notes.append(
+            f"{inserted.mixer} inserted after {_places(inserted)}; identity at the start, {more:,} more parameters"
+        )
+        changed.notes += (f"left out: {s.name} ({s.kind}): {s.reason}" for s in inserted.skipped)
     return changed
 
 
 @torch.no_grad()
 def check_own_mixers(task: TaskModule) -> None:
-    """Run the task's new model once if it has mixers from outside tokenmix, before anything is written or trained.
-
-    Raises:
-        UserError: as `checked_own_mixers`.
-    """
+    """Run the new model once if it has mixers from outside tokenmix, before anything is written."""
     if not own_mixers(task.model) or type(task).example is TaskModule.example:
         return
     with checked_own_mixers(task.model), torch.random.fork_rng(devices=[]):
         task.answering().eval()(*task.example().values())
     task.train()
-
-
-def _swap_notes(report: SwapReport) -> list[str]:
-    kept = ", ".join(report.rows[0].kept) or "none"
-    first = f"{report.mixer} in place of {report.rows[0].before} in {_places(report)}; projections kept: {kept}"
-    dropped = dict.fromkeys(name for row in report.rows for name in row.dropped)
-    lines = [first, *([f"positions dropped: {', '.join(dropped)}"] if dropped else [])]
-    return [*lines, *(f"left as it was: {s.name} ({s.kind}): {s.reason}" for s in report.skipped)]
-
-
-def _insert_notes(report: InsertReport) -> list[str]:
-    more = report.parameters_after - report.parameters_before
-    first = f"{report.mixer} inserted after {_places(report)}; identity at the start, {more:,} more parameters"
-    return [first, *(f"left out: {s.name} ({s.kind}): {s.reason}" for s in report.skipped)]
 
 
 def _places(report: SwapReport | InsertReport) -> str:

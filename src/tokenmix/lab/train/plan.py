@@ -1,12 +1,17 @@
-"""How many batches make a step, an epoch and a run, and the position of a run in it."""
+"""The steps of a run: how many batches make one, an epoch and the run, and what an optimiser does in each."""
 
 import math
 import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
 import numpy as np
 import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from tokenmix.errors import UserError
 from tokenmix.lab.train.config import OptimConfig, TrainConfig
@@ -103,3 +108,121 @@ def seed_everything(seed: int, epoch: int, batch: int, rank: int = 0) -> None:
     random.seed(int(words[0]))
     np.random.seed(int(words[1]))
     torch.manual_seed(int(words[2]))
+
+
+@dataclass
+class Warmup:
+    """Factor on the peak rate: linear from near 0 over `warmup` steps, then `shape` of the share done, to `floor`.
+
+    `"step"` counts from the run's start instead, as published schedules do, and is no lower than `floor`.
+    """
+
+    shape: str
+    warmup: int
+    total: int
+    floor: float
+
+    def __call__(self, step: int) -> float:
+        if step < self.warmup:
+            return (step + 1) / (self.warmup + 1)
+        if self.shape == "step":
+            done = step / max(1, self.total)
+            return max(self.floor, 0.1 ** ((done >= 8 / 12) + (done >= 11 / 12)))
+        done = min(1.0, (step - self.warmup) / max(1, self.total - self.warmup))
+        return self.floor + (1 - self.floor) * SHAPES[self.shape](done)
+
+
+SHAPES: dict[str, Callable[[float], float]] = {
+    "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
+    "linear": lambda done: 1 - done,
+    "poly": lambda done: (1 - done) ** 0.9,
+    "constant": lambda done: 1.0,
+}
+
+
+def make_optimizer(model: nn.Module | list[dict[str, Any]], optim: OptimConfig) -> Optimizer:
+    """timm's optimiser of that name.
+
+    A model's biases, norms, and what `model.no_weight_decay()` names, have no decay; groups keep their own.
+    """
+    from timm.optim import create_optimizer_v2
+
+    try:
+        options: dict[str, Any] = {} if optim.opt_eps is None else {"eps": optim.opt_eps}
+        return create_optimizer_v2(model, opt=optim.opt, lr=optim.lr, weight_decay=optim.weight_decay, **options)
+    except ImportError as error:
+        raise UserError(f"optimiser {optim.opt!r}: {error}") from None
+
+
+def make_schedule(optimizer: Optimizer, optim: OptimConfig, total_steps: int, epochs: int) -> LambdaLR:
+    """The schedule with linear warm-up over the optimiser steps of the run, the cool-down left out."""
+    warmup = round(0.05 * total_steps) if optim.warmup_steps is None else optim.warmup_steps
+    if optim.warmup_epochs is not None:
+        warmup = round(optim.warmup_epochs / epochs * total_steps)
+    falling = total_steps - round(optim.cooldown_epochs / epochs * total_steps)
+    return LambdaLR(optimizer, Warmup(optim.schedule, warmup, falling, optim.min_lr / optim.lr))
+
+
+def optimizers_and_schedules(configured: Any) -> tuple[list[Optimizer], list[dict[str, Any]]]:
+    """The optimisers, and the schedules with their `interval`, in any form that Lightning's `configure_optimizers` has.
+
+    As in Lightning, a schedule steps after each epoch unless its interval is "step".
+    """
+    if isinstance(configured, Optimizer | Mapping):
+        configured = [configured]
+    if len(configured) == 2 and all(isinstance(part, list | tuple) for part in configured):
+        optimizers, schedules = configured
+    else:
+        optimizers = [one if isinstance(one, Optimizer) else one["optimizer"] for one in configured]
+        schedules = [one["lr_scheduler"] for one in configured if isinstance(one, Mapping) and "lr_scheduler" in one]
+    given = [schedule if isinstance(schedule, Mapping) else {"scheduler": schedule} for schedule in schedules]
+    return list(optimizers), [{"interval": "epoch", **schedule} for schedule in given]
+
+
+class WeightEMA:
+    """Exponential moving average of the weights, which is evaluated and saved as the run folder's weights."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        from timm.utils.model_ema import ModelEmaV3
+
+        addresses = [tensor.data_ptr() for tensor in model.state_dict().values() if tensor.numel()]
+        if len(set(addresses)) < len(addresses):
+            raise UserError(
+                "ema would average tied parameters twice, such as embeddings shared with the head; omit --ema"
+            )
+        self.model = model
+        # With warm-up the first averages are short: else a run of a few hundred steps would keep its first weights.
+        # timm rounds a bfloat16 average at random, by a generator that no checkpoint holds: float32 needs no rounding.
+        low = any(value.dtype in (torch.bfloat16, torch.float16) for value in model.state_dict().values())
+        self.average = ModelEmaV3(model, decay=decay, use_warmup=True, dtype=torch.float32 if low else None)
+        self.average.requires_grad_(False)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The averaged weights, in the types of the model's."""
+        averaged = self.average.module.state_dict()
+        return {name: averaged[name].to(own.dtype) for name, own in self.model.state_dict().items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The average in float32, for the checkpoint."""
+        return {k: v.detach().cpu().clone() for k, v in self.average.module.state_dict().items()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from the average of a checkpoint."""
+        self.average.module.load_state_dict(state_dict)
+
+    def update(self, step: int) -> None:
+        """Add the weights after this step to the average."""
+        self.average.update(self.model, step=step)
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """The model has the averaged weights within the block, and its own after it."""
+        own = {name: value.clone() for name, value in self.model.state_dict().items()}
+        self._fill_model(self.average.module.state_dict())
+        yield
+        self._fill_model(own)
+
+    @torch.no_grad()
+    def _fill_model(self, weights: Mapping[str, Tensor]) -> None:
+        for name, value in self.model.state_dict().items():
+            value.copy_(weights[name])

@@ -16,7 +16,7 @@ from tokenmix.errors import UserError
 from tokenmix.files import replace_file
 from tokenmix.lab.data.store import read_sealed, sealed
 from tokenmix.lab.train.distributed import all_gather
-from tokenmix.lab.train.sources import check_identity
+from tokenmix.lab.train.folder import RunFolder
 
 FILE, INDEX = "predictions.safetensors", "index"
 Rows = Mapping[str, Tensor]
@@ -95,7 +95,7 @@ def read_predictions(run: Path) -> dict[str, Tensor] | None:
     if not file.exists():
         return None
     columns, notes, _ = read_sealed(file)
-    check_identity(notes, run, file)
+    RunFolder(run).check_identity(notes, file)
     for name, values in columns.items():
         table = name.rpartition(".")[0]
         index = columns.get(f"{table}.{INDEX}" if table else INDEX)

@@ -4,6 +4,7 @@ import csv
 import io
 import math
 import os
+import secrets
 import sys
 import time
 from pathlib import Path
@@ -15,11 +16,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as RichProgress
 from torch import Tensor
 
-from tokenmix.errors import UserError, printable
-from tokenmix.files import open_to_append, read_bytes, replace_file
+from tokenmix.errors import UserError, one_line, printable
+from tokenmix.files import open_to_append, read_bytes, read_json, replace_file, write_json
 from tokenmix.lab.data.fetch import log
+from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distributed import PeerFailure, all_reduce_mean, distributed_info
-from tokenmix.lab.train.loggers import RunLogger
 from tokenmix.lab.train.plan import Progress, TrainingPlan
 from tokenmix.lab.train.task import TaskData, TaskModule
 
@@ -46,7 +47,7 @@ class Recorder:
             from torch.utils.tensorboard.writer import SummaryWriter
 
             logger = task.config.loop.logger
-            self.logger = None if logger is None else RunLogger(task.config, run, quiet=quiet)
+            self.logger = None if logger is None else _open_tracker(task.config, run, quiet=quiet)
             # Points after the checkpoint, written before the kill, are hidden by purge_step.
             purged = progress.step + 1 if progress.step else None
             self.tensorboard = run / "tensorboard"
@@ -96,7 +97,12 @@ class Recorder:
         if self.first:
             self.task.draw(self.path.parent / "samples", progress.step)
         if not self.quiet:
-            print(printable(self._line()), file=sys.stderr, flush=True)
+            score = f"{self.task.monitor} {results[self.task.monitor]:.4f}  " if self.evaluated else ""
+            line = (
+                f"epoch {progress.epoch + 1}/{self.plan.epochs}  step {progress.step}/{self.plan.total_steps}  loss "
+                f"{values['train_loss']:.4f}  {score}{values[f'{self.unit}_per_second']:,.0f} {self.unit}/s"
+            )
+            print(printable(line), file=sys.stderr, flush=True)
         self.start_clock()
 
     def record_test(self) -> None:
@@ -146,7 +152,7 @@ class Recorder:
             before = self.progress.step * self.plan.accumulate - len(losses) + first
             raise self.diverged(f"the loss is {losses[first].item()}", before // self.plan.accumulate + 1)
 
-    def diverged(self, what: str, step: int) -> Exception:
+    def diverged(self, what: str, step: int) -> BaseException:
         """The error for a run whose numbers are no longer finite; all processes see it, the first one reports it."""
         if not self.first:
             return PeerFailure(2)
@@ -172,14 +178,7 @@ class Recorder:
             return
         self._check_folder()
         place = {"step": progress.step, "epoch": progress.epoch + 1, self.unit: progress.images}
-        self._append({**place, "seconds": round(progress.train_seconds, 4), **values})
-        named = {name.replace("_", "/", 1): value for name, value in values.items()}
-        for name, value in named.items():
-            self.board.add_scalar(name, value, progress.step)
-        if self.logger is not None:
-            self.logger.log(named, progress.step)
-
-    def _append(self, row: dict[str, float]) -> None:
+        row = {**place, "seconds": round(progress.train_seconds, 4), **values}
         text = io.StringIO()
         if not self.columns:
             # The first row is always one of training; the columns of evaluation come after its own.
@@ -188,15 +187,12 @@ class Recorder:
         csv.DictWriter(text, self.columns, lineterminator="\n").writerow(row)
         self.file.write(text.getvalue())
         self.file.flush()
-        self.progress.csv_bytes = self.file.tell()
-
-    def _line(self) -> str:
-        task, progress, latest = self.task, self.progress, self.latest
-        score = f"{task.monitor} {latest['val_' + task.monitor]:.4f}  " if self.evaluated else ""
-        return (
-            f"epoch {progress.epoch + 1}/{self.plan.epochs}  step {progress.step}/{self.plan.total_steps}  loss "
-            f"{latest['train_loss']:.4f}  {score}{latest[f'{self.unit}_per_second']:,.0f} {self.unit}/s"
-        )
+        progress.csv_bytes = self.file.tell()
+        named = {name.replace("_", "/", 1): value for name, value in values.items()}
+        for name, value in named.items():
+            self.board.add_scalar(name, value, progress.step)
+        if self.logger is not None:
+            self.logger.log(named, progress.step)
 
 
 class ProgressBar:
@@ -241,13 +237,10 @@ class ProgressBar:
     def advance(self) -> None:
         """One batch more."""
         if not self.rich.disable:
-            self.rich.update(self.line, advance=1, values=self.values())
-
-    def values(self) -> str:
-        """Loss and monitored metric, as far as there are any."""
-        latest, monitor = self.recorder.latest, self.recorder.task.monitor
-        shown = {"loss": latest.get("train_loss"), monitor: latest.get(f"val_{monitor}")}
-        return "  ".join(f"{name} {value:.4f}" for name, value in shown.items() if value is not None)
+            latest, monitor = self.recorder.latest, self.recorder.task.monitor
+            shown = {"loss": latest.get("train_loss"), monitor: latest.get(f"val_{monitor}")}
+            values = "  ".join(f"{name} {value:.4f}" for name, value in shown.items() if value is not None)
+            self.rich.update(self.line, advance=1, values=values)
 
 
 def _as_good(task: TaskModule, results: dict[str, Any], best: dict[str, Any]) -> bool:
@@ -270,3 +263,74 @@ def _cut(path: Path, size: int) -> list[str]:
         log(f"{path} has lost rows from before the checkpoint; continuing without them")
     replace_file(path, kept)
     return [column.decode() for column in columns] if kept else []
+
+
+PROJECT = "tokenmix"
+REMEDIES = {
+    "wandb": "log in by: wandb login, or set WANDB_MODE=offline",
+    "mlflow": "set MLFLOW_TRACKING_URI to a server, such as http://127.0.0.1:5000 of: mlflow server",
+}
+
+
+def _open_tracker(config: TrainConfig, run: Path, *, quiet: bool) -> "_Wandb | _MLflow":
+    """The run in the tracker of `config.loop.logger`, with its options; logger.json keeps its id there for a resume."""
+    kind, file = str(config.loop.logger), run / "logger.json"
+    try:
+        known = read_json(file)["id"] if file.exists() else None
+    except (LookupError, TypeError, ValueError, RecursionError):
+        raise UserError(f"{file} is damaged; remove it, then the tracker gets a new run") from None
+    options = {name: str(value) for name, value in config.flat().items()}
+    try:
+        tracker = {"wandb": _Wandb, "mlflow": _MLflow}[kind](run, known, options, quiet)
+        write_json(file, {"logger": kind, "id": tracker.id})
+    except Exception as error:  # Each tracker has its own types for a missing login and a missing network.
+        raise UserError(f"--logger {kind} cannot start ({one_line(error)}); {REMEDIES[kind]}") from error
+    return tracker
+
+
+class _Wandb:
+    def __init__(self, run: Path, known: str | None, options: dict[str, str], quiet: bool) -> None:
+        import wandb
+
+        # Its files hold links, and a run folder that holds any is not resumed.
+        self.run = wandb.init(
+            name=run.name,
+            dir=os.environ.get("WANDB_DIR", run.parent),
+            id=known or secrets.token_hex(4),
+            resume="allow",
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            config=options if known is None else None,
+            settings=wandb.Settings(silent=quiet),
+        )
+        self.run.define_metric("*", step_metric="step")
+        self.id = self.run.id
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        self.run.log({**values, "step": step})
+
+    def close(self, *, finished: bool) -> None:
+        self.run.finish(exit_code=0 if finished else 1)
+
+
+class _MLflow:
+    def __init__(self, run: Path, known: str | None, options: dict[str, str], quiet: bool) -> None:
+        import mlflow
+
+        # MLflow's own default depends on what of it is installed.
+        where = os.environ.get("MLFLOW_TRACKING_URI") or mlflow.get_tracking_uri()
+        self.client = mlflow.tracking.MlflowClient(where)
+        if known is None:
+            name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+            experiment = self.client.get_experiment_by_name(name)
+            where_to = self.client.create_experiment(name) if experiment is None else experiment.experiment_id
+            known = self.client.create_run(where_to, run_name=run.name).info.run_id
+            for option, value in options.items():
+                self.client.log_param(known, option, value)
+        self.id = known
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        for name, value in values.items():
+            self.client.log_metric(self.id, name, value, step=step)
+
+    def close(self, *, finished: bool) -> None:
+        self.client.set_terminated(self.id, "FINISHED" if finished else "FAILED")

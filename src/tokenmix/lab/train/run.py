@@ -21,15 +21,15 @@ import resource
 import secrets
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from tokenmix.environment import environment, keep_freed_memory
+from tokenmix.environment import environment
 from tokenmix.errors import UserError, printable
 from tokenmix.files import (
     DISK_ERRORS,
@@ -50,28 +50,27 @@ from tokenmix.lab.data.loader import worker_errors
 from tokenmix.lab.data.lookup import short_name, with_absolute_paths
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.checkpoint import Checkpoint, put_weights, read_latest_checkpoint
-from tokenmix.lab.train.checks import check_config, check_device, device_type, distills_layers, fit_to_ranks
+from tokenmix.lab.train.checks import check_config, check_device, distills_layers, fit_to_ranks
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.distributed import (
     PeerFailure,
+    broadcast_object,
     data_parallel_rank,
     distributed_info,
     process_group,
     raise_on_all_ranks,
 )
+from tokenmix.lab.train.folder import ID, RunFolder
 from tokenmix.lab.train.load import check_own_mixers, freeze_all_but, load_task, start_and_swap, stored_types
-from tokenmix.lab.train.plan import (
-    Progress,
-    make_plan,
-    seed_everything,
-    warmup_note,
-)
-from tokenmix.lab.train.sources import ID, edited_files, identity_of, read_config, read_description
-from tokenmix.lab.train.task import TaskData, TaskModule, input_sizes, size_note
+from tokenmix.lab.train.plan import Progress, make_plan, seed_everything, warmup_note
+from tokenmix.lab.train.task import TaskData, input_sizes, size_note
 from tokenmix.lab.train.trainer import Interrupted, Session, finite_outputs, fit, validate
 from tokenmix.layers.base import count_parameters
 from tokenmix.trust import from_caller
+
+CALIBRATION = 128
+"""Training images that fix the ranges; with 16 the accuracy was the same to 0.001 (dev/LOG.md, 2026-11-21)."""
 
 
 @from_caller
@@ -89,30 +88,61 @@ def train(config: TrainConfig, *, quiet: bool = False) -> Path:
     """
     if not isinstance(config, TrainConfig):
         raise UserError(f"train takes a TrainConfig, got {config!r}; make one with tokenmix.lab.train.make_config")
-    try:
-        check_device(config)
-        with process_group(config.loop.device):
-            quiet = quiet or not distributed_info().first
-            kind = get_task(config.task)
-            config = kind.with_absolute_paths(config)
-            run = config.loop.resume
-            if run is None:
-                return _start(kind, config, quiet)
-            with _held(run):
-                return _resume(run, kind, config, quiet)
-    except PeerFailure as stop:
-        raise SystemExit(stop.code) from None
+    with process_group(config.loop.device):
+        quiet = quiet or not distributed_info().first
+        return _start(config, quiet) if config.loop.resume is None else _resume(config, quiet)
+
+
+@from_caller
+def finish_run(config: TrainConfig, *, quiet: bool = False) -> Path:
+    """The run folder `config.loop.out`, trained to its end whatever is there: for programs that make many runs.
+
+    A finished run is left unchanged, a stopped one continues bit for bit, one without a checkpoint starts again.
+
+    Raises:
+        UserError: no folder is given, or it holds a run with other options, or one that another process writes; else
+            as `train`.
+    """
+    if (out := config.loop.out) is None:
+        raise UserError("a run that can be resumed needs a folder; give out")
+    run, finished = RunFolder(out), False
+    with process_group(config.loop.device):
+        # The first process decides, since it also removes.
+        with raise_on_all_ranks():
+            if distributed_info().first and (out / "config.json").exists():
+                wanted = _as_json(get_task(config.task).with_absolute_paths(config))
+                before = _as_json(run.saved_config)
+                for name, value in wanted.items():
+                    if name not in config.marked("free") and value != before.get(name):
+                        raise UserError(
+                            f"{out} holds a run with {name}={before.get(name)!r} instead of {value!r}; remove it, or "
+                            "give another folder"
+                        )
+                finished = run.is_finished
+                if not finished and latest_complete_checkpoint(out / "checkpoints" / "last").exists():
+                    own = {name: config.flat()[name] for name in ("device", "workers", "threads")}
+                    config = run.config.replace(resume=out, **own)
+                elif not finished:
+                    with one_writer(out):
+                        shutil.rmtree(out)
+        finished, config = broadcast_object((finished, config))
+        return out if finished else train(config, quiet=quiet)
+
+
+def _as_json(config: TrainConfig) -> dict[str, Any]:
+    """Options by name, as JSON gives them back."""
+    return json.loads(json.dumps(config.flat(), default=str))
 
 
 @from_caller
 def evaluate(
-    run: Path,
+    run: Path | RunFolder,
     data: str | None = None,
     *,
     device: str = "auto",
     limit: int | None = None,
     options: Mapping[str, Any] | None = None,
-    change: Callable[[TaskModule, TaskData], None] | None = None,
+    optimized: Literal["float32", "bfloat16", "int8"] | None = None,
 ) -> dict[str, Any]:
     """Metrics of a run's model on the test samples of its own data, or of other data with the same classes.
 
@@ -122,26 +152,36 @@ def evaluate(
         device: auto, cpu, cuda or mps.
         limit: use this many test samples.
         options: options of the task's evaluation, by name, that replace the run's own.
-        change: called with the task and the data before the evaluation, for example to put another form of the model
-            there.
+        optimized: evaluate the copy for CPUs by `tokenmix.optimize` in this dtype, with training images as its example;
+            for a task whose model takes a batch of images.
     """
-    task, config, description = load_task(run, options)
-    config = config.replace(data=data or config.data.data, device=device, limit_eval=limit or config.data.limit_eval)
+    task = load_task(run, options)
+    config = task.config.replace(
+        data=data or task.config.data.data,
+        device=device if optimized is None else "cpu",
+        limit_eval=limit or task.config.data.limit_eval,
+    )
     check_device(config)
-    if device_type(config) == "cpu":
-        keep_freed_memory()
     # Nothing is chosen here, and other data may have fewer training samples than the run held out.
     read = config.replace(data=with_absolute_paths(config.data.data), validation=0)
-    source = type(task).load_data(read, like=description)
-    if change is not None:
-        change(task, source)
+    source = type(task).load_data(read, like=task.data)
+    if optimized is not None:
+        from tokenmix.inference.optimizing import optimize
+
+        batch = next(iter(source.batches_of("train", CALIBRATION)))
+        images = batch.get("image") if isinstance(batch, dict) else None
+        if not isinstance(images, Tensor):
+            raise UserError(f"{type(task).__name__} is not trained on batches of images; leave --optimize out")
+        task.model = optimize(task.model, images, optimized, measure=False)
     # Batches as in the run, so that its own figures come back to the last bit.
     results = validate(task, source, config, config.loop.batch_size // config.optim.accumulate)
-    return {"data": config.data.data, "source": source.describe().get("source"), "samples": source.num_test, **results}
+    told = {} if optimized is None else {"optimize": optimized}
+    told |= {"data": config.data.data, "source": source.describe().get("source"), "samples": source.num_test}
+    return {**told, **results}
 
 
 def predict(
-    run: Path,
+    run: Path | RunFolder,
     inputs: Sequence[str | Path],
     out: Path | None = None,
     *,
@@ -154,23 +194,21 @@ def predict(
     """
     if not inputs:
         raise UserError("no files to predict; name at least one")
-    task, _, _ = load_task(run, options)
+    task = load_task(run, options)
     with finite_outputs(task):
-        return task.predict(inputs) if out is None else _predict_into(task, inputs, out)
-
-
-def _predict_into(task: TaskModule, inputs: Sequence[str | Path], out: Path) -> list[dict[str, Any]]:
-    if not task.writes:
-        return task.predict_into(inputs, out)
-    made = [folder for folder in (out, *out.parents) if not folder.exists()]
-    make_folder(out)
-    try:
-        return task.predict_into(inputs, out)
-    except BaseException:
-        with contextlib.suppress(OSError):  # What has got a file is not empty and stays.
-            for folder in made:
-                folder.rmdir()
-        raise
+        if out is None:
+            return task.predict(inputs)
+        if not task.writes:
+            return task.predict_into(inputs, out)
+        made = [folder for folder in (out, *out.parents) if not folder.exists()]
+        make_folder(out)
+        try:
+            return task.predict_into(inputs, out)
+        except BaseException:
+            with contextlib.suppress(OSError):  # What has got a file is not empty and stays.
+                for folder in made:
+                    folder.rmdir()
+            raise
 
 
 def run_folder(config: TrainConfig) -> Path:
@@ -179,41 +217,70 @@ def run_folder(config: TrainConfig) -> Path:
     return config.loop.out or Path("runs") / name
 
 
-@contextmanager
-def _held(run: Path) -> Iterator[None]:
-    """Lock the run folder: one process group at a time works in it, and its first process holds the lock."""
-    with contextlib.ExitStack() as stack:
-        with raise_on_all_ranks():
-            if distributed_info().first and run.is_dir():
-                stack.enter_context(one_writer(run))
-                for folder in (run, run / "checkpoints"):
-                    remove_partial(folder)
-        yield
-
-
-def _start(kind: type[TaskModule], config: TrainConfig, quiet: bool) -> Path:
-    run = run_folder(config)
+def _start(config: TrainConfig, quiet: bool) -> Path:
     with raise_on_all_ranks():
-        config = _checked(kind, config)
-        if distributed_info().first:
-            _check_empty(run)
-            make_folder(run)
-    with _held(run):
-        with raise_on_all_ranks():
-            if distributed_info().first:
-                _check_empty(run)
+        config = _resolved(config)
+    run = RunFolder(run_folder(config))
+    with _held(run.path, new=True):
         try:
             with raise_on_all_ranks():
-                session = _prepare(kind, config, config.loop.init_from)
+                session = _prepare(config, config.loop.init_from)
                 if distributed_info().first:
-                    _write_setup(run, config, session)
+                    _write_setup(run.path, config, session)
             for note in () if quiet else session.notes:
                 log(note)
-            return _work(run, session, Progress(), None, quiet)
+            return _train_and_test(run, session, Progress(), None, quiet)
         except BaseException:
-            if distributed_info().first and not _has_begun(run):
-                shutil.rmtree(run, ignore_errors=True)
+            rows = run.path / "metrics.csv"
+            begun = (run.path / "checkpoints").exists() or (rows.exists() and rows.stat().st_size > 0)
+            if distributed_info().first and not begun:
+                # So that the command can be repeated.
+                shutil.rmtree(run.path, ignore_errors=True)
             raise
+
+
+def _resume(given: TrainConfig, quiet: bool) -> Path:
+    run = RunFolder(given.loop.resume or Path())
+    with _held(run.path):
+        with raise_on_all_ranks():
+            config = fit_to_ranks(_merged(get_task(given.task).with_absolute_paths(given), run))
+            checkpoint = _last_checkpoint(run)
+            session = _prepare(_resolved(config))
+            if session.task.data != run.description:
+                raise UserError(
+                    f"the data {config.data.data!r} is not what {run.path} was started with; see its data.json"
+                )
+            last = run.path / "checkpoints" / "last"
+            put_weights(session.task.model, checkpoint.weights, last, stored_types(config))
+        progress, plan = checkpoint.progress, session.plan
+        if not (
+            progress.epoch <= plan.epochs and progress.batch <= plan.batches(0) and progress.step <= plan.total_steps
+        ):
+            raise UserError(
+                f"{run.path} stopped at a step beyond its config; restore config.json and meta.json from a copy"
+            )
+        if not quiet:
+            batch = f"{plan.processes} x {config.loop.batch_size} {session.data.unit}"
+            log(f"{run.path} continues from step {progress.step} of {plan.total_steps}, {batch} a step")
+        return _train_and_test(run, session, progress, checkpoint.state, quiet)
+
+
+@contextmanager
+def _held(run: Path, *, new: bool = False) -> Iterator[None]:
+    """Lock the run folder, a `new` one of which is made: one process group works in it, whose first process locks."""
+    with contextlib.ExitStack() as stack:
+        with raise_on_all_ranks():
+            if distributed_info().first:
+                if new:
+                    _check_empty(run)
+                    make_folder(run)
+                if run.is_dir():
+                    stack.enter_context(one_writer(run))
+                    if new:
+                        _check_empty(run)
+                    for folder in (run, run / "checkpoints"):
+                        remove_partial(folder)
+        yield
 
 
 def _check_empty(run: Path) -> None:
@@ -224,74 +291,60 @@ def _check_empty(run: Path) -> None:
         )
 
 
-def _write_setup(run: Path, config: TrainConfig, session: Session) -> None:
-    with _one_line_errors(run):
-        setup = {
-            ID: secrets.token_hex(16),
-            "config": dataclasses.asdict(config),
-            "command": sys.argv,
-            "environment": environment(),
-        }
-        write_json(run / "config.json", setup)
-        write_json(run / "data.json", session.task.data)
-        session.data.save(run)
-
-
-def _resume(run: Path, kind: type[TaskModule], given: TrainConfig, quiet: bool) -> Path:
-    with raise_on_all_ranks():
-        session, checkpoint = _restored(run, kind, given)
-    progress, plan = Progress.from_dict(checkpoint.meta["progress"]), session.plan
-    if not (progress.epoch <= plan.epochs and progress.batch <= plan.batches(0) and progress.step <= plan.total_steps):
-        raise UserError(f"{run} stopped at a step beyond its config; restore config.json and meta.json from a copy")
-    if not quiet:
-        batch = f"{plan.processes} x {session.task.config.loop.batch_size} {session.data.unit}"
-        log(f"{run} continues from step {progress.step} of {plan.total_steps}, {batch} a step")
-    return _work(run, session, progress, checkpoint.state, quiet)
-
-
-def _restored(run: Path, kind: type[TaskModule], given: TrainConfig) -> tuple[Session, Checkpoint]:
-    config = fit_to_ranks(_merged(given, read_config(run), run))
-    if (run / "result.json").exists():
-        raise UserError(
-            f"{run} is finished; evaluate it with: tokenmix eval {run}, or start from it with --init-from {run}"
-        )
-    last = run / "checkpoints" / "last"
-    if not any(latest_complete_checkpoint(last.with_name(name)).exists() for name in ("last", "best")):
-        raise UserError(f"{run} was stopped before its first checkpoint; remove the folder and start again")
-    checkpoint, own = read_latest_checkpoint(run), identity_of(run)
-    if own and checkpoint.run.get(ID) != own[ID]:
-        raise UserError(f"the checkpoint in {run} is of another run; put the run's own back, or start a new run")
-    for edited in edited_files(checkpoint.run, own):
-        raise UserError(
-            f"{run / edited} is not as it was when the run was started; put it back, or start a new run with "
-            f"--init-from {run}"
-        )
-    session = _prepare(kind, _checked(kind, config))
-    if session.task.data != read_description(run):
-        raise UserError(f"the data {config.data.data!r} is not what {run} was started with; see its data.json")
-    put_weights(session.task.model, checkpoint.weights, last, stored_types(config))
-    return session, checkpoint
-
-
-def _checked(kind: type[TaskModule], config: TrainConfig) -> TrainConfig:
-    """The config with the number of processes that run, if there are several; `UserError` if it cannot be."""
+def _resolved(config: TrainConfig) -> TrainConfig:
+    """The config with full paths, and the number of processes if there are several; `UserError` if it cannot be."""
+    kind, here = get_task(config.task), distributed_info()
+    config = kind.with_absolute_paths(config)
+    check_device(config)
     check_config(config)
     kind.check(config, config.loop.batch_size // config.optim.accumulate)
-    here = distributed_info()
-    if here.world_size == 1:
-        return config
-    return config.replace(devices=here.local_world_size, num_nodes=here.num_nodes)
+    return config if here.world_size == 1 else config.replace(devices=here.local_world_size, num_nodes=here.num_nodes)
 
 
-def _prepare(kind: type[TaskModule], config: TrainConfig, start: Path | None = None) -> Session:
+def _merged(given: TrainConfig, run: RunFolder) -> TrainConfig:
+    """The run's config, with what may be changed; anything else that differs is refused."""
+    own, changes, may = run.config.flat(), {}, given.marked("resumable")
+    for name, value in given.flat().items():
+        if value == own.get(name) or name == "resume" or (name == "out" and value == run.path):
+            continue
+        if name not in may:
+            raise UserError(
+                f"--resume continues with the run's own {name}={own.get(name)!r}; "
+                f"leave {value!r} out, or start a new run with --init-from {run.path}"
+            )
+        changes[name] = value
+    return run.config.replace(**changes)
+
+
+def _last_checkpoint(run: RunFolder) -> Checkpoint:
+    """Where the run continues; `UserError` for a run that is finished, that was not saved, or that was edited."""
+    if run.is_finished:
+        raise UserError(
+            f"{run.path} is finished; evaluate it with: tokenmix eval {run.path}, or start from it with --init-from "
+            f"{run.path}"
+        )
+    if not any(latest_complete_checkpoint(run.path / "checkpoints" / name).exists() for name in ("last", "best")):
+        raise UserError(f"{run.path} was stopped before its first checkpoint; remove the folder and start again")
+    checkpoint = read_latest_checkpoint(run.path)
+    if run.identity and checkpoint.run.get(ID) != run.identity[ID]:
+        raise UserError(f"the checkpoint in {run.path} is of another run; put the run's own back, or start a new run")
+    for edited in run.edited(checkpoint.run):
+        raise UserError(
+            f"{edited} is not as it was when the run was started; put it back, or start a new run with "
+            f"--init-from {run.path}"
+        )
+    return checkpoint
+
+
+def _prepare(config: TrainConfig, start: Path | None = None) -> Session:
     """Read the data, draw the first weights, which depend on the seed alone or are those of `start`, and swap."""
+    kind, shared = get_task(config.task), config.loop.token_parallel
     if config.loop.threads is not None:
         torch.set_num_threads(config.loop.threads)
-    if device_type(config) == "cpu":
-        keep_freed_memory()
-    data = kind.load_data(config)
+    data: TaskData = kind.load_data(config)
     rank, parts = data_parallel_rank(config)
     plan = make_plan(config, data.num_train, parts, data.unit)
+    warmup = warmup_note(config, plan)
     # As JSON would give it back, so that a run that continues sees what its first start saw.
     description = json.loads(to_json(data.describe()))
     seed_everything(config.loop.seed, 0, 0)
@@ -305,7 +358,7 @@ def _prepare(kind: type[TaskModule], config: TrainConfig, start: Path | None = N
     if config.loop.grad_checkpointing:
         _checkpoint_blocks(task.model)
     data = data if parts == 1 else data.part(rank, parts)
-    if (shared := config.loop.token_parallel) > 1:
+    if shared > 1:
         from tokenmix.parallel import check_token_parallel
 
         check_token_parallel(task.model, shared)
@@ -314,7 +367,6 @@ def _prepare(kind: type[TaskModule], config: TrainConfig, start: Path | None = N
     # Counted while the model is whole: fsdp will cut it into parts.
     sizes = input_sizes(task.model, task.data.get("img_size"))
     counts = {"parameters": count_parameters(task.model), "macs": task.macs(), **sizes}
-    warmup = warmup_note(config, plan)
     notes = [*([size_note(sizes)] if sizes else []), *changed.notes, *([warmup] if warmup else [])]
     return Session(task, data, plan, counts, notes)
 
@@ -323,10 +375,23 @@ def _load_teacher(task: DistillingTask) -> DistillingTask:
     name, kind = task.options.teacher, type(task)
     if not user_path(name).is_dir():
         return kind.named_teacher(name, task.config, task.data)
-    teacher = load_task(user_path(name))[0]
+    teacher = load_task(user_path(name))
     if not isinstance(teacher, kind):
         raise UserError(f"the teacher {name} is a run of {teacher.config.task}; give one of {task.config.task}")
     return teacher
+
+
+def _write_setup(run: Path, config: TrainConfig, session: Session) -> None:
+    with _one_line_errors(run):
+        setup = {
+            ID: secrets.token_hex(16),
+            "config": dataclasses.asdict(config),
+            "command": sys.argv,
+            "environment": environment(),
+        }
+        write_json(run / "config.json", setup)
+        write_json(run / "data.json", session.task.data)
+        session.data.save(run)
 
 
 def _checkpoint_blocks(model: nn.Module) -> None:
@@ -344,36 +409,34 @@ def _checkpoint_blocks(model: nn.Module) -> None:
         raise UserError(f"{type(model).__name__} has no gradient checkpointing ({error})") from None
 
 
-def _work(run: Path, session: Session, progress: Progress, state: dict[str, Any] | None, quiet: bool) -> Path:
+def _train_and_test(
+    run: RunFolder, session: Session, progress: Progress, state: dict[str, Any] | None, quiet: bool
+) -> Path:
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    with _one_line_errors(run), worker_errors():
-        identity = identity_of(run)
-        best, final = fit(session, run, progress, state, identity, quiet=quiet)
-        result = _result(session, progress, best, final, identity.get(ID))
+    with _one_line_errors(run.path), worker_errors():
+        best, final = fit(session, run, progress, state, quiet=quiet)
+        result = {ID: run.identity.get(ID), **_result(session, progress, best, final)}
         with raise_on_all_ranks():
             if distributed_info().first:
-                write_json(run / "result.json", result)
+                write_json(run.path / "result.json", result)
     if not quiet:
         monitor, unit = session.task.monitor, session.data.unit
         line = (
             f"test {monitor} {result['metrics'][monitor]:.4f} "
             f"(epoch {result['best_epoch']} of {session.plan.epochs}), {result['seconds']:.1f} s of training, "
-            f"{result[f'{unit}_per_second']:,.0f} {unit}/s; run folder {run}"
+            f"{result[f'{unit}_per_second']:,.0f} {unit}/s; run folder {run.path}"
         )
         print(printable(line))
-    return run
+    return run.path
 
 
-def _result(
-    session: Session, progress: Progress, best: dict[str, Any], final: dict[str, Any], run_id: str | None
-) -> dict[str, Any]:
+def _result(session: Session, progress: Progress, best: dict[str, Any], final: dict[str, Any]) -> dict[str, Any]:
     config, unit = session.task.config, session.data.unit
     # ru_maxrss counts bytes on macOS and KiB elsewhere.
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     cuda = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
     return {
-        ID: run_id,
         "task": config.task,
         "model": config.model.model,
         "data": config.data.data,
@@ -394,27 +457,6 @@ def _result(
         "peak_memory": {"process": memory, "cuda": cuda},
         "environment": environment(),
     }
-
-
-def _merged(given: TrainConfig, saved: TrainConfig, run: Path) -> TrainConfig:
-    """The saved config, with what may be changed; anything else that differs is refused."""
-    own, changes, may = saved.flat(), {}, given.marked("resumable")
-    for name, value in given.flat().items():
-        if value == own.get(name) or name == "resume" or (name == "out" and value == run):
-            continue
-        if name not in may:
-            raise UserError(
-                f"--resume continues with the run's own {name}={own.get(name)!r}; "
-                f"leave {value!r} out, or start a new run with --init-from {run}"
-            )
-        changes[name] = value
-    return saved.replace(**changes)
-
-
-def _has_begun(run: Path) -> bool:
-    """Whether a row or a checkpoint was written; a folder without is removed, so that the command can be repeated."""
-    rows = run / "metrics.csv"
-    return (run / "checkpoints").exists() or (rows.exists() and rows.stat().st_size > 0)
 
 
 @contextmanager

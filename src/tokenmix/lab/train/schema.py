@@ -74,17 +74,16 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def fitted(hint: Any, value: Any, name: str) -> Any:
-    """The value as the annotation has it: an int serves for a float, one value for a tuple of one, "none" for None.
-
-    Raises:
-        UserError: a value of another type, or outside its range.
-    """
+    """The value as the annotation has it: an int serves for a float, one value for a tuple of one, "none" for None."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         value = fitted(args[0], value, name)
-        for note in args[1:]:
-            if isinstance(note, Range):
-                _check_range(note, value, name, optional=type(None) in get_args(args[0]))
+        numbers = value if isinstance(value, tuple) else () if value is None else (value,)
+        or_none = ", or none;" if type(None) in get_args(args[0]) else ","
+        for wanted in (note for note in args[1:] if isinstance(note, Range)):
+            for number in numbers:
+                if number not in wanted:
+                    raise UserError(f"{name} must be {wanted}{or_none} got {number}")
         return value
     if origin in (Union, types.UnionType):
         other = next(arg for arg in args if arg is not type(None))
@@ -111,12 +110,6 @@ def _plain(wanted: type, value: Any, name: str) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{name} must be a finite number, got {value}")
     return value
-
-
-def _check_range(wanted: Range, value: Any, name: str, *, optional: bool) -> None:
-    for number in value if isinstance(value, tuple) else () if value is None else (value,):
-        if number not in wanted:
-            raise UserError(f"{name} must be {wanted}{', or none;' if optional else ','} got {number}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,12 +142,18 @@ class Document:
         return {field.name for part in parts for field in dataclasses.fields(part) if mark in field.metadata}
 
     def replace(self, **values: Any) -> Self:
-        """The same with other values, by the names of the leaves, or a table of them by the name of a part.
-
-        Raises:
-            UserError: an unknown name, a value of another type, or outside its range.
-        """
-        given = self._opened(values)
+        """The same with other values, by the names of the leaves, or a table of them by the name of a part."""
+        # Leaves by name, from leaves and tables of leaves.
+        given: dict[str, Any] = {}
+        for name, value in values.items():
+            part = getattr(self, name, None)
+            table = isinstance(part, Part) and isinstance(value, Mapping)
+            known = vars(part) if table else self.flat()
+            leaves = dict(value) if table else {name: value}
+            for key in leaves:
+                if key not in known:
+                    raise self.unknown_option(key, known)
+            given |= leaves
         parts = {}
         for name, part in vars(self).items():
             if isinstance(part, Part):
@@ -162,43 +161,47 @@ class Document:
                 parts[name] = dataclasses.replace(part, **own) if own else part
         return dataclasses.replace(self, **parts, **given)
 
-    def _opened(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Leaves by name, from leaves and tables of leaves."""
-        given: dict[str, Any] = {}
-        for name, value in values.items():
-            part = getattr(self, name, None)
-            if isinstance(part, Part) and isinstance(value, Mapping):
-                for key in value:
-                    if key not in vars(part):
-                        raise self.unknown_option(key, vars(part))
-                given |= value
-            elif name in self.flat():
-                given[name] = value
-            else:
-                raise self.unknown_option(name, self.flat())
-        return given
-
     def unknown_option(self, name: str, known: Iterable[str]) -> UserError:
         """The error for an unknown option, with the nearest known ones."""
         return unknown_name("option", name, known)
-
-
-def _value(text: str) -> Any:
-    """A Python literal where it is one, else the text itself."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
 
 
 def _pairs(args: list[str]) -> dict[str, Any]:
     bare = [arg for arg in args if "=" not in arg]
     if bare:
         raise ValueError(f"{bare[0]!r} is not of the form name=value; give NAME=VALUE")
-    return {key: _value(text) for key, _, text in (arg.partition("=") for arg in args)}
+    pairs: dict[str, Any] = {}
+    for key, _, text in (arg.partition("=") for arg in args):
+        try:
+            pairs[key] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            pairs[key] = text
+    return pairs
 
 
-def _list(metavar: str, convert: Callable[[str], Any], wanted: str) -> Any:
+def option(
+    metavar: str,
+    kinds: type | tuple[type, ...],
+    parse: Callable[[list[str]], Any],
+    shown: Callable[[Any], str | list[str]] = str,
+    nargs: Literal[1, "*"] = 1,
+) -> PrimitiveConstructorSpec[Any]:
+    """How tyro reads an option of `kinds` from its words, and shows a default."""
+    return PrimitiveConstructorSpec(
+        nargs=nargs,
+        metavar=metavar,
+        instance_from_str=parse,
+        is_instance=lambda value: isinstance(value, kinds),
+        str_from_instance=lambda value: [text] if isinstance(text := shown(value), str) else text,
+    )
+
+
+def joined(values: Iterable[Any]) -> str:
+    """As a list is typed."""
+    return ",".join(map(str, values))
+
+
+def _list(metavar: str, convert: Callable[[str], Any], wanted: str) -> PrimitiveConstructorSpec[Any]:
     def parse(args: list[str]) -> tuple[Any, ...]:
         values = []
         for word in filter(None, map(str.strip, args[0].split(","))):
@@ -208,34 +211,22 @@ def _list(metavar: str, convert: Callable[[str], Any], wanted: str) -> Any:
                 raise ValueError(f"{word!r} is not {wanted}; separate values by commas") from None
         return tuple(values)
 
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=metavar,
-        instance_from_str=parse,
-        is_instance=lambda x: isinstance(x, tuple),
-        str_from_instance=lambda x: [",".join(map(str, x))],
-    )
+    return option(metavar, tuple, parse, joined)
 
 
 Pairs = Annotated[
     dict[str, Any],
-    PrimitiveConstructorSpec(
-        nargs="*",
-        metavar="NAME=VALUE ...",
-        instance_from_str=_pairs,
-        is_instance=lambda x: isinstance(x, dict),
-        str_from_instance=lambda x: [f"{k}={v}" for k, v in x.items()],
-    ),
+    option("NAME=VALUE ...", dict, _pairs, lambda pairs: [f"{key}={value}" for key, value in pairs.items()], "*"),
     tyro.conf.arg(help_behavior_hint=lambda default: f"(default: {default or 'none'})"),
 ]
 Folders = Annotated[
     tuple[Path, ...] | None,
-    PrimitiveConstructorSpec(
-        nargs="*",
-        metavar="FOLDER ...",
-        instance_from_str=lambda args: None if args == ["none"] else tuple(map(user_path, args)),
-        is_instance=lambda x: x is None or isinstance(x, tuple),
-        str_from_instance=lambda x: ["none"] if x is None else list(map(str, x)),
+    option(
+        "FOLDER ...",
+        (tuple, types.NoneType),
+        lambda args: None if args == ["none"] else tuple(map(user_path, args)),
+        lambda folders: ["none"] if folders is None else list(map(str, folders)),
+        "*",
     ),
 ]
 Needed = Annotated[
@@ -246,12 +237,11 @@ _NONE = tyro.conf.arg(help_behavior_hint=lambda shown: "(default: none)" if show
 Names = Annotated[tuple[str, ...], _list("A,B,C", str, "a name"), _NONE]
 Jobs = Annotated[
     int | None,
-    PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="N|auto",
-        instance_from_str=lambda args: None if args[0] == "auto" else int(args[0]),
-        is_instance=lambda x: x is None or isinstance(x, int),
-        str_from_instance=lambda x: ["auto" if x is None else str(x)],
+    option(
+        "N|auto",
+        (int, types.NoneType),
+        lambda args: None if args[0] == "auto" else int(args[0]),
+        lambda jobs: "auto" if jobs is None else str(jobs),
     ),
 ]
 Numbers = Annotated[tuple[int, ...], _list("1,2,3", int, "a whole number")]

@@ -27,7 +27,7 @@ from tokenmix.lab.train.checkpoint import initial_weights
 from tokenmix.lab.train.config import TeacherOptions, TrainConfig
 from tokenmix.lab.train.distributed import all_reduce_mean
 from tokenmix.lab.train.metrics import Metric, Metrics
-from tokenmix.lab.train.optimizer import make_optimizer, make_schedule
+from tokenmix.lab.train.plan import make_optimizer, make_schedule
 from tokenmix.lab.train.predictions import SampledMetric
 from tokenmix.lab.train.programs import ProgramHooks
 

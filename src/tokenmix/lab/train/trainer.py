@@ -7,36 +7,154 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
+from tokenmix.environment import keep_freed_memory
 from tokenmix.errors import UserError, one_line
 from tokenmix.lab.data.loader import worker_errors
 from tokenmix.lab.train.checkpoint import Checkpoint, read_weights, save_run
+from tokenmix.lab.train.checks import device_type
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distributed import (
-    all_reduce_max,
+    all_gather,
     broadcast_buffers,
     data_parallel_rank,
     distributed_info,
     full_state_dict,
     load_full_state_dict,
+    map_tensors,
     raise_on_all_ranks,
     sharded_state_dict,
 )
-from tokenmix.lab.train.engine import Engine
-from tokenmix.lab.train.optimizer import WeightEMA, optimizers_and_schedules
-from tokenmix.lab.train.plan import Progress, TrainingPlan, seed_everything
+from tokenmix.lab.train.folder import RunFolder
+from tokenmix.lab.train.plan import Progress, TrainingPlan, WeightEMA, optimizers_and_schedules, seed_everything
 from tokenmix.lab.train.predictions import collected, save_predictions
 from tokenmix.lab.train.record import ProgressBar, Recorder
 from tokenmix.lab.train.task import TaskData, TaskModule
+
+MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+
+
+class _TrainingStep(nn.Module):
+    """A task whose forward pass is its training step, which is what DistributedDataParallel wraps."""
+
+    def __init__(self, task: TaskModule) -> None:
+        super().__init__()
+        self.task = task
+
+    def forward(self, batch: Any, number: int) -> dict[str, Any]:
+        return self.task.training_step(batch, number)
+
+
+class Engine:
+    """A task on its device, in its precision and, unless `alone`, shared by all processes of the run.
+
+    Several processes hold copies (ddp), shards (fsdp), or copies that split the tokens of an image. A task that steps
+    its optimisers itself has several backward passes in a step, so that its gradients are averaged before each step of
+    an optimiser.
+    """
+
+    def __init__(self, config: TrainConfig, task: TaskModule, *, alone: bool = False) -> None:
+        here, kind, shared = distributed_info(), device_type(config), config.loop.token_parallel
+        self.task, self.precision, self.kind = task, config.loop.precision, kind
+        if kind == "cpu":
+            keep_freed_memory()
+        several = not alone and here.world_size > 1
+        self.device = torch.device(kind, here.local_rank) if several and kind == "cuda" else torch.device(kind)
+        self.scaler = torch.amp.GradScaler(kind, enabled=self.precision == "16-mixed")
+        self.average = several and not task.automatic_optimization
+        self.sharded = several and config.loop.strategy == "fsdp"
+        self.module: nn.Module = _TrainingStep(task)
+        task.to(self.device, torch.bfloat16 if self.precision == "bf16" else None)
+        if several and shared > 1 and (self.sharded or not self.average):
+            shape = (here.world_size // shared, shared)
+            task.split_tokens(init_device_mesh(kind, shape, mesh_dim_names=("data", "tokens"))["tokens"])
+        if self.sharded:
+            # Over all processes, as gradients must be averaged over those that share an image too.
+            task.shard(init_device_mesh(kind, (here.world_size,)))
+        elif several and not self.average:
+            self.module = DistributedDataParallel(self.module, [self.device] if kind == "cuda" else None)
+
+    def move(self, batch: Any) -> Any:
+        """The batch on the device, in bf16 in that type. Mixed precision keeps floats: points need all their bits."""
+        dtype = torch.bfloat16 if self.precision == "bf16" else None
+        return map_tensors(
+            batch, lambda x: x.to(self.device, dtype if x.is_floating_point() else None, non_blocking=True)
+        )
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Autocast in mixed precision; in bf16 new tensors are bf16."""
+        before = torch.get_default_dtype()
+        try:
+            if self.precision == "bf16":
+                torch.set_default_dtype(torch.bfloat16)
+            mixed = MIXED.get(self.precision)
+            with nullcontext() if mixed is None else torch.autocast(self.kind, mixed):
+                yield
+        finally:
+            torch.set_default_dtype(before)
+
+    def train(self, batch: Any, number: int, *, share: float = 1.0, last: bool = True) -> dict[str, Tensor]:
+        """The task's training step, and the backward pass of `share` of its loss; returns what there is to log.
+
+        After the `last` batch of a step of the optimiser the processes exchange gradients.
+        """
+        with nullcontext() if last or not isinstance(self.module, DistributedDataParallel) else self.module.no_sync():
+            if self.sharded:
+                self.task.model.set_requires_gradient_sync(last)  # type: ignore[operator]
+            with self.computing():
+                outputs = self.module(batch, number)
+            if self.task.automatic_optimization:
+                self.scaler.scale(outputs["loss"].float() * share).backward()
+        return map_tensors(outputs["logs"], lambda x: x.float() if x.is_floating_point() else x)
+
+    def step(self, optimizer: Optimizer, clip_grad: float | None) -> None:
+        """Clip the gradients, step, and clear them."""
+        self.scaler.unscale_(optimizer)
+        if clip_grad is not None:
+            # Weights that are not finite are reported with the checkpoint.
+            nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip_grad)
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        optimizer.zero_grad()
+
+    def evaluate(self, batches: Iterable[tuple[Any, bool]]) -> None:
+        """Set the task's results from test batches; of those that come with False nothing is counted."""
+        task = self.task
+        training = [module for module in task.modules() if module.training]
+        task.eval()
+        # Inference mode would not let processes put the parts of a block together.
+        with torch.no_grad() if dist.is_initialized() else torch.inference_mode():
+            task.on_validation_epoch_start()
+            for number, (batch, counted) in enumerate(batches):
+                batch = self.move(batch)
+                metrics, kept = task.metrics, task.kept
+                if not counted:
+                    task.metrics, task.kept = copy.deepcopy(metrics), None
+                with self.computing():
+                    task.validation_step(batch, number)
+                task.metrics, task.kept = metrics, kept
+            task.on_validation_epoch_end()
+        for module in training:
+            module.training = True
+
+
+def _average_gradients(optimizer: Optimizer, *_: Any) -> None:
+    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
 
 
 class Interrupted(Exception):
@@ -44,11 +162,22 @@ class Interrupted(Exception):
 
 
 class StopRequest:
-    """Whether Ctrl-C was pressed, or SIGTERM came."""
+    """Whether Ctrl-C was pressed, or SIGTERM came, within the block: the first asks for a stop after this step."""
 
     def __init__(self) -> None:
         self.asked, self.owner = False, os.getpid()
-        self.before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        main = threading.current_thread() is threading.main_thread()
+        heard = (signal.SIGINT, signal.SIGTERM) if main else ()
+        self.before = {number: signal.getsignal(number) for number in heard}
+
+    def __enter__(self) -> "StopRequest":
+        for number in self.before:
+            signal.signal(number, self.note)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
 
     def ask(self) -> Callable[[], bool]:
         """Begin to ask all processes whether one of them has a request; what is returned waits for their answers.
@@ -78,22 +207,6 @@ class StopRequest:
         self.asked = True
 
 
-@contextmanager
-def listen() -> Iterator[StopRequest]:
-    """Turn the first Ctrl-C, and SIGTERM, into a request to stop after the current step."""
-    request = StopRequest()
-    if threading.current_thread() is not threading.main_thread():
-        yield request
-        return
-    for number in request.before:
-        signal.signal(number, request.note)
-    try:
-        yield request
-    finally:
-        for number, handler in request.before.items():
-            signal.signal(number, handler)
-
-
 @dataclass(frozen=True)
 class Session:
     """What a run works with.
@@ -114,13 +227,7 @@ class Session:
 
 
 def fit(
-    session: Session,
-    run: Path,
-    progress: Progress,
-    state: dict[str, Any] | None,
-    identity: dict[str, str],
-    *,
-    quiet: bool,
+    session: Session, run: RunFolder, progress: Progress, state: dict[str, Any] | None, *, quiet: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Train from the position `progress` to the end of the plan, leaving checkpoints and logs in the run folder.
 
@@ -128,9 +235,11 @@ def fit(
     the last one's. What the best ones said of each sample is left in the run folder.
     """
     with raise_on_all_ranks():
-        recorder = Recorder(run, session.plan, progress, session.task, session.data, quiet=quiet)
-    with closing(recorder), _expected_warnings_ignored(), listen() as request:
-        loop = TrainingLoop(session, run, progress, recorder, request, identity)
+        recorder = Recorder(run.path, session.plan, progress, session.task, session.data, quiet=quiet)
+    with closing(recorder), warnings.catch_warnings(), StopRequest() as request:
+        # Scores that a block passes on are views, and nothing is written into them.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
+        loop = TrainingLoop(session, run, progress, recorder, request)
         if state is not None:
             loop.load_state_dict(state)
         with ProgressBar(recorder, shown=not quiet and sys.stderr.isatty()) as bar:
@@ -140,57 +249,63 @@ def fit(
 
 def validate(task: TaskModule, data: TaskData, config: TrainConfig, batch_size: int) -> dict[str, Any]:
     """Metrics of the task's model on the test samples; the task is on the CPU afterwards."""
-    with _expected_warnings_ignored():
-        engine = Engine(config, task, alone=True)
-        with finite_outputs(task), worker_errors():
-            _evaluate(engine, task, ((batch, True) for batch in data.test_batches(batch_size=batch_size)))
-        task.cpu()
+    engine = Engine(config, task, alone=True)
+    with finite_outputs(task), worker_errors():
+        engine.evaluate((batch, True) for batch in data.test_batches(batch_size=batch_size))
+    task.cpu()
     return task.results
 
 
 class TrainingLoop:
-    """One process's part of a run: epochs of batches, each followed by a validation and a checkpoint; then the test.
-
-    Args:
-        session: task, data and plan.
-        run: its folder, for checkpoints.
-        progress: position of the run, which is updated.
-        recorder: writes metrics.csv.
-        request: whether the run was asked to stop.
-        identity: of the run folder, for what is written there.
-    """
+    """One process's part of a run: epochs of batches, each followed by a validation and a checkpoint; then the test."""
 
     def __init__(
-        self,
-        session: Session,
-        run: Path,
-        progress: Progress,
-        recorder: Recorder,
-        request: StopRequest,
-        identity: dict[str, str],
+        self, session: Session, run: RunFolder, progress: Progress, recorder: Recorder, request: StopRequest
     ) -> None:
         task, config = session.task, session.task.config
         self.task, self.data, self.plan, self.config = task, session.data, session.plan, config
-        self.folder, self.progress, self.recorder, self.request = run, progress, recorder, request
+        self.folder, self.opened, self.progress, self.recorder, self.request = (
+            run.path,
+            run,
+            progress,
+            recorder,
+            request,
+        )
         task.total_steps = self.plan.total_steps
         self.engine = Engine(config, task)
         self.optimizers, self.schedules = optimizers_and_schedules(task.configure_optimizers())
-        self.engine.use(self.optimizers)
+        task.optimizers = self.optimizers
+        for optimizer in self.optimizers if self.engine.average else ():
+            optimizer.register_step_pre_hook(_average_gradients)
         self.ema = None if config.optim.ema is None else WeightEMA(task.model, config.optim.ema)
-        self.identity = identity
 
     def run(self, bar: ProgressBar) -> None:
         """Train to the end of the plan."""
-        while self.progress.epoch < self.plan.epochs:
+        progress, plan = self.progress, self.plan
+        while progress.epoch < plan.epochs:
             bar.start_epoch()
             self.recorder.start_clock()
             for batch in self._batches():
                 self.start_batch()
                 stopping = self.request.ask()
                 rate = self.optimizers[0].param_groups[0]["lr"]
-                logs = self._train(batch)
+                step_ends = (progress.batch + 1) % plan.accumulate == 0
+                logs = self.engine.train(batch, progress.batch, share=1 / plan.accumulate, last=step_ends)
+                if step_ends and self.task.automatic_optimization:
+                    for optimizer in self.optimizers:
+                        self.engine.step(optimizer, self.config.optim.clip_grad)
+                    self._move_schedules("step")
                 self.advance()
-                self._finish_batch(logs, rate, stopping)
+                if step_ends and self.ema is not None:
+                    self.ema.update(progress.step)
+                self.recorder.record_batch(logs, rate)
+                # The end of an epoch is saved after its evaluation.
+                if step_ends and progress.batch < plan.batches(progress.epoch):
+                    asked = stopping()
+                    if asked or progress.step % self.config.loop.checkpoint_every == 0:
+                        save_run(self.folder, self.checkpoint())
+                    if asked:
+                        raise Interrupted
                 bar.advance()
             self.evaluate()
             self.end_epoch()
@@ -213,23 +328,6 @@ class TrainingLoop:
         rank, _ = data_parallel_rank(self.config)
         seed_everything(self.config.loop.seed, self.progress.epoch + 1, self.progress.batch, rank)
 
-    def _train(self, batch: Any) -> dict[str, Tensor]:
-        """Forward and backward pass, and a step of the optimisers where one is due; what there is to log."""
-        number, parts = self.progress.batch, self.plan.accumulate
-        due = (number + 1) % parts == 0
-        logs = self.engine.train(batch, number, share=1 / parts, last=due)
-        if due and self.task.automatic_optimization:
-            for optimizer in self.optimizers:
-                self.engine.step(optimizer, self.config.optim.clip_grad)
-            self._move_schedules("step")
-        return logs
-
-    def _move_schedules(self, interval: str) -> None:
-        for schedule in self.schedules:
-            # A task that steps its optimisers itself moves its schedules on itself.
-            if schedule["interval"] == interval and self.task.automatic_optimization:
-                schedule["scheduler"].step()
-
     def advance(self) -> None:
         """Advance by one batch."""
         progress = self.progress
@@ -237,43 +335,42 @@ class TrainingLoop:
         progress.images += self.plan.batch_size * self.plan.processes
         progress.step += progress.batch % self.plan.accumulate == 0
 
-    def _finish_batch(self, logs: dict[str, Tensor], rate: float, stopping: Callable[[], bool]) -> None:
-        """Average, record and save where a step ends; the end of an epoch is saved after its evaluation."""
-        progress = self.progress
-        step_ends = progress.batch % self.plan.accumulate == 0
-        if self.ema is not None and step_ends:
-            self.ema.update(progress.step)
-        self.recorder.record_batch(logs, rate)
-        if not step_ends or progress.batch == self.plan.batches(progress.epoch):
-            return
-        asked = stopping()
-        if asked or progress.step % self.config.loop.checkpoint_every == 0:
-            save_run(self.folder, self.checkpoint())
-        if asked:
-            raise Interrupted
+    def end_epoch(self) -> None:
+        """Advance to the next epoch."""
+        self.progress.epoch, self.progress.batch = self.progress.epoch + 1, 0
+        self._move_schedules("epoch")
+
+    def _move_schedules(self, interval: str) -> None:
+        for schedule in self.schedules:
+            # A task that steps its optimisers itself moves its schedules on itself.
+            if schedule["interval"] == interval and self.task.automatic_optimization:
+                schedule["scheduler"].step()
 
     def evaluate(self) -> None:
         """Evaluate the weights, or their average if there is one, on the validation samples; write the epoch's row."""
         self.recorder.start_clock()
         if self.data.num_validation:
-            with nullcontext() if self.ema is None else self.ema.swapped_in():
+            with self._averaged():
                 self._evaluate(self.data.validation_batches(batch_size=self.plan.batch_size))
         self.recorder.record_evaluation()
 
     def test(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Metrics on the test samples, of the best epoch's weights and of the last one's; the model keeps the best."""
         self.recorder.start_clock()
-        with nullcontext() if self.ema is None else self.ema.swapped_in():
+        with self._averaged():
             self._test(keep=self.progress.best_epoch == self.progress.epoch)
         best = final = self.task.results
         if self.progress.best_epoch != self.progress.epoch:
             with raise_on_all_ranks():
-                weights = read_weights(self.folder)
+                weights = read_weights(self.opened)
             load_full_state_dict(self.task.model, weights)
             self._test(keep=True)
             best = self.task.results
         self.recorder.record_test()
         return best, final
+
+    def _averaged(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.ema is None else self.ema.swapped_in()
 
     def _test(self, *, keep: bool) -> None:
         """Evaluate the test samples; with `keep` the run folder gets what was said of each."""
@@ -283,16 +380,11 @@ class TrainingLoop:
             columns, self.task.kept = collected(self.task.kept), None
             with raise_on_all_ranks():
                 if self.recorder.first:
-                    save_predictions(self.folder, columns, self.identity)
+                    save_predictions(self.folder, columns, self.opened.identity)
 
     def _evaluate(self, batches: Any) -> None:
         broadcast_buffers(self.task.model)
-        _evaluate(self.engine, self.task, _evenly_padded(batches))
-
-    def end_epoch(self) -> None:
-        """Advance to the next epoch."""
-        self.progress.epoch, self.progress.batch = self.progress.epoch + 1, 0
-        self._move_schedules("epoch")
+        self.engine.evaluate(_evenly_padded(batches))
 
     def save_epoch(self) -> None:
         """Save `last`, and `best` if this epoch is the best so far."""
@@ -313,18 +405,14 @@ class TrainingLoop:
         state = {
             "optimizers": [full_state_dict(optimizer.state_dict()) for optimizer in self.optimizers],
             "schedules": [schedule["scheduler"].state_dict() for schedule in self.schedules],
-            "precision": self.engine.state_dict(),
+            "precision": self.engine.scaler.state_dict(),
             "recorder": self.recorder.state_dict(),
             "average": self.ema.state_dict() if self.ema else None,
         }
-        return Checkpoint(weights, state, {"format": 1, "progress": asdict(self.progress)}, self.identity)
+        return Checkpoint(weights, state, self.progress, self.opened.identity)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from the `state` of a checkpoint; the model has its weights already.
-
-        Raises:
-            UserError: the state is of a run with other options.
-        """
+        """Continue from the `state` of a checkpoint, with the weights in the model; `UserError` for other options."""
         try:
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
                 # PyTorch would take the settings of any other optimiser as well.
@@ -333,7 +421,9 @@ class TrainingLoop:
                 optimizer.load_state_dict(sharded_state_dict(saved, optimizer))
             for schedule, saved in zip(self.schedules, state["schedules"], strict=True):
                 schedule["scheduler"].load_state_dict(saved)
-            self.engine.load_state_dict(state["precision"])
+            if self.engine.scaler.is_enabled() != bool(state["precision"]):
+                raise ValueError("another precision")
+            self.engine.scaler.load_state_dict(state["precision"])
             self.recorder.load_state_dict(state["recorder"])
             if (self.ema is None) != (state["average"] is None):
                 raise ValueError("an average on one side only")
@@ -350,50 +440,21 @@ class TrainingLoop:
 def finite_outputs(task: TaskModule) -> Iterator[None]:
     """Raise `UserError` if the task's model gives an output that is NaN or infinite within the block."""
 
-    def check(module: nn.Module, inputs: Any, outputs: Any) -> None:
-        if not all(value.isfinite().all() for value in _floats(outputs)):
+    def check(value: Tensor) -> None:
+        if value.is_floating_point() and not value.isfinite().all():
             raise UserError(
                 f"{task.config.model.model} gives outputs that are NaN or infinite: its weights, or mean and std in "
                 "data.json, are too large or too small; restore the run folder from a copy"
             )
 
-    handle = task.model.register_forward_hook(check)
+    def check_all(module: nn.Module, inputs: Any, outputs: Any) -> None:
+        map_tensors(outputs, check)
+
+    handle = task.model.register_forward_hook(check_all)
     try:
         yield
     finally:
         handle.remove()
-
-
-def _floats(outputs: Any) -> Iterator[Tensor]:
-    """The floating-point tensors in what a model returns."""
-    if isinstance(outputs, Tensor):
-        if outputs.is_floating_point():
-            yield outputs
-    elif isinstance(outputs, Mapping):
-        yield from _floats(list(outputs.values()))
-    elif isinstance(outputs, list | tuple):
-        for output in outputs:
-            yield from _floats(output)
-
-
-def _evaluate(engine: Engine, task: TaskModule, batches: Iterable[tuple[Any, bool]]) -> None:
-    """Set the task's results from test batches; of those that come with False nothing is counted."""
-    training = [module for module in task.modules() if module.training]
-    task.eval()
-    # Inference mode would not let processes put the parts of a block together.
-    with torch.no_grad() if dist.is_initialized() else torch.inference_mode():
-        task.on_validation_epoch_start()
-        for number, (batch, counted) in enumerate(batches):
-            batch = engine.move(batch)
-            metrics, kept = task.metrics, task.kept
-            if not counted:
-                task.metrics, task.kept = copy.deepcopy(metrics), None
-            with engine.computing():
-                task.validation_step(batch, number)
-            task.metrics, task.kept = metrics, kept
-        task.on_validation_epoch_end()
-    for module in training:
-        module.training = True
 
 
 def _evenly_padded(batches: Any) -> Iterator[tuple[Any, bool]]:
@@ -401,18 +462,9 @@ def _evenly_padded(batches: Any) -> Iterator[tuple[Any, bool]]:
 
     Collective operations, such as gathering the shards of a block, must be called equally often.
     """
-    missing = all_reduce_max(len(batches)) - len(batches)
+    missing = max(all_gather(len(batches))) - len(batches)
     batch = None
     for batch in batches:
         yield batch, True
     for _ in range(missing):
         yield batch, False
-
-
-@contextmanager
-def _expected_warnings_ignored() -> Iterator[None]:
-    """Suppress a remark of FSDP on views that nothing writes into."""
-    with warnings.catch_warnings():
-        # Scores that a block passes on are views, and nothing is written into them.
-        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
-        yield

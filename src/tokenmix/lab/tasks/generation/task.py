@@ -337,9 +337,9 @@ def generate(
     for name, value, least in (("num", num, 1), ("interpolate", interpolate, 2), ("seed", seed, 0)):
         if value is not None and value < least:
             raise UserError(f"{name} must be at least {least}, got {value}")
-    task, config, _ = load_task(run)
+    task = load_task(run)
     if not isinstance(task, ImageGeneration):
-        raise UserError(f"{run} is a run of {config.task}; generate takes one of image-generation")
+        raise UserError(f"{run} is a run of {task.config.task}; generate takes one of image-generation")
     check_class_names(classes, task.classes, "class")
     numbers = torch.tensor([task.classes.index(name) for name in classes or task.classes])
     make_folder(out)

@@ -50,7 +50,7 @@ def draw_cloud(path: Path, points: Tensor, parts: Tensor, names: Mapping[str, in
     """An image of the cloud from two sides, with the names of its parts."""
     from matplotlib.figure import Figure
 
-    from tokenmix.lab.figures import save_figure
+    from tokenmix.files import save_figure
 
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     for place, turn in enumerate((-60, 120)):

@@ -20,8 +20,8 @@ from tokenmix.lab.train.checkpoint import read_weights
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.distributed import distributed_info
+from tokenmix.lab.train.folder import TOKENIZER
 from tokenmix.lab.train.programs import HubForm
-from tokenmix.lab.train.sources import TOKENIZER
 from tokenmix.lab.train.task import IndexedData, TaskData, TaskModule
 from tokenmix.text.builder import create_config, describe
 from tokenmix.text.positions import extend_gate, resized_bias

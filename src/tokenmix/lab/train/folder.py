@@ -1,0 +1,202 @@
+"""A run folder: what its files say, each read and checked once, and which run a file was written for.
+
+config.json has a random id of the run. Weights, checkpoints and result.json repeat the id; weights and checkpoints also
+have the SHA-256 of the run's settings and of data.json. Nothing depends on where the folder is, so it can be copied and
+moved as a whole. Nothing here imports PyTorch.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Self, TypeVar
+
+from tokenmix.errors import UserError
+from tokenmix.files import read_json, user_path
+from tokenmix.lab.data.fetch import log
+from tokenmix.lab.train.config import TaskDocument, TrainConfig, default_config
+from tokenmix.lab.train.schema import Range, fitted
+from tokenmix.trust import from_file
+
+D = TypeVar("D", bound=TaskDocument)
+
+ID = "run_id"
+# The folder in a run folder that holds the tokenizer of a text task.
+TOKENIZER = "tokenizer"
+
+Count = Annotated[int, Range(least=0, most=2**31)]
+NUMBERS = ("channels", "ignore", "num_points", "pad_token_id", "seq_len", "vocab_size")
+LISTS: dict[str, Any] = {
+    "classes": str,
+    "part_names": str,
+    "img_size": Annotated[int, Range(least=1, most=2**14)],
+    "mean": Annotated[float, Range(least=-1e6, most=1e6)],
+    "std": Annotated[float, Range(least=1e-6, most=1e6)],
+}
+"""What tasks keep of their data in data.json, as far as a task keeps it, and the types of the items of lists."""
+
+
+class _Description(dict[str, Any]):
+    """What is in a data.json; `UserError` for what it lacks."""
+
+    path: Path
+
+    def __missing__(self, name: str) -> Any:
+        raise UserError(f"{self.path} is damaged: it has no {name}; put a whole one back")
+
+
+class RunFolder:
+    """A run folder; a file of it is read when it is first asked for, and `UserError` says what is wrong with it.
+
+    No dataclass, since the text in the dataclasses that a caller passes is trusted, and this is text of files.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def of(cls, run: "Path | str | RunFolder") -> "RunFolder":
+        """The folder at a path; one that has been opened already stays open."""
+        return run if isinstance(run, RunFolder) else cls(user_path(run))
+
+    @classmethod
+    def of_weights(cls, source: Path) -> Self | None:
+        """The run folder that weights come from; None for a file, or a folder of another library."""
+        return cls(source) if all((source / name).is_file() for name in ("config.json", "data.json")) else None
+
+    @cached_property
+    def setup(self) -> dict[str, Any]:
+        """Config, command and environment, as they were written."""
+        return read_part(self.path, "config.json")
+
+    @cached_property
+    def saved_config(self) -> TrainConfig:
+        """The config as it was written."""
+        return read_document(self.setup.get("config"), f"{self.path / 'config.json'}")
+
+    @cached_property
+    def config(self) -> TrainConfig:
+        """The config, with the tokenizer that the folder keeps."""
+        own = self.path / TOKENIZER
+        return self.saved_config.replace(tokenizer=own) if own.is_dir() else self.saved_config
+
+    @cached_property
+    def description(self) -> dict[str, Any]:
+        """What data.json says of the data."""
+        values = _Description(read_part(self.path, "data.json"))
+        values.path = self.path / "data.json"
+        try:
+            for name in values.keys() & NUMBERS:
+                fitted(Count, values[name], name)
+            for name in values.keys() & LISTS.keys():
+                # A task of somebody else's may have one value instead of a list.
+                for value in _items(values[name]):
+                    fitted(LISTS[name], value, name)
+            if {"mean", "std"} <= values.keys() and len(_items(values["mean"])) != len(_items(values["std"])):
+                raise UserError("mean and std must have the same length")
+            if isinstance(values.get("img_size"), list) and len(values["img_size"]) != 2:
+                raise UserError("img_size must be two numbers")
+        except UserError as error:
+            raise UserError(f"{values.path} is damaged: {error}; put a whole one back") from None
+        return values
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        """What result.json says; `UserError` if it was written for another run."""
+        result = read_part(self.path, "result.json")
+        if self.identity and result.get(ID) != self.identity[ID]:
+            raise UserError(f"{self.path / 'result.json'} was not written by this run; put the run's own back")
+        return result
+
+    @cached_property
+    def identity(self) -> dict[str, str]:
+        """Id of the run, and SHA-256 of its settings and of data.json; empty for a folder that has no id."""
+        try:
+            setup, data = self.setup, read_part(self.path, "data.json")
+        except (OSError, UserError):
+            return {}
+        if not isinstance(setup.get(ID), str):
+            return {}
+        settings = _settings(setup.get("config"))
+        return {ID: setup[ID], "config_sha256": sha256_of(settings), "data_sha256": sha256_of(data)}
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has its result."""
+        return (self.path / "result.json").is_file()
+
+    @property
+    def to_continue(self) -> str:
+        """How a user continues the run."""
+        return f"continue with: tokenmix train --resume {self.path}"
+
+    def edited(self, found: Mapping[str, Any]) -> list[Path]:
+        """Which of config.json and data.json are others than those that a file was written with."""
+        return [
+            self.path / f"{name}.json"
+            for name in ("config", "data")
+            if f"{name}_sha256" in found and found[f"{name}_sha256"] != self.identity.get(f"{name}_sha256")
+        ]
+
+    def check_identity(self, found: Mapping[str, Any], file: Path) -> None:
+        """Raise `UserError` if a file was written for another run; a line names what was edited since.
+
+        `found` is what the file says of its run, which may be no more than the id.
+        """
+        if self.identity and found.get(ID) != self.identity[ID]:
+            raise UserError(
+                f"{file} was not written by the run {self.path}; put the run's own file back, or start from these "
+                "weights with --init-from FILE"
+            )
+        for edited in self.edited(found):
+            log(f"{edited} was edited after {file.name} was written")
+
+
+def read_document(values: Any, where: str, default: Callable[[str], D] = default_config) -> D:
+    """A config from the values of a file, by name or in tables by part; `UserError` names the file.
+
+    A file may be a stranger's, so all text in the config is `FromFile`.
+    """
+    task = values.get("task", TrainConfig.task) if isinstance(values, dict) else None
+    if not isinstance(task, str):
+        raise UserError(f"{where} is damaged: it has no task; restore it from a copy")
+    try:
+        return default(task).replace(**from_file(values))
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def read_part(folder: Path, name: str) -> dict[str, Any]:
+    """A JSON file of a run folder, or of a comparison; `UserError` if it is not there or damaged."""
+    if not (folder / name).is_file():
+        if (folder / "compare.json").is_file() or (folder / "grid.json").is_file():
+            runs = (path.parent for path in folder.rglob("config.json") if path.parent.parent.name == "runs")
+            first = min(runs, default=folder / "runs" / "self-seed0")
+            raise UserError(f"{folder} is a comparison, not a run; give one of its runs, such as {first}")
+        raise UserError(f"{folder} is not a run folder: it has no {name}; give a folder that tokenmix train wrote")
+    try:
+        values = read_json(folder / name)
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        raise UserError(f"{folder / name} is damaged; put a whole one back, or start a new run")
+    return values
+
+
+def _items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _settings(config: Any) -> Any:
+    """The settings of a config in JSON that decide what is learned; data may have moved, and is compared by itself."""
+    if not isinstance(config, dict):
+        return config
+    parts = {name: part if isinstance(part, dict) else {name: part} for name, part in config.items()}
+    free = {*TrainConfig().marked("free"), "data"}
+    return {name: {key: value for key, value in part.items() if key not in free} for name, part in parts.items()}
+
+
+def sha256_of(value: Any) -> str:
+    """SHA-256 of a value for JSON, whatever its layout in a file."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
