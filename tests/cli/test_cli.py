@@ -1,8 +1,10 @@
 """The command as a user types it: verbs end to end on the embedded digits, and mistakes in one line."""
 
+import dataclasses
 import errno
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -19,8 +21,9 @@ from tokenmix.errors import UserError
 from tokenmix.lab.cli import VERBS, main
 from tokenmix.lab.cli.command import parse
 from tokenmix.lab.cli.listing import print_result
-from tokenmix.lab.cli.parsing import EXAMPLES
+from tokenmix.lab.cli.parsing import EXAMPLES, OF_MIXERS, OF_RUN, OF_TASK
 from tokenmix.lab.registry import list_tasks
+from tokenmix.lab.train.config import comparison_config, default_config
 from tokenmix.lab.train.run import train
 
 BUDGET = ["--data", "digits", "--max-steps", "12", "--batch-size", "64", "--limit", "400", "--limit-eval", "100"]
@@ -276,9 +279,42 @@ for line in {words!r}:
         assert near in done.stderr
 
 
+def options_of_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> list[str]:
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert stop.value.code == 0
+    return re.findall(r"^\W*?(--[a-z][\w-]*)", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("task", list_tasks())
+def test_help_shows_the_usual_options_and_the_task_s_own_first(task: str, capsys: pytest.CaptureFixture[str]) -> None:
+    own = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(default_config(task).options)}
+    shown, everything = (options_of_help(["train", task, help], capsys) for help in ("--help", "--help-all"))
+    assert 12 <= len(shown) <= 20
+    assert {*shown} < {*everything}
+    assert len(everything) > 40
+    assert shown[0] in own
+    assert [option in own for option in shown] == sorted((option in own for option in shown), reverse=True)
+    example = f"train {task} --model {default_config(task).model.model} --data "
+    with pytest.raises(SystemExit):
+        main(["train", task, "--help"])
+    line = next(line for line in capsys.readouterr().out.splitlines() if example in line)
+    assert parse(shlex.split(line)[1:]).config.task == task
+    assert {"--mixers", *shown[: shown.index("--data")]} <= {*options_of_help(["compare", task, "-h"], capsys)}
+
+
+def test_every_usual_option_exists() -> None:
+    assert OF_TASK.keys() == {*list_tasks()}
+    for task, own in OF_TASK.items():
+        assert {*own} <= {field.name for field in dataclasses.fields(default_config(task).options)}
+    names = {name for task in list_tasks() for name in default_config(task).flat()}
+    assert {*OF_RUN, *OF_MIXERS} <= names | {*comparison_config().flat()} | {"config"}
+
+
 def test_every_help_is_light() -> None:
     """Help of every verb and of every task, in one process that must not have imported torch at the end."""
-    words = [["--help"], *([verb, "--help"] for verb in VERBS), *(["train", task, "--help"] for task in list_tasks())]
+    words = [["--help"], *([verb, "--help"] for verb in VERBS)]
+    words += [["train", task, shown] for task in list_tasks() for shown in ("--help", "--help-all")]
     probe = f"""
 import sys
 from tokenmix.lab.cli import main

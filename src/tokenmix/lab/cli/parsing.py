@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
@@ -40,19 +40,69 @@ def _path(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Path] | None:
 
 
 def parse_into(kind: type[T], prog: str, args: Sequence[str], default: T | None = None, about: str = "") -> T:
-    """An instance of the dataclass from the words after its verb; options that are not given are those of `default`."""
+    """An instance of the dataclass from the words after its verb; options that are not given are those of `default`.
+
+    `--help` of a document shows its usual options, `--help-all` all of them.
+
+    Raises:
+        UserError: with one line, for a mistake.
+    """
+    if "--help-all" in args:
+        args = ["--help"]
+    elif isinstance(default, Document) and {"-h", "--help"} & {*args}:
+        return parse_usual(default, prog, about)
     given: dict[str, Any] = {} if default is None else {"default": default}
     unknown = default.unknown_option if isinstance(default, Document) else UNKNOWN_OPTION
     with one_line_errors(_options(kind if default is None else default), unknown, args):
         return tyro.cli(
             kind,
             prog=prog,
-            description="\n".join([about or kind.__doc__ or "", "", "Examples:", *EXAMPLES[prog.split()[1]]]),
+            description=_described(prog, about or kind.__doc__ or ""),
             args=list(args),
             config=STYLE,
             registry=WORDS,
             **given,
         )
+
+
+def parse_usual(document: Any, prog: str, about: str) -> Any:
+    """Print the help of the document's usual options, those of its task first, and exit."""
+    task = document.task
+    usual = {"task", *OF_RUN, *OF_MIXERS, *OF_TASK.get(task, vars(document.options))}
+    changed: dict[str, tuple[Any, Any]] = {}
+    for f in dataclasses.fields(document):
+        part, note = getattr(document, f.name), tyro.conf.arg(name="task" if f.name == "options" else f.name)
+        if dataclasses.is_dataclass(part):
+            rest = [leaf for leaf in dataclasses.fields(part) if leaf.name not in usual]
+            part = _retyped(part, {leaf.name: (_hidden(leaf.type), getattr(part, leaf.name)) for leaf in rest})
+            kind: Any = type(part)
+            changed[f.name] = (Annotated[kind, note] if usual & {*vars(part)} else _hidden(kind), part)
+        elif f.name not in usual:
+            changed[f.name] = (_hidden(f.type), part)
+    options_first = dataclasses.make_dataclass("OptionsFirst", [("options", Any)], frozen=True, kw_only=True)
+    short = _retyped(document, changed, options_first)
+    example = f"{prog} {task} --model {document.model.model} --data {LAYOUTS.get(task, 'PATH')} --out runs/{task}"
+    about = f"{about} {prog} {task} --help-all shows all {len(_options(document))} options."
+    shown = _described(prog, about, example)
+    return tyro.cli(
+        type(short), prog=prog, description=shown, args=["--help"], default=short, config=STYLE, registry=WORDS
+    )
+
+
+def _retyped(part: Any, changed: Mapping[str, tuple[Any, Any]], *bases: type) -> Any:
+    """The dataclass's instance with new types and values of some fields."""
+    types = [(name, kind) for name, (kind, _) in changed.items()]
+    made = dataclasses.make_dataclass(type(part).__name__, types, bases=(type(part), *bases), frozen=True, kw_only=True)
+    return made(**{**vars(part), **{name: value for name, (_, value) in changed.items()}})
+
+
+def _hidden(kind: Any) -> Any:
+    return tyro.conf.Suppress[kind]
+
+
+def _described(prog: str, about: str, *more: str) -> str:
+    """What a verb does, and its examples."""
+    return "\n".join([about, "", "Examples:", *(f"  {line}" for line in more), *EXAMPLES[prog.split()[1]]])
 
 
 def parse_known(kind: type[T], prog: str, args: Sequence[str]) -> T:
@@ -65,9 +115,10 @@ def parse_known(kind: type[T], prog: str, args: Sequence[str]) -> T:
 
 def parse_verb(verbs: Mapping[str, Any], argv: Sequence[str], about: str) -> Any:
     """Help for all verbs, or the error for an unknown one."""
+    words = ["--help" if word == "--help-all" else word for word in argv]
     with one_line_errors(list(verbs), functools.partial(unknown_name, "verb")):
         return tyro.extras.subcommand_cli_from_dict(
-            dict(verbs), prog="tokenmix", description=about, args=list(argv), config=STYLE, registry=WORDS
+            dict(verbs), prog="tokenmix", description=about, args=words, config=STYLE, registry=WORDS
         )
 
 
@@ -136,3 +187,32 @@ tokenmix train-tokenizer --data jsonl:PATH#text --vocab-size 32000 --out tokeniz
 tokenmix train-tokenizer --data text:PATH --kind wordpiece --lowercase yes --out tokenizer
 """.strip().splitlines():
     EXAMPLES.setdefault(_line.split()[1], []).append(f"  {_line}")
+
+# What `--help` shows of train and compare: options of every run, of mixers and comparisons, of a task.
+OF_RUN = ("data", "model", "epochs", "batch_size", "lr", "lr_g", "lr_d", "seed", "device", "init_from", "out", "resume")
+OF_MIXERS = ("swap", "insert", "insert_after", "mixers", "seeds", "config", "jobs")
+OF_TASK: dict[str, tuple[str, ...]] = {
+    "image-classification": ("img_size", "augment", "mixup", "class_weights", "teacher"),
+    "semantic-segmentation": ("crop", "augment", "iou_loss", "way"),
+    "detection": ("crop", "min_size", "augment", "detections"),
+    "instance-segmentation": ("crop", "min_size", "augment", "detections"),
+    "image-generation": ("img_size", "features", "classes", "ema"),
+    "point-classification": ("num_points", "features", "votes", "class_weights"),
+    "point-segmentation": ("num_points", "features", "votes"),
+    "masked-lm": ("tokenizer", "seq_len", "mask_prob", "teacher"),
+    "text-classification": ("tokenizer", "seq_len", "class_weights", "teacher"),
+    "question-answering": ("tokenizer", "seq_len", "doc_stride"),
+}
+# The user's own files, in the example.
+LAYOUTS = {
+    "image-classification": "folder:PATH",
+    "semantic-segmentation": "masks:PATH",
+    "detection": "coco:PATH",
+    "instance-segmentation": "coco:PATH",
+    "image-generation": "folder:PATH",
+    "point-classification": "clouds:PATH",
+    "point-segmentation": "shapenet-part:PATH",
+    "masked-lm": "text:PATH",
+    "text-classification": "csv:PATH#text,label",
+    "question-answering": "squad:PATH",
+}
