@@ -97,6 +97,17 @@ def test_what_was_swapped_in_a_base_model_opens_with_a_head(tmp_path: Path) -> N
     assert torch.equal(headed.bert(ids).last_hidden_state, model(ids).last_hidden_state)
 
 
+def test_models_inside_a_model_note_their_part_of_the_swap(tmp_path: Path) -> None:
+    pair = torch.nn.ModuleDict({"question": bert("BertModel"), "answer": bert(), "plain": bert()})
+    names = [f"question.{layers(pair['question'])[0]}", *(f"answer.{name}" for name in layers(pair["answer"])[1:])]
+    tokenmix.swap_attention(pair, "external", names)
+    ids, pair = torch.randint(1, 40, (2, 9)), moved(pair)
+    assert "tokenmix_swap" not in pair["plain"].config.to_dict()
+    for name, opener in (("question", transformers.AutoModel), ("answer", transformers.AutoModelForMaskedLM)):
+        pair[name].save_pretrained(tmp_path / name)
+        assert torch.equal(opener.from_pretrained(tmp_path / name)(ids)[0], pair[name](ids)[0])
+
+
 def test_the_config_says_what_was_swapped(tmp_path: Path) -> None:
     model = bert()
     shared, before = model.config, json.dumps(model.config.to_dict(), default=str)

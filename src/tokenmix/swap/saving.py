@@ -12,51 +12,54 @@ from typing import Any
 
 from torch import nn
 
+from tokenmix.swap.report import SwapRow
+
 MODEL_TYPE = "tokenmix-swapped"
 FIELD = "tokenmix_swap"
 
 
 def record_swap(
-    model: nn.Module,
-    mixer: str,
-    names: Sequence[str],
-    num_tokens: Sequence[int | None],
-    kwargs: Mapping[str, Any],
-    drop: str | None,
+    model: nn.Module, mixer: str, rows: Sequence[SwapRow], kwargs: Mapping[str, Any], drop: str | None
 ) -> None:
-    """Note a swap in the config of a model of transformers, for `save_pretrained`; nothing for other models.
-
-    Args:
-        model: the model that was swapped.
-        mixer: name of the mixer.
-        names: of the layers.
-        num_tokens: N of each layer.
-        kwargs: arguments of the mixer.
-        drop: as of `swap_attention`.
-    """
+    """Note a swap in the configs of transformers' models, the model itself or parts of it, for `save_pretrained`."""
     transformers = sys.modules.get("transformers")
-    if transformers is None or not isinstance(model, transformers.PreTrainedModel):
-        return
+    outermost: list[str] = []
+    for name, part in model.named_modules() if transformers is not None else ():
+        if isinstance(part, transformers.PreTrainedModel) and not any(name.startswith(one) for one in outermost):
+            outermost.append(f"{name}." if name else "")
+            tokens = {
+                row.name.removeprefix(outermost[-1]): row.num_tokens
+                for row in rows
+                if row.name.startswith(outermost[-1])
+            }
+            if tokens:
+                _note(part, mixer, tokens, kwargs, drop)
+
+
+def _note(
+    model: Any, mixer: str, tokens: Mapping[str, int | None], kwargs: Mapping[str, Any], drop: str | None
+) -> None:
+    """Note it in one model: `tokens` are N of each layer."""
     old = model.config
     # Another model may have the same config.
     config = copy.deepcopy(old)
     if not isinstance(config, SwapInConfig):
         config.__class__ = swapped_config_class(type(old))
     prefix = layer_prefix(model)
-    rows = [
+    notes = [
         {
             "mixer": mixer,
-            "where": [n.removeprefix(prefix) for n, count in zip(names, num_tokens, strict=True) if count == one],
+            "where": [name.removeprefix(prefix) for name, count in tokens.items() if count == one],
             "num_tokens": one,
             "mixer_kwargs": dict(kwargs),
             "drop": drop,
         }
-        for one in dict.fromkeys(num_tokens)
+        for one in dict.fromkeys(tokens.values())
     ]
-    setattr(config, FIELD, [*getattr(config, FIELD, ()), *rows])
+    setattr(config, FIELD, [*getattr(config, FIELD, ()), *notes])
     for module in model.modules():
         if getattr(module, "config", None) is old:
-            module.config = config  # type: ignore[assignment]
+            module.config = config
 
 
 def layer_prefix(model: Any) -> str:

@@ -88,7 +88,7 @@ def swap_attention(
     undo, notes = _put(model, replacements, label, whole=len(replacements) == len(sites))
     macs = None if probe.macs is None else check_runs(model, example or (), undo, probe.device)
     rows = tuple(replacement.row for replacement in replacements)
-    record_swap(model, named, [row.name for row in rows], [row.num_tokens for row in rows], mixer_kwargs or {}, drop)
+    record_swap(model, named, rows, mixer_kwargs or {}, drop)
     return SwapReport(
         model=model,
         mixer=label,
