@@ -31,7 +31,7 @@ DOCS, SRC = ROOT / "docs", ROOT / "src"
 PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md")])
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 MECHANISMS = sorted(p for p in (DOCS / "mechanisms").glob("*.md") if p.stem != "index")
-NO_MECHANISM = {"counting", "__init__", "base", "masked_norm", "memory", "own", "table"}
+NO_MECHANISM = {"__init__", "base", "table"}
 SECTIONS = [
     "Equation",
     "Cost",

@@ -102,8 +102,6 @@ NAMES: dict[str, list[str]] = {
         "GMLPModel",
         "GMLPModelOutput",
         "GMLPQuestionAnsweringOutput",
-        "PRESETS",
-        "Preset",
         "create_config",
         "describe",
     ],

@@ -42,12 +42,12 @@ def masked_lm(folder: Path, model: str, sizes: Sizes) -> Loops:
         from transformers import DataCollatorForLanguageModeling, Trainer, TrainerCallback, TrainingArguments
 
         from tokenmix.lab.tasks.text.tokenizer import load_tokenizer
-        from tokenmix.text.builder import create_text_model
+        from tokenmix.text import GMLPForMaskedLM, create_config
 
         loaded = load_tokenizer(tokenizer)
         # As the trainer builds it: the head is applied to the masked positions alone.
         sized = {"max_position_embeddings": sizes.size, "predict": "labelled"}
-        net = create_text_model(model, vocab_size=len(loaded), pad_token_id=loaded.pad_token_id, **sized)
+        net = GMLPForMaskedLM(create_config(model, vocab_size=len(loaded), pad_token_id=loaded.pad_token_id, **sized))
 
         class Tick(TrainerCallback):
             def on_step_end(self, *_: Any, **__: Any) -> None:

@@ -40,7 +40,10 @@ def diagonality_loss(scores: Tensor | Scores, form: DiagonalityForm = "hinge", m
     check_choice("form", form, get_args(DiagonalityForm))
     check_numbers(margin=margin)
     if isinstance(scores, Scores):
-        scores = _wide_matrix(scores)
+        half = (torch.float16, torch.bfloat16)
+        wide = (part.float() if part is not None and part.dtype in half else part for part in scores)
+        with torch.autocast(scores.query.device.type, enabled=False):
+            scores = Scores(*wide).matrix()  # pyrefly: ignore[bad-argument-type]
     check_tensor("scores of diagonality_loss", scores)
     if scores.dim() != 4 or scores.shape[-1] != scores.shape[-2]:
         raise UserError(f"diagonality_loss takes scores (B, H, N, N), got {tuple(scores.shape)}; use Scores.matrix()")
@@ -57,10 +60,3 @@ def diagonality_loss(scores: Tensor | Scores, form: DiagonalityForm = "hinge", m
     others = 1 - torch.eye(scores.shape[-1], dtype=scores.dtype, device=scores.device)
     pairs = scores.shape[:-2].numel() * max(scores.shape[-1] * (scores.shape[-1] - 1), 1)
     return ((asymmetry + excess) * others).sum() / pairs
-
-
-def _wide_matrix(scores: Scores) -> Tensor:
-    half = (torch.float16, torch.bfloat16)
-    wide = (part.float() if part is not None and part.dtype in half else part for part in scores)
-    with torch.autocast(scores.query.device.type, enabled=False):
-        return Scores(*wide).matrix()  # pyrefly: ignore[bad-argument-type]

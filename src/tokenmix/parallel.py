@@ -22,13 +22,12 @@ from torch.nn import functional as F
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
-from tokenmix.layers.external import ExternalAttention, ExternalAttention2d
-from tokenmix.layers.memory import Memory
+from tokenmix.layers.external import ExternalAttention, ExternalAttention2d, Memory
 from tokenmix.layers.multihead_external import MultiHeadExternalAttention
 from tokenmix.models.isotropic import IsotropicNet, TokenBatchNorm
 from tokenmix.models.segmentation import EANetSegmenter
+from tokenmix.ops.external.api import sharded_external_attention
 from tokenmix.ops.less import Scores
-from tokenmix.ops.sharded import sharded_external_attention
 
 __all__ = ["TokenParallel"]
 

@@ -232,6 +232,18 @@ def is_foreign(model: str) -> bool:
     return ":" in model and not model.startswith(("hf-hub:", "local-dir:"))
 
 
+def may_be_others(model: str) -> bool:
+    """Whether it may be a model of torchvision's, one that the user's function builds, or one of timm's.
+
+    timm is asked, whose import takes seconds; without it the answer is yes, so that the import says what is missing.
+    """
+    if ":" in model or importlib.util.find_spec("timm") is None:
+        return True
+    import timm
+
+    return timm.is_model(model)
+
+
 def list_models(pattern: str = "*", *, task: str | None = None) -> list[str]:
     """The names of our models that match a glob, for example `list_models("eamlp*")`; with `task`, those it trains."""
     return [name for name in MODELS.names(pattern) if task is None or task in MODELS[name].tasks]

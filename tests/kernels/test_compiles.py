@@ -18,10 +18,15 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from tokenmix.kernels.external_backward import backward_emit_kernel, backward_sums_kernel  # noqa: E402
-from tokenmix.kernels.external_forward import emit_kernel, merge_kernel, slot_sums_kernel  # noqa: E402
+from tokenmix.kernels.external_kernels import (  # noqa: E402  # noqa: E402
+    backward_emit_kernel,
+    backward_sums_kernel,
+    emit_kernel,
+    merge_kernel,
+    slot_sums_kernel,
+)
 from tokenmix.kernels.gate import gate_kernel, launch_options  # noqa: E402
-from tokenmix.kernels.tiles import MAX_SLOTS, backward_tiles, forward_tiles, padded_size  # noqa: E402
+from tokenmix.kernels.support import MAX_SLOTS, backward_tiles, forward_tiles, padded_size  # noqa: E402
 
 # What a program may take at most, from the CUDA programming guide's table of compute capabilities.
 SHARED_BYTES = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}

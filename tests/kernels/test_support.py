@@ -8,8 +8,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from tokenmix.errors import UserError
-from tokenmix.kernels.support import input_precision, num_programs, require_device, require_triton
-from tokenmix.kernels.tiles import Tiles
+from tokenmix.kernels.support import Tiles, input_precision, num_programs, require_device, require_triton
 
 
 @pytest.fixture

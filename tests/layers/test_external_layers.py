@@ -15,8 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
-from tokenmix.layers.external import ExternalAttention, ExternalAttention2d
-from tokenmix.layers.memory import Memory
+from tokenmix.layers.external import ExternalAttention, ExternalAttention2d, Memory
 from tokenmix.layers.multihead_external import MultiHeadExternalAttention
 from tokenmix.layers.table import create_mixer
 

@@ -7,9 +7,8 @@ from torch import Tensor
 
 from tokenmix.errors import UserError
 from tokenmix.layers import OffsetAttention
-from tokenmix.layers.masked_norm import MaskedBatchNorm
-from tokenmix.layers.offset_attention import Offset
-from tokenmix.ops.double_attention import double_attention
+from tokenmix.layers.offset_attention import MaskedBatchNorm, Offset
+from tokenmix.ops.attention import double_attention
 
 LAYER, DIM = OffsetAttention, 24
 

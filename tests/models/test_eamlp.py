@@ -106,7 +106,7 @@ def test_batch_norm_form_trains():
 @pytest.mark.parametrize("normalization", ["softmax", "double"])
 def test_t2t_vit_has_the_published_parameters(name: str, millions: float, normalization: str) -> None:
     """The released code counts its fixed positions as well."""
-    model = create_model(name, normalization=normalization, device="meta")
+    model = create_model(name, attention=normalization, device="meta")
     assert model.pos_embed is not None
     count = sum(p.numel() for p in model.parameters()) + model.pos_embed.numel()
     assert round(count / 1e6, 1) == millions

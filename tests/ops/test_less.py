@@ -6,8 +6,15 @@ import torch.nn.functional as F
 
 from tokenmix.errors import UserError
 from tokenmix.ops import less
-from tokenmix.ops.attention_residual import attention_residual, pool_mask
-from tokenmix.ops.less import Scores, attention_from_scores, next_scores, transform_factored, transform_scores
+from tokenmix.ops.less import (
+    Scores,
+    attention_from_scores,
+    attention_residual,
+    next_scores,
+    pool_mask,
+    transform_factored,
+    transform_scores,
+)
 from tokenmix.ops.resize import resize_gate, resize_score_transform
 from tokenmix.profiling.memory import peak_memory
 

@@ -8,7 +8,7 @@ from sound import Sound, SoundMemory
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokenmix.layers.base import check_mask, check_tokens, zero_masked
+from tokenmix.layers.base import check_input, check_mask, zero_masked
 
 
 class SecondNormOnTheSameAxis(SoundMemory):
@@ -200,7 +200,7 @@ class MaskedScoresOnly(Sound):
     def checked(
         self, x: Tensor, mask: Tensor | None = None, *, weight: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        check_tokens(self, x)
+        check_input(self, x)
         return x, check_mask(mask, x, x.shape[1])
 
 

@@ -19,7 +19,7 @@ from tokenmix.lab.train.load import freeze_all_but, load_run
 from tokenmix.lab.train.run import evaluate, predict, train
 from tokenmix.lab.train.sources import make_config
 from tokenmix.layers import ExternalAttention, GatedMLP
-from tokenmix.layers.masked_norm import MaskedBatchNorm
+from tokenmix.layers.offset_attention import MaskedBatchNorm
 from tokenmix.swap.adapter import SwappedAttention
 
 SHORT: dict[str, Any] = {

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from tokenmix.inference.fused import AnyLinear, make_linear
 from tokenmix.inference.layers import Int8Linear, Range, outside_graphs, samples_at_a_time
 from tokenmix.inference.operators import Dtype
-from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, zero_masked
+from tokenmix.layers.base import Capabilities, Mixer, check_input, check_mask, zero_masked
 from tokenmix.layers.external import ExternalAttention
 from tokenmix.layers.multihead_external import MultiHeadExternalAttention
 from tokenmix.ops.normalize import double_normalize
@@ -61,7 +61,7 @@ class FoldedExternalAttention(Mixer):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """x (B, N, dim) to (B, N, dim)."""
-        check_tokens(self, x)
+        check_input(self, x)
         mask = check_mask(mask, x, x.shape[1])
         if mask is None and x.numel() and not torch.compiler.is_compiling() and not torch.jit.is_tracing():
             out = self._by_sums(x)
@@ -72,7 +72,7 @@ class FoldedExternalAttention(Mixer):
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """A (B, heads, N, num_slots)."""
-        check_tokens(self, x)
+        check_input(self, x)
         mask = check_mask(mask, x, x.shape[1])
         return self._map(zero_masked(x, mask), mask)
 
@@ -123,7 +123,7 @@ class Int8ExternalAttention(FoldedExternalAttention):
     @outside_graphs
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """x (B, N, dim) to (B, N, dim)."""
-        check_tokens(self, x)
+        check_input(self, x)
         mask = check_mask(mask, x, x.shape[1])
         if x.numel() == 0:
             return torch.zeros_like(x)

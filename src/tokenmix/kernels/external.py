@@ -8,10 +8,24 @@ import triton
 from torch import Tensor
 
 from tokenmix.errors import UserError
-from tokenmix.kernels.external_backward import backward_emit_kernel, backward_sums_kernel
-from tokenmix.kernels.external_forward import emit_kernel, merge_kernel, slot_sums_kernel
-from tokenmix.kernels.support import input_precision, num_programs, require_triton, shared_bytes
-from tokenmix.kernels.tiles import MAX_SLOTS, Tiles, backward_tiles, forward_tiles, padded_size
+from tokenmix.kernels.external_kernels import (
+    backward_emit_kernel,
+    backward_sums_kernel,
+    emit_kernel,
+    merge_kernel,
+    slot_sums_kernel,
+)
+from tokenmix.kernels.support import (
+    MAX_SLOTS,
+    Tiles,
+    backward_tiles,
+    forward_tiles,
+    input_precision,
+    num_programs,
+    padded_size,
+    require_triton,
+    shared_bytes,
+)
 
 
 def fused_external_attention(

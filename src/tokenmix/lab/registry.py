@@ -24,8 +24,8 @@ class TaskEntry(Entry):
         defaults: values of options that this task starts from, `model` and `data` above all; a task without them has to
             be given these two.
         skeleton: the model of a comparison; that of `defaults` if empty.
-        other_models: function of a name that returns, without PyTorch, whether it may be a model that the task takes
-            though the registry does not have it.
+        other_models: function of a name that returns whether it may be a model that the task takes though the registry
+            does not have it.
     """
 
     task: Target

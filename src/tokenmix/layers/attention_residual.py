@@ -1,14 +1,14 @@
 """The attention residual: the scores of one stage's last layer, shrunk and added to the next stage's first."""
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.ops.attention_residual import attention_residual
+from tokenmix.layers.base import Device, Factory
 from tokenmix.ops.checks import check_choice, check_numbers, check_tensor, check_whole
-from tokenmix.ops.less import Scores
+from tokenmix.ops.less import Scores, attention_residual
 
 Keys = Literal["pooled", "kept"]
 
@@ -49,7 +49,7 @@ class AttentionResidual(nn.Module):
         keys: Keys = "pooled",
         init_scale: float = 1e-2,
         eps: float = 1e-5,
-        device: Any = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class AttentionResidual(nn.Module):
         check_choice("keys", keys, get_args(Keys))
         check_numbers(init_scale=init_scale)
         check_numbers(0.0, eps=eps)
-        factory = {"device": device, "dtype": dtype}
+        factory: Factory = {"device": device, "dtype": dtype}
         self.keys: Keys = keys
         self.num_heads_in, self.num_heads_out, self.eps = num_heads_in, num_heads_out, eps
         self.query_weight = nn.Parameter(torch.full((num_heads_in, 2, 2), 0.25, **factory))
@@ -69,7 +69,6 @@ class AttentionResidual(nn.Module):
         nn.init.xavier_uniform_(self.head_weight)
 
     def extra_repr(self) -> str:
-        """The heads and what becomes of the keys."""
         return f"num_heads_in={self.num_heads_in}, num_heads_out={self.num_heads_out}, keys={self.keys!r}"
 
     def forward(self, scores: Scores | Tensor, grid: tuple[int, int], mask: Tensor | None = None) -> Tensor:

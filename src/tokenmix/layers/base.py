@@ -4,9 +4,10 @@ Letters, here and everywhere: B batch, N tokens, D model width (`dim`), H heads,
 slots.
 """
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypedDict, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,16 @@ from tokenmix.ops.checks import check_mask_type, check_tensor
 from tokenmix.ops.less import Scores
 
 MapKind = Literal["slots", "tokens", "gate"]
+Device = torch.device | str | None
+Result = TypeVar("Result")
+Network = TypeVar("Network", bound=nn.Module)
+
+
+class Factory(TypedDict, total=False):
+    """Where parameters are made, and of what type: the keywords of torch's constructors."""
+
+    device: Device
+    dtype: torch.dtype | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,13 +88,9 @@ class Mixer(nn.Module):
         """
         if self.inside:
             return x, mask
-        if self.capabilities.layout == "2d":
-            check_map(self, x, weight)
-            num_tokens = x.shape[2] * x.shape[3]
-        else:
-            check_tokens(self, x, weight)
-            num_tokens = x.shape[1]
-        mask = check_mask(mask, x, num_tokens)
+        maps = self.capabilities.layout == "2d"
+        check_input(self, x, weight, maps=maps)
+        mask = check_mask(mask, x, x.shape[2] * x.shape[3] if maps else x.shape[1])
         return zero_masked(x, mask), mask
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -136,49 +143,53 @@ def count_parameters(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
+@torch.no_grad()
+def count_macs(run: Callable[..., Result], *inputs: object) -> tuple[Result, int]:
+    """The output of a call, and the multiply-adds of its convolutions, linear maps and products of attention."""
+    # Here, since their import takes 0.14 s.
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    # Counters see nothing inside a fused attention kernel, so the plain products are asked for.
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        result = run(*inputs)
+    return result, counter.get_total_flops() // 2
+
+
+def on_meta(network: Network) -> Network:
+    """A copy with shapes only, in evaluation mode."""
+    return copy.deepcopy(network).to("meta", torch.float32).eval()
+
+
 def near_square(num_tokens: int) -> tuple[int, int]:
     """The rectangle (h, w), h <= w, nearest to a square with h * w tokens."""
     height = next(h for h in range(int(num_tokens**0.5), 0, -1) if num_tokens % h == 0)
     return height, num_tokens // height
 
 
-def check_tokens(layer: Mixer, x: Tensor, weight: Tensor | None = None) -> None:
-    """Raise `UserError` unless x is a floating (B, N, dim) batch of the layer's own type, that of `weight` if given."""
-    name = type(layer).__name__
+def check_input(layer: Mixer, x: Tensor, weight: Tensor | None = None, *, maps: bool = False) -> None:
+    """Raise `UserError` unless x is a floating batch of the layer's own type, that of `weight` if given.
+
+    It is (B, N, dim), or with `maps` (B, dim, H, W).
+    """
+    name, dim = type(layer).__name__, layer.dim
     check_tensor(f"the input of {name}", x)
-    if x.dim() != 3 or x.shape[-1] != layer.dim:
-        raise UserError(f"{name} takes tokens (B, N, {layer.dim}), got {tuple(x.shape)}; {_to_tokens(layer, x)}")
-    _check_contents(layer, x, x.shape[1], weight)
-
-
-def check_map(layer: Mixer, x: Tensor, weight: Tensor | None = None) -> None:
-    """Raise `UserError` unless x is a floating (B, dim, H, W) batch of the layer's own type."""
-    name = type(layer).__name__
-    check_tensor(f"the input of {name}", x)
-    if x.dim() != 4 or x.shape[1] != layer.dim:
-        raise UserError(f"{name} takes maps (B, {layer.dim}, H, W), got {tuple(x.shape)}; {_to_map(layer, x)}")
-    _check_contents(layer, x, x.shape[2] * x.shape[3], weight)
-
-
-def _to_tokens(layer: Mixer, x: Tensor) -> str:
-    if x.dim() == 4:
-        return "a (B, C, H, W) map becomes tokens by x.flatten(2).transpose(1, 2)"
-    if x.dim() == 3:
-        return f"build the layer with dim={x.shape[-1]}, or project the tokens to {layer.dim}"
-    return "x.unsqueeze(0) makes a batch of a single sample (N, D)"
-
-
-def _to_map(layer: Mixer, x: Tensor) -> str:
-    if x.dim() == 4:
-        return f"build the layer with dim={x.shape[1]}, or project the map to {layer.dim} channels"
-    if x.dim() == 3:
-        return "tokens become a map by x.transpose(1, 2).unflatten(2, (height, width))"
-    return "the axes are batch, channels, height and width"
-
-
-def _check_contents(layer: Mixer, x: Tensor, num_tokens: int, weight: Tensor | None) -> None:
-    name = type(layer).__name__
-    if num_tokens == 0:
+    axes, width = (4, 1) if maps else (3, -1)
+    if x.dim() != axes or x.shape[width] != dim:
+        wanted = f"maps (B, {dim}, H, W)" if maps else f"tokens (B, N, {dim})"
+        if x.dim() == axes:
+            to = f"the map to {dim} channels" if maps else f"the tokens to {dim}"
+            remedy = f"build the layer with dim={x.shape[width]}, or project {to}"
+        elif maps and x.dim() == 3:
+            remedy = "tokens become a map by x.transpose(1, 2).unflatten(2, (height, width))"
+        elif maps:
+            remedy = "the axes are batch, channels, height and width"
+        elif x.dim() == 4:
+            remedy = "a (B, C, H, W) map becomes tokens by x.flatten(2).transpose(1, 2)"
+        else:
+            remedy = "x.unsqueeze(0) makes a batch of a single sample (N, D)"
+        raise UserError(f"{name} takes {wanted}, got {tuple(x.shape)}; {remedy}")
+    if (x.shape[2] * x.shape[3] if maps else x.shape[1]) == 0:
         raise UserError(f"{name} mixes at least 1 token, got {tuple(x.shape)}; leave out a sample without tokens")
     if not x.is_floating_point():
         raise UserError(f"{name} takes floating-point input, got {x.dtype}; convert it, for example x.float()")
@@ -186,16 +197,14 @@ def _check_contents(layer: Mixer, x: Tensor, num_tokens: int, weight: Tensor | N
         for first in layer.parameters():
             weight = first
             break
-    if weight is not None and weight.dtype != x.dtype and not _autocasts(x.device.type):
-        raise UserError(
-            f"{name} has {weight.dtype} weights and got {x.dtype} input; "
-            "convert one of them with .to(dtype), or run under torch.autocast"
-        )
-
-
-def _autocasts(device: str) -> bool:
-    # Of a device without autocast, such as meta, torch refuses to say whether it is enabled.
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    if weight is not None and weight.dtype != x.dtype:
+        kind = x.device.type
+        # Of a device without autocast, such as meta, torch refuses to say whether it is enabled.
+        if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
+            raise UserError(
+                f"{name} has {weight.dtype} weights and got {x.dtype} input; "
+                "convert one of them with .to(dtype), or run under torch.autocast"
+            )
 
 
 def check_mask(mask: Tensor | None, x: Tensor, num_tokens: int) -> Tensor | None:
@@ -244,7 +253,7 @@ class GridMixer(Mixer):
         return self.inner.capabilities
 
     def _map(self, x: Tensor) -> Tensor:
-        check_tokens(self, x)
+        check_input(self, x)
         height, width = self.grid
         if x.shape[1] != height * width:
             raise UserError(

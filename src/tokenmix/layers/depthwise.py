@@ -1,22 +1,31 @@
 """Depthwise convolution as a token mixer, over a sequence and over a map."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Capabilities, Mixer, finish, zero_masked
+from tokenmix.layers.base import Capabilities, Device, Mixer, finish, zero_masked
 from tokenmix.ops.checks import check_whole
 
 
-def _check_kernel(dim: int, kernel_size: int) -> None:
-    check_whole(dim=dim, kernel_size=kernel_size)
-    if kernel_size % 2 == 0:
-        raise UserError(f"kernel_size must be odd, got {kernel_size}; give {kernel_size + 1}")
+class _Depthwise(Mixer):
+    kind: ClassVar[type[nn.Conv1d | nn.Conv2d]]
+
+    def __init__(
+        self, dim: int, *, kernel_size: int = 7, device: Device = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        check_whole(dim=dim, kernel_size=kernel_size)
+        if kernel_size % 2 == 0:
+            raise UserError(f"kernel_size must be odd, got {kernel_size}; give {kernel_size + 1}")
+        self.dim, self.kernel_size = dim, kernel_size
+        half = kernel_size // 2
+        self.conv = self.kind(dim, dim, kernel_size, padding=half, groups=dim, device=device, dtype=dtype)
 
 
-class DepthwiseConvolution(Mixer):
+class DepthwiseConvolution(_Depthwise):
     """One filter for each channel over neighbouring tokens of a sequence.
 
         out_ic = sum_(|r| <= k/2) w_cr x_(i + r) c + b_c
@@ -41,11 +50,7 @@ class DepthwiseConvolution(Mixer):
 
     capabilities: ClassVar[Capabilities] = Capabilities(linear=True, map=None, equivariant=False)
 
-    def __init__(self, dim: int, *, kernel_size: int = 7, device: Any = None, dtype: torch.dtype | None = None) -> None:
-        super().__init__()
-        _check_kernel(dim, kernel_size)
-        self.dim, self.kernel_size = dim, kernel_size
-        self.conv = nn.Conv1d(dim, dim, kernel_size, padding=kernel_size // 2, groups=dim, device=device, dtype=dtype)
+    kind = nn.Conv1d
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Mix tokens (B, N, dim)."""
@@ -58,7 +63,7 @@ class DepthwiseConvolution(Mixer):
         return self.kernel_size * num_tokens * self.dim
 
 
-class DepthwiseConvolution2d(Mixer):
+class DepthwiseConvolution2d(_Depthwise):
     """One filter for each channel over a window of a map.
 
         out_pc = sum_(q in k x k) w_cq x_(p + q) c + b_c
@@ -83,11 +88,7 @@ class DepthwiseConvolution2d(Mixer):
 
     capabilities: ClassVar[Capabilities] = Capabilities(layout="2d", linear=True, map=None, equivariant=False)
 
-    def __init__(self, dim: int, *, kernel_size: int = 7, device: Any = None, dtype: torch.dtype | None = None) -> None:
-        super().__init__()
-        _check_kernel(dim, kernel_size)
-        self.dim, self.kernel_size = dim, kernel_size
-        self.conv = nn.Conv2d(dim, dim, kernel_size, padding=kernel_size // 2, groups=dim, device=device, dtype=dtype)
+    kind = nn.Conv2d
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Mix a map (B, dim, H, W)."""

@@ -1,12 +1,12 @@
 """Expectation-maximisation attention with heads."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokenmix.layers.base import Capabilities, Mixer, finish
+from tokenmix.layers.base import Capabilities, Device, Mixer, finish
 from tokenmix.ops.checks import check_heads, check_numbers, check_rates, check_whole
 
 
@@ -53,7 +53,7 @@ class EMAttention(Mixer):
         num_steps: int = 3,
         temperature: float = 1.0,
         dropout: float = 0.0,
-        device: Any = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -107,5 +107,4 @@ class EMAttention(Mixer):
         return 2 * num_tokens * self.dim**2 + (2 * self.num_steps + 1) * num_tokens * slots * self.dim
 
     def extra_repr(self) -> str:
-        """What the sub-modules do not show."""
         return f"num_heads={self.num_heads}, num_slots={self.bases.shape[1]}, num_steps={self.num_steps}"

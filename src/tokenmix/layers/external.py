@@ -1,13 +1,115 @@
-"""External attention as published for tokens (Algorithm 1) and for maps (the EANet block)."""
+"""External attention as published for tokens (Algorithm 1) and for maps (the EANet block), and its two memories."""
+
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokenmix.layers.base import Capabilities, Mixer, finish, zero_masked
-from tokenmix.layers.memory import Memory, Tie
-from tokenmix.ops.checks import check_flags, check_rates, check_whole
-from tokenmix.ops.external.api import Backend, Normalization
+from tokenmix.layers.base import Capabilities, Device, Factory, Mixer, finish, zero_masked
+from tokenmix.ops.checks import check_choice, check_flags, check_rates, check_whole
+from tokenmix.ops.external.api import (
+    Backend,
+    Normalization,
+    check_options,
+    external_attention,
+    external_attention_map,
+)
+
+Tie = Literal["none", "init", "hard"]
+
+
+class Memory(nn.Module):
+    """The two memories of external attention, M_k (S, d) and M_v (S, d).
+
+        out = Norm(F M_k^T + b_k) M_v + b_v
+
+    Both start normal with std sqrt(2 / d), which is what the released EANet code amounts to: logits have sqrt(2) times
+    the std of the queries. (With std 0.001, as in one popular port, the map starts uniform.) Biases start at 0.
+
+    `tie="hard"` holds one parameter, `key_memory`, and uses it for both: `value_memory` is None. `"init"` copies the
+    numbers once. No two parameters ever share storage, so a copy, `.half()`, a move or a reload train as before.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        num_slots: int = 64,
+        tie: Tie = "none",
+        normalization: Normalization = "double",
+        num_steps: int = 1,
+        chunk_size: int | None = None,
+        backend: Backend | None = None,
+        bias: bool = False,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_choice("tie", tie, get_args(Tie))
+        check_whole(dim=dim, num_slots=num_slots)
+        self.tie, self.num_steps, self.chunk_size = tie, num_steps, chunk_size
+        self.normalization: Normalization = normalization
+        self.backend: Backend | None = backend
+        self.check_dropout(0.0)
+        factory: Factory = {"device": device, "dtype": dtype}
+        self.key_memory = nn.Parameter(torch.empty(num_slots, dim, **factory))
+        self.value_memory = None if tie == "hard" else nn.Parameter(torch.empty(num_slots, dim, **factory))
+        self.key_bias = nn.Parameter(torch.empty(num_slots, **factory)) if bias else None
+        self.value_bias = nn.Parameter(torch.empty(dim, **factory)) if bias else None
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the memories anew."""
+        std = (2.0 / self.key_memory.shape[1]) ** 0.5
+        self.key_memory.normal_(std=std)
+        if self.tie == "init" and self.value_memory is not None:
+            self.value_memory.copy_(self.key_memory)
+        elif self.value_memory is not None:
+            self.value_memory.normal_(std=std)
+        for bias in (self.key_bias, self.value_bias):
+            if bias is not None:
+                bias.zero_()
+
+    def check_dropout(self, dropout: float) -> None:
+        """Raise `UserError` for options that exclude each other, or this dropout of the map."""
+        check_options(self.normalization, self.num_steps, self.chunk_size, dropout, self.backend)
+
+    def forward(self, query: Tensor, mask: Tensor | None = None, dropout: float = 0.0) -> Tensor:
+        """query (B, H, N, d) to (B, H, N, d); masked tokens are 0 in the output."""
+        return external_attention(
+            query,
+            self.key_memory,
+            self.key_memory if self.value_memory is None else self.value_memory,
+            key_bias=self.key_bias,
+            value_bias=self.value_bias,
+            mask=mask,
+            normalization=self.normalization,
+            num_steps=self.num_steps,
+            chunk_size=self.chunk_size,
+            dropout=dropout,
+            backend=self.backend,
+        )
+
+    def attention_map(self, query: Tensor, mask: Tensor | None = None) -> Tensor:
+        """A (B, H, N, S)."""
+        return external_attention_map(
+            query,
+            self.key_memory,
+            key_bias=self.key_bias,
+            mask=mask,
+            normalization=self.normalization,
+            num_steps=self.num_steps,
+        )
+
+    def macs(self, num_tokens: int) -> int:
+        """Multiply-adds of one head: both products. Not counted: chunks compute the logits num_steps times more."""
+        return 2 * num_tokens * self.key_memory.numel()
+
+    def extra_repr(self) -> str:
+        slots, width = self.key_memory.shape
+        return f"num_slots={slots}, width={width}, tie={self.tie!r}, normalization={self.normalization!r}"
 
 
 class ExternalAttention(Mixer):
@@ -55,7 +157,7 @@ class ExternalAttention(Mixer):
         num_steps: int = 1,
         chunk_size: int | None = None,
         backend: Backend | None = None,
-        device: torch.device | str | None = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -114,13 +216,7 @@ class ExternalAttention2d(Mixer):
 
     Args:
         dim: channels.
-        num_slots: S, rows of each memory.
-        tie: `"none"`, two memories; `"init"`, equal at the start and trained apart; `"hard"`, one memory for both.
-        normalization: `"double"`; `"sigmoid"`, `"l2"` and `"entmax15"`, see `tokenmix.ops.external_attention`; or
-            `"softmax"` over the slots, the ablation, in which tokens do not mix at all.
-        num_steps: Sinkhorn steps of the double normalisation.
-        chunk_size: tokens worked on at a time, see `tokenmix.ops.external_attention`; None does all at once.
-        backend: implementation of the mixing, see `tokenmix.ops.external_attention`.
+        num_slots, tie, normalization, num_steps, chunk_size, backend: as in `ExternalAttention`.
 
     The released network has 64 slots and amounts to `tie="init"` on a GPU, the paper's parameter count to `tie="hard"`.
 
@@ -140,7 +236,7 @@ class ExternalAttention2d(Mixer):
         num_steps: int = 1,
         chunk_size: int | None = None,
         backend: Backend | None = None,
-        device: torch.device | str | None = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()

@@ -1,13 +1,12 @@
 """The residual branch of a gMLP block, and with tiny attention that of an aMLP block."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Capabilities, Mixer, finish
+from tokenmix.layers.base import Capabilities, Device, Factory, Mixer, finish
 from tokenmix.layers.spatial_gating import GateKind, SpatialGatingUnit
 from tokenmix.layers.tiny_attention import TinyAttention
 from tokenmix.ops.checks import check_numbers, check_rates, check_whole
@@ -56,7 +55,7 @@ class GatedMLP(Mixer):
         causal: bool = False,
         attention_dim: int = 0,
         dropout: float = 0.0,
-        device: Any = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -70,7 +69,7 @@ class GatedMLP(Mixer):
                 f"hidden width {hidden} = int({dim} * {expansion}) must be positive, and even for a split gate, got "
                 f"{expansion=}; for example expansion={2 * (hidden // 2) / dim if hidden > 1 else 2:g}"
             )
-        factory = {"device": device, "dtype": dtype}
+        factory: Factory = {"device": device, "dtype": dtype}
         self.dim, self.num_tokens, self.hidden = dim, num_tokens, hidden
         self.proj_in = nn.Linear(dim, hidden, **factory)
         self.act = nn.GELU()

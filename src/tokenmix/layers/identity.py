@@ -1,11 +1,11 @@
 """No mixing: the control of every comparison."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from tokenmix.layers.base import Capabilities, Mixer, finish
+from tokenmix.layers.base import Capabilities, Device, Mixer, finish
 from tokenmix.ops.checks import check_whole
 
 
@@ -31,7 +31,7 @@ class IdentityMixer(Mixer):
 
     capabilities: ClassVar[Capabilities] = Capabilities(linear=True, map=None)
 
-    def __init__(self, dim: int, *, device: Any = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, dim: int, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         check_whole(dim=dim)
         self.dim = dim

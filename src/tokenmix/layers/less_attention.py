@@ -1,13 +1,13 @@
 """Less-attention: scores made from the scores of the layer before instead of from fresh queries and keys."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Capabilities, Mixer, finish, replace_parameter
+from tokenmix.layers.base import Capabilities, Device, Factory, Mixer, finish, replace_parameter
 from tokenmix.ops.attention import attention_probabilities
 from tokenmix.ops.checks import check_choice, check_flags, check_heads, check_rates, check_whole
 from tokenmix.ops.less import Scores, attention_from_scores, check_scores, next_scores, transform_scores
@@ -67,11 +67,11 @@ class LessAttention(Mixer):
         qkv_bias: bool = True,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
-        device: Any = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        factory = {"device": device, "dtype": dtype}
+        factory: Factory = {"device": device, "dtype": dtype}
         check_choice("scores_from", scores_from, ("own", "previous"))
         check_choice("mode", mode, ("factored", "dense"))
         check_whole(num_tokens=num_tokens)
@@ -104,7 +104,6 @@ class LessAttention(Mixer):
             bias.zero_()
 
     def extra_repr(self) -> str:
-        """What the sub-modules do not show."""
         return (
             f"num_tokens={self.num_tokens}, num_heads={self.num_heads}, scores_from={self.scores_from!r}, "
             f"mode={self.mode!r}, share_heads={self.theta.dim() == 2}, residual={self.residual_scale is not None}"

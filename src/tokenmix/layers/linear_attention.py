@@ -1,13 +1,13 @@
 """Linear attention with ReLU features."""
 
 from contextlib import nullcontext
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokenmix.layers.base import Capabilities, Mixer, finish
+from tokenmix.layers.base import Capabilities, Device, Mixer, finish
 from tokenmix.ops.checks import check_flags, check_heads, check_rates, check_whole
 
 EPSILON = 1e-15
@@ -48,7 +48,7 @@ class LinearAttention(Mixer):
         num_heads: int = 8,
         qkv_bias: bool = True,
         dropout: float = 0.0,
-        device: Any = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()

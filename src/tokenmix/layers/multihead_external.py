@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from tokenmix.layers.base import Capabilities, Mixer, finish
-from tokenmix.layers.memory import Memory, Tie
+from tokenmix.layers.base import Capabilities, Device, Mixer, finish
+from tokenmix.layers.external import Memory, Tie
 from tokenmix.ops.checks import check_flags, check_heads, check_rates, check_whole
 from tokenmix.ops.external.api import Backend, Normalization
 
@@ -31,13 +31,7 @@ class MultiHeadExternalAttention(Mixer):
         memory_bias: the memories have biases b_k (S,) and b_v (d,). Under double normalisation b_k cancels exactly.
         dropout: of the output.
         attention_dropout: of the map; not together with chunk_size.
-        num_slots: S, rows of each memory.
-        tie: `"none"`, two memories; `"init"`, equal at the start and trained apart; `"hard"`, one memory for both.
-        normalization: `"double"`; `"sigmoid"`, `"l2"` and `"entmax15"`, see `tokenmix.ops.external_attention`; or
-            `"softmax"` over the slots, the ablation, in which tokens do not mix at all.
-        num_steps: Sinkhorn steps of the double normalisation.
-        chunk_size: tokens worked on at a time, see `tokenmix.ops.external_attention`; None does all at once.
-        backend: implementation of the mixing, see `tokenmix.ops.external_attention`.
+        num_slots, tie, normalization, num_steps, chunk_size, backend: as in `ExternalAttention`.
 
     Raises:
         UserError: num_heads does not divide dim, an unknown option, or input that does not fit. There is no causal
@@ -61,7 +55,7 @@ class MultiHeadExternalAttention(Mixer):
         num_steps: int = 1,
         chunk_size: int | None = None,
         backend: Backend | None = None,
-        device: torch.device | str | None = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()

@@ -5,11 +5,47 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Capabilities, Mixer, zero_masked
-from tokenmix.layers.masked_norm import MaskedBatchNorm
-from tokenmix.ops.attention import attention, attention_probabilities
+from tokenmix.layers.base import Capabilities, Device, Mixer, zero_masked
+from tokenmix.ops.attention import attention, attention_probabilities, double_attention
 from tokenmix.ops.checks import check_chunk_size, check_whole
-from tokenmix.ops.double_attention import double_attention
+
+
+class MaskedBatchNorm(nn.BatchNorm1d):
+    """`torch.nn.BatchNorm1d` for tokens (B, N, C) whose statistics leave out masked positions.
+
+        y = (x - mean) / sqrt(var + eps) * weight + bias,   mean and var over the tokens that take part
+
+    In `eval()` it uses the running statistics, so a padded sample has the output of the unpadded sample. In training
+    the samples of a batch depend on each other, padding changes nothing.
+
+    Shape:
+        x (B, N, C), mask (B, N) bool, to (B, N, C); masked positions may hold arbitrary finite values.
+    """
+
+    def __init__(self, dim: int, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
+        super().__init__(dim, device=device, dtype=dtype)
+
+    def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Normalise the features of input (B, N, C)."""
+        if mask is None or not self.training:
+            return super().forward(input.flatten(0, -2)).view_as(input)
+        left_out = ~mask.unsqueeze(-1)
+        wide = (input if input.dtype == torch.float64 else input.float()).masked_fill(left_out, 0.0)
+        count = mask.sum().clamp(min=1)
+        mean = wide.sum((0, 1)) / count
+        centred = (wide - mean).masked_fill(left_out, 0.0)
+        variance = centred.square().sum((0, 1)) / count
+        with torch.no_grad():  # The running statistics follow, unless no token took part.
+            some = mask.any()
+            assert self.momentum is not None
+            assert self.num_batches_tracked is not None
+            self.num_batches_tracked.add_(some.to(self.num_batches_tracked.dtype))
+            unbiased = variance * count / (count - 1).clamp(min=1)
+            for running, now in ((self.running_mean, mean), (self.running_var, unbiased)):
+                assert running is not None
+                running.add_((now.to(running) - running) * (self.momentum * some))
+        out = torch.addcmul(self.bias.to(wide), centred * torch.rsqrt(variance + self.eps), self.weight.to(wide))
+        return out.to(input.dtype)
 
 
 class Offset(nn.Module):
@@ -23,7 +59,7 @@ class Offset(nn.Module):
         x and mixed (B, N, D), mask (B, N) bool, to (B, N, D); masked tokens are 0 in the output.
     """
 
-    def __init__(self, dim: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, dim: int, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.linear = nn.Linear(dim, dim, device=device, dtype=dtype)
         self.norm = MaskedBatchNorm(dim, device=device, dtype=dtype)
@@ -70,7 +106,7 @@ class OffsetAttention(Mixer):
         *,
         reduction: int = 4,
         chunk_size: int | None = None,
-        device: torch.device | str | None = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()

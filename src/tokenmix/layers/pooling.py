@@ -1,13 +1,13 @@
 """Average pooling as a token mixer."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Capabilities, Mixer, zero_masked
+from tokenmix.layers.base import Capabilities, Device, Mixer, zero_masked
 from tokenmix.ops.checks import check_whole
 
 
@@ -35,7 +35,9 @@ class Pooling2d(Mixer):
 
     capabilities: ClassVar[Capabilities] = Capabilities(layout="2d", linear=True, map=None, equivariant=False)
 
-    def __init__(self, dim: int, *, pool_size: int = 3, device: Any = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, dim: int, *, pool_size: int = 3, device: Device = None, dtype: torch.dtype | None = None
+    ) -> None:
         super().__init__()
         check_whole(dim=dim, pool_size=pool_size)
         if pool_size % 2 == 0:
@@ -58,5 +60,4 @@ class Pooling2d(Mixer):
         return 0
 
     def extra_repr(self) -> str:
-        """What shapes the layer."""
         return f"{self.dim}, pool_size={self.pool_size}"

@@ -1,7 +1,7 @@
 """The self-attention block of SAGAN on feature maps, in the three forms that share its name."""
 
 from math import isqrt
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Capabilities, Mixer, zero_masked
+from tokenmix.layers.base import Capabilities, Device, Mixer, zero_masked
 from tokenmix.ops.attention import attention, attention_probabilities
-from tokenmix.ops.attention_residual import pool_mask
 from tokenmix.ops.checks import check_choice, check_flags, check_whole
+from tokenmix.ops.less import pool_mask
 
 Variant = Literal["official", "paper", "compact"]
 
@@ -95,7 +95,7 @@ class SAGANAttention2d(Mixer):
         *,
         variant: Variant = "official",
         spectral_norm: bool | None = None,
-        device: Any = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -125,7 +125,6 @@ class SAGANAttention2d(Mixer):
         self.gamma = nn.Parameter(torch.zeros(1, device=device, dtype=dtype))
 
     def extra_repr(self) -> str:
-        """What the sub-modules do not show."""
         return f"dim={self.dim}, variant={self.variant!r}, spectral_norm={self.normed}"
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

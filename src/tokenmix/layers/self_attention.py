@@ -1,12 +1,12 @@
 """Multi-head self-attention, the baseline of the other mechanisms."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokenmix.layers.base import Capabilities, Mixer, finish
+from tokenmix.layers.base import Capabilities, Device, Factory, Mixer, finish
 from tokenmix.ops.attention import AttentionNormalization, attention, attention_probabilities, check_attention_options
 from tokenmix.ops.checks import check_flags, check_heads, check_rates, check_whole
 from tokenmix.ops.less import Scores
@@ -54,11 +54,11 @@ class SelfAttention(Mixer):
         qkv_bias: bool = True,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
-        device: Any = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        factory = {"device": device, "dtype": dtype}
+        factory: Factory = {"device": device, "dtype": dtype}
         self.dim, self.num_heads, self.head_dim = dim, num_heads, check_heads(dim, num_heads)
         check_attention_options(normalization, causal)
         check_flags(qkv_bias=qkv_bias)
@@ -70,7 +70,6 @@ class SelfAttention(Mixer):
         self.drop = nn.Dropout(dropout)
 
     def extra_repr(self) -> str:
-        """What the sub-modules do not show."""
         return f"num_heads={self.num_heads}, normalization={self.normalization!r}, causal={self.causal}"
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -1,11 +1,11 @@
 """Self-attention without projections."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from tokenmix.layers.base import Capabilities, Mixer, finish
+from tokenmix.layers.base import Capabilities, Device, Mixer, finish
 from tokenmix.ops.attention import attention, attention_probabilities
 from tokenmix.ops.checks import check_flags, check_numbers, check_rates, check_whole
 
@@ -48,7 +48,7 @@ class SimplifiedSelfAttention(Mixer):
         output_projection: bool = False,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
-        device: Any = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -61,7 +61,6 @@ class SimplifiedSelfAttention(Mixer):
         self.drop = nn.Dropout(dropout)
 
     def extra_repr(self) -> str:
-        """What the sub-modules do not show."""
         return f"dim={self.dim}, scale={self.scale}"
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -1,13 +1,13 @@
 """The spatial gating unit of gMLP."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Capabilities, Mixer, replace_parameter, zero_masked
+from tokenmix.layers.base import Capabilities, Device, Factory, Mixer, replace_parameter, zero_masked
 from tokenmix.ops.checks import check_choice, check_flags, check_numbers, check_tensor, check_whole
 from tokenmix.ops.gating import GateVariant, fft_macs, gate_matrix, gated_tokens
 from tokenmix.ops.resize import resize_gate
@@ -59,7 +59,7 @@ class SpatialGatingUnit(Mixer):
         causal: bool = False,
         norm: bool = True,
         init_std: float = 1e-6,
-        device: Any = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class SpatialGatingUnit(Mixer):
         check_numbers(0.0, init_std=init_std)
         if variant == "split" and dim % 2:
             raise UserError(f"a split gate halves its channels, got dim={dim}; give an even dim or another variant")
-        factory = {"device": device, "dtype": dtype}
+        factory: Factory = {"device": device, "dtype": dtype}
         self.dim, self.num_tokens, self.causal = dim, num_tokens, causal
         self.variant: GateVariant = variant
         self.gate: GateKind = gate
@@ -152,5 +152,4 @@ class SpatialGatingUnit(Mixer):
         return num_tokens**2 * self.out_dim
 
     def extra_repr(self) -> str:
-        """The arguments that shape the unit."""
         return f"{self.dim}, {self.num_tokens}, variant={self.variant!r}, gate={self.gate!r}, causal={self.causal}"

@@ -1,11 +1,9 @@
 """Tiny attention: the one narrow head that aMLP adds to its gate."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from tokenmix.layers.base import Capabilities, Mixer, finish
+from tokenmix.layers.base import Capabilities, Device, Factory, Mixer, finish
 from tokenmix.ops.attention import attention, attention_probabilities
 from tokenmix.ops.checks import check_flags, check_whole
 
@@ -40,14 +38,14 @@ class TinyAttention(Mixer):
         out_dim: int | None = None,
         attention_dim: int = 64,
         causal: bool = False,
-        device: Any = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         out_dim = dim if out_dim is None else out_dim
         check_whole(dim=dim, out_dim=out_dim, attention_dim=attention_dim)
         check_flags(causal=causal)
-        factory = {"device": device, "dtype": dtype}
+        factory: Factory = {"device": device, "dtype": dtype}
         self.dim, self.out_dim, self.attention_dim, self.causal = dim, out_dim, attention_dim, causal
         self.qkv = nn.Linear(dim, 3 * attention_dim, **factory)
         self.proj = nn.Linear(attention_dim, out_dim, **factory)

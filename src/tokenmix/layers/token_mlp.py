@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Capabilities, Mixer, finish, replace_parameter
+from tokenmix.layers.base import Capabilities, Device, Mixer, finish, replace_parameter
 from tokenmix.ops.checks import check_rates, check_whole
 
 
@@ -47,7 +47,7 @@ class TokenMLP(Mixer):
         *,
         hidden_tokens: int | None = None,
         dropout: float = 0.0,
-        device: Any = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()

@@ -9,11 +9,11 @@ with needs("tokenmix.models"):
     from tokenmix.models.eamlp import EAMLP
     from tokenmix.models.eanet import EANet
     from tokenmix.models.gmlp import GMLP
-    from tokenmix.models.isotropic import BlockMap, IsotropicNet, MixerBlock
+    from tokenmix.models.interface import BlockMap
+    from tokenmix.models.isotropic import IsotropicNet, MixerBlock
     from tokenmix.models.lavit import LaViT
     from tokenmix.models.mixer_net import MixerNet
-    from tokenmix.models.registry import create_model
-    from tokenmix.models.timm_registry import register_with_timm
+    from tokenmix.models.registry import create_model, register_with_timm
     from tokenmix.registry import MODELS, list_models
 
 __all__ = [

@@ -6,8 +6,7 @@ arXiv:2101.11986.
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal, Unpack, cast, get_args
 
 import torch
 import torch.fx
@@ -17,13 +16,16 @@ from timm.models import adapt_input_conv
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokenmix.errors import UserError, unknown_name
-from tokenmix.layers.memory import Memory
+from tokenmix.errors import UserError
+from tokenmix.layers.base import Device, Factory, Mixer
+from tokenmix.layers.external import Memory
 from tokenmix.layers.multihead_external import MultiHeadExternalAttention
 from tokenmix.layers.self_attention import SelfAttention
+from tokenmix.models.interface import Size, pair
 from tokenmix.models.isotropic import IsotropicNet, MixerBlock
-from tokenmix.models.stems import Stem, pair
+from tokenmix.models.stems import Stem
 from tokenmix.ops.attention import AttentionNormalization, attention
+from tokenmix.ops.checks import check_choice
 from tokenmix.ops.external.api import external_attention
 
 torch.fx.wrap("external_attention")
@@ -45,7 +47,7 @@ class StemAttention(nn.Module):
         (B, N, in_dim) to (B, N, dim).
     """
 
-    def __init__(self, in_dim: int, dim: int, num_slots: int, *, dropout: float, **factory: Any) -> None:
+    def __init__(self, in_dim: int, dim: int, num_slots: int, *, dropout: float, **factory: Unpack[Factory]) -> None:
         super().__init__()
         self.in_dim, self.dim, self.num_slots = in_dim, dim, num_slots
         self.norm1 = nn.LayerNorm(in_dim, **factory)
@@ -84,7 +86,13 @@ class StemSelfAttention(nn.Module):
     """
 
     def __init__(
-        self, in_dim: int, dim: int, normalization: AttentionNormalization, *, dropout: float, **factory: Any
+        self,
+        in_dim: int,
+        dim: int,
+        normalization: AttentionNormalization,
+        *,
+        dropout: float,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
         self.in_dim, self.dim, self.normalization = in_dim, dim, normalization
@@ -122,14 +130,14 @@ class T2TStem(Stem):
         self,
         dim: int,
         *,
-        img_size: int | tuple[int, int],
+        img_size: Size,
         in_chans: int = 3,
         token_dim: int = 64,
         num_slots: int = 128,
         num_splits: int = 3,
         normalization: AttentionNormalization | None = None,
         dropout: float = 0.0,
-        **factory: Any,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
         self.dim, self.in_chans = dim, in_chans
@@ -145,7 +153,7 @@ class T2TStem(Stem):
         self.project = nn.Linear(widths[-1], dim, **factory)
         self.set_input_size(img_size)
 
-    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
+    def set_input_size(self, img_size: Size) -> None:
         """Set the image size."""
         size = pair(img_size)
         if min(size) < self.reduction:
@@ -178,32 +186,12 @@ def _unfolded(x: Tensor, split: Split) -> Tensor:
     return F.unfold(x, kernel, stride=stride, padding=padding).transpose(1, 2)
 
 
-class _T2TNet(IsotropicNet):
-    """What EAMLP and T2T-ViT share."""
-
-    def adapt_channels(self, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A state dict for images of three channels as one for `in_chans`, as timm does it with a first convolution.
-
-        The first layers are a LayerNorm over unfolded pixels and a linear map, W (g n + b) + c. With W diag(g) in the
-        place of W and W b + c in that of c they are one convolution of n, and the norm has no weights. A grey image
-        of one channel then gives what it gave as three equal ones.
-        """
-        adapted, first = dict(state_dict), "stem.attentions.0"
-        assert isinstance(self.stem, T2TStem)
-        parts = self.stem.attentions[0].named_children()
-        linear = next(name for name, part in parts if isinstance(part, nn.Linear))
-        names = [f"{first}.{name}" for name in ("norm1.weight", "norm1.bias", f"{linear}.weight", f"{linear}.bias")]
-        kernel = self.stem.splits[0][0]
-        if self.in_chans == 3 or not set(names) <= set(adapted) or adapted[names[0]].numel() != 3 * kernel**2:
-            return adapted
-        scale, shift, weight, bias = (adapted[name] for name in names)
-        filters = adapt_input_conv(self.in_chans, (weight * scale).unflatten(1, (3, kernel, kernel))).flatten(1)
-        plain = (scale.new_ones(filters.shape[1]), scale.new_zeros(filters.shape[1]))
-        return {**adapted, **dict(zip(names, (*plain, filters, bias + weight @ shift)))}
-
-
-class EAMLP(_T2TNet):
+class EAMLP(IsotropicNet):
     """EAMLP: class token, fixed sinusoid positions, pre-norm blocks of multi-head external attention and MLP.
+
+    With `attention="softmax"` it is T2T-ViT, whose stem and blocks have self-attention. The tables of its authors are
+    of a stem with Performer attention; this is the form with softmax attention (T2T-ViT_t). The author of external
+    attention reports +0.1 to 0.3 points for double normalisation in it.
 
     Args:
         img_size: side of the image, or (height, width).
@@ -212,8 +200,9 @@ class EAMLP(_T2TNet):
         global_pool: `"token"` for the class token, `"avg"`, or `""` for all tokens.
         embed_dim: width D of the tokens.
         depth: number of blocks.
-        num_heads: base heads; the attention widens D by 4 and has 4 times as many.
-        num_slots: memory slots of a block.
+        attention: `"external"`; or self-attention, normalised by `"softmax"` or `"double"` over rows and columns.
+        num_heads: heads of a block; external attention widens D by 4 and has 4 times as many. The stem has one.
+        num_slots: memory slots of a block of external attention; 64 if not given.
         mlp_ratio: hidden width of the MLP over D.
         num_splits: unfoldings of the stem, 3 for 1/16 of the sides, 2 for 1/4.
         norm: `"layer"`, or `"batch"` for the BatchNorm form that the author reports for EAMLP-7.
@@ -227,14 +216,15 @@ class EAMLP(_T2TNet):
     def __init__(
         self,
         *,
-        img_size: int | tuple[int, int] = 224,
+        img_size: Size = 224,
         in_chans: int = 3,
         num_classes: int = 1000,
         global_pool: Literal["token", "avg", ""] = "token",
         embed_dim: int = 256,
         depth: int = 7,
+        attention: Literal["external", "softmax", "double"] = "external",
         num_heads: int = 4,
-        num_slots: int = 64,
+        num_slots: int | None = None,
         mlp_ratio: float = 2.0,
         num_splits: Literal[2, 3] = 3,
         norm: Literal["layer", "batch"] = "layer",
@@ -243,23 +233,33 @@ class EAMLP(_T2TNet):
         proj_drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
-        device: Any = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        factory = {"device": device, "dtype": dtype}
+        check_choice("attention", attention, ("external", *get_args(AttentionNormalization)))
+        check_choice("init", init, ("paper", "torch"))
+        if attention != "external" and num_slots is not None:
+            raise UserError(f"num_slots={num_slots} is of attention='external', got {attention!r}; leave it out")
+        factory: Factory = {"device": device, "dtype": dtype}
+        normalization = None if attention == "external" else attention
         stem = T2TStem(
-            embed_dim, img_size=img_size, in_chans=in_chans, num_splits=num_splits, dropout=attn_drop_rate, **factory
+            embed_dim,
+            img_size=img_size,
+            in_chans=in_chans,
+            num_splits=num_splits,
+            normalization=normalization,
+            dropout=attn_drop_rate,
+            **factory,
         )
-        rates: Any = calculate_drop_path_rates(drop_path_rate, depth)
+
+        def mixer() -> Mixer:
+            if normalization is None:
+                return MultiHeadExternalAttention(embed_dim, num_heads=num_heads, num_slots=num_slots or 64, **factory)
+            return SelfAttention(embed_dim, num_heads=num_heads, normalization=normalization, qkv_bias=False, **factory)
+
+        rates = cast(list[float], calculate_drop_path_rates(drop_path_rate, depth))
         blocks = [
-            MixerBlock(
-                MultiHeadExternalAttention(embed_dim, num_heads=num_heads, num_slots=num_slots, **factory),
-                mlp_ratio=mlp_ratio,
-                drop=proj_drop_rate,
-                drop_path=rate,
-                norm=norm,
-                **factory,
-            )
+            MixerBlock(mixer(), mlp_ratio=mlp_ratio, drop=proj_drop_rate, drop_path=rate, norm=norm, **factory)
             for rate in rates
         ]
         super().__init__(
@@ -272,9 +272,8 @@ class EAMLP(_T2TNet):
             drop_rate=drop_rate,
             **factory,
         )
-        self.mixer_name = "multihead-external"
-        if init not in ("paper", "torch"):
-            raise unknown_name("init", init, ("paper", "torch"))
+        names = {"external": "multihead-external", "softmax": "self", "double": "self-double"}
+        self.mixer_name = names[attention]
         if init == "paper":
             self.init_weights()
 
@@ -294,70 +293,22 @@ class EAMLP(_T2TNet):
         if self.cls_token is not None:
             trunc_normal_(self.cls_token, std=0.02)
 
+    def adapt_channels(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A state dict for images of three channels as one for `in_chans`, as timm does it with a first convolution.
 
-class T2TViT(_T2TNet):
-    """T2T-ViT: the skeleton of `EAMLP` with self-attention, in the stem and in the blocks.
-
-    The authors' tables are of a stem with Performer attention; this is the form with softmax attention (T2T-ViT_t).
-    The author of external attention reports +0.1 to 0.3 points for double normalisation in it.
-
-    Args:
-        img_size, in_chans, num_classes, global_pool, embed_dim, depth, mlp_ratio, num_splits: as for `EAMLP`.
-        num_heads: heads of the blocks; the stem has one.
-        normalization: `"softmax"`, or `"double"` over rows and columns of every map.
-        drop_rate: dropout before the head.
-        proj_drop_rate: dropout in the blocks' MLPs.
-        attn_drop_rate: dropout of the maps in the stem.
-        drop_path_rate: stochastic depth of the last block, linear in depth.
-    """
-
-    def __init__(
-        self,
-        *,
-        img_size: int | tuple[int, int] = 224,
-        in_chans: int = 3,
-        num_classes: int = 1000,
-        global_pool: Literal["token", "avg", ""] = "token",
-        embed_dim: int = 256,
-        depth: int = 7,
-        num_heads: int = 4,
-        mlp_ratio: float = 2.0,
-        num_splits: Literal[2, 3] = 3,
-        normalization: AttentionNormalization = "softmax",
-        drop_rate: float = 0.0,
-        proj_drop_rate: float = 0.0,
-        attn_drop_rate: float = 0.0,
-        drop_path_rate: float = 0.0,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        factory = {"device": device, "dtype": dtype}
-        stem = T2TStem(
-            embed_dim,
-            img_size=img_size,
-            in_chans=in_chans,
-            num_splits=num_splits,
-            normalization=normalization,
-            dropout=attn_drop_rate,
-            **factory,
-        )
-        rates: Any = calculate_drop_path_rates(drop_path_rate, depth)
-        layers = (
-            SelfAttention(embed_dim, num_heads=num_heads, normalization=normalization, qkv_bias=False, **factory)
-            for _ in rates
-        )
-        blocks = [
-            MixerBlock(layer, mlp_ratio=mlp_ratio, drop=proj_drop_rate, drop_path=rate, **factory)
-            for layer, rate in zip(layers, rates, strict=True)
-        ]
-        super().__init__(
-            stem,
-            blocks,
-            num_classes=num_classes,
-            positions="sinusoid",
-            class_token=True,
-            global_pool=global_pool,
-            drop_rate=drop_rate,
-            **factory,
-        )
-        self.mixer_name = "self" if normalization == "softmax" else "self-double"
+        The first layers are a LayerNorm over unfolded pixels and a linear map, W (g n + b) + c. With W diag(g) in the
+        place of W and W b + c in that of c they are one convolution of n, and the norm has no weights. A grey image
+        of one channel then gives what it gave as three equal ones.
+        """
+        adapted, first = dict(state_dict), "stem.attentions.0"
+        assert isinstance(self.stem, T2TStem)
+        parts = self.stem.attentions[0].named_children()
+        linear = next(name for name, part in parts if isinstance(part, nn.Linear))
+        names = [f"{first}.{name}" for name in ("norm1.weight", "norm1.bias", f"{linear}.weight", f"{linear}.bias")]
+        kernel = self.stem.splits[0][0]
+        if self.in_chans == 3 or not set(names) <= set(adapted) or adapted[names[0]].numel() != 3 * kernel**2:
+            return adapted
+        scale, shift, weight, bias = (adapted[name] for name in names)
+        filters = adapt_input_conv(self.in_chans, (weight * scale).unflatten(1, (3, kernel, kernel))).flatten(1)
+        plain = (scale.new_ones(filters.shape[1]), scale.new_zeros(filters.shape[1]))
+        return {**adapted, **dict(zip(names, (*plain, filters, bias + weight @ shift)))}

@@ -1,25 +1,37 @@
-"""EANet for classification: a ResNet with the external-attention block after its last stage.
+"""EANet: a ResNet with the external-attention block after its last stage; the block with other mixers in its place.
 
 Paper: Guo, Liu, Mu, Hu, "Beyond Self-attention: External Attention using Two Linear Layers for Visual Tasks", 2021,
 arXiv:2105.02358.
 """
 
+import inspect
 from collections.abc import Mapping
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, Literal, Unpack, cast
 
 import torch
 import torch.fx
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from tokenmix.errors import UserError, unknown_name
-from tokenmix.layers.counting import count_macs, on_meta
-from tokenmix.layers.external import ExternalAttention2d
-from tokenmix.layers.memory import Tie
-from tokenmix.models.isotropic import BlockMap, mix
-from tokenmix.models.maps import OnMaps
+from tokenmix.errors import UserError
+from tokenmix.layers.base import (
+    Capabilities,
+    Device,
+    Factory,
+    Mixer,
+    count_macs,
+    count_parameters,
+    on_meta,
+    zero_masked,
+)
+from tokenmix.layers.external import ExternalAttention2d, Tie
+from tokenmix.layers.table import create_mixer, get_spec
+from tokenmix.models.interface import BlockMap, Classifier, OnMaps, Size, pair, take_indices
+from tokenmix.models.isotropic import MixerCost, mix
 from tokenmix.models.pretrained import timm_resnet
-from tokenmix.models.stems import pair
-from tokenmix.models.timm_interface import Classifier, record_input_size, take_indices
+from tokenmix.ops.attention import attention, attention_probabilities
+from tokenmix.ops.checks import check_choice
 
 torch.fx.wrap("mix")
 
@@ -78,20 +90,19 @@ class EANet(OnMaps, Classifier):
         num_slots: int = 64,
         tie: Tie = "none",
         pretrained_backbone: bool = False,
-        img_size: int | tuple[int, int] = 224,
+        img_size: Size = 224,
         in_chans: int = 3,
         num_classes: int = 1000,
         global_pool: Literal["avg", ""] = "avg",
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
-        device: Any = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if stem not in ("large", "small"):
-            raise unknown_name("stem", stem, ("large", "small"))
+        check_choice("stem", stem, ("large", "small"))
         _check_unpooled(global_pool, num_classes)
-        factory = {"device": device, "dtype": dtype}
+        factory: Factory = {"device": device, "dtype": dtype}
         given = {
             "in_chans": in_chans,
             "num_classes": num_classes,
@@ -103,7 +114,12 @@ class EANet(OnMaps, Classifier):
         }
         self.backbone = timm_resnet(backbone, pretrained=pretrained_backbone, **given)
         if stem == "small":
-            _shrink_stem(self.backbone, in_chans, factory)
+            # One convolution that keeps the sides, and `feature_info` says so.
+            conv = nn.Conv2d(in_chans, self.backbone.bn1.num_features, 3, padding=1, bias=False, **factory)
+            nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+            self.backbone.conv1, self.backbone.maxpool = conv, nn.Identity()
+            for i, entry in enumerate(self.backbone.feature_info):
+                entry["reduction"] //= 2 if i == 0 else 4
         self.in_chans, self.num_classes, self.global_pool = in_chans, num_classes, global_pool
         self.num_features = self.head_hidden_size = self.embed_dim = self.backbone.num_features
         self.feature_info = [{**entry, "module": f"backbone.{entry['module']}"} for entry in self.backbone.feature_info]
@@ -137,9 +153,7 @@ class EANet(OnMaps, Classifier):
         """The maps after the stem and the stages, the last one after the block; arguments as in `IsotropicNet`."""
         if norm:
             raise UserError("EANet has no final norm; call with norm=False")
-        if output_fmt not in ("NCHW", "NLC"):
-            raise UserError(f"output_fmt must be NCHW or NLC, got {output_fmt!r}")
-        take, last = take_indices(len(self.feature_info), indices)
+        take, last = take_indices(len(self.feature_info), indices, output_fmt)
         x, maps = self.backbone.forward_intermediates(images, indices=take, stop_early=stop_early)
         if last == len(self.feature_info) - 1 or not stop_early:
             for block in self.blocks:
@@ -167,7 +181,7 @@ class EANet(OnMaps, Classifier):
         """The map (B, 1, N, S) that the block used on these images."""
         x, maps = self.backbone.forward_features(images), []
         for i, block in enumerate(self.blocks):
-            mixer: ExternalAttention2d = block.mixer  # type: ignore[assignment]
+            mixer = cast(ExternalAttention2d, block.mixer)
             grid = (x.shape[2], x.shape[3])
             maps.append(BlockMap(f"blocks.{i}.mixer", mixer.map_kind(), mixer.attention_map(x), grid))
             x = block(x)
@@ -176,13 +190,20 @@ class EANet(OnMaps, Classifier):
     def macs(self) -> int:
         """Multiply-adds of one image: the ResNet's counted on the meta device, the block's from its equation."""
         _, backbone = count_macs(on_meta(self.backbone), torch.empty(1, self.in_chans, *self.img_size, device="meta"))
-        blocks = sum(block.mixer.macs(self.num_tokens) for block in self.blocks)  # type: ignore[operator, union-attr]
-        return backbone + blocks
+        return backbone + sum(row.mixer_macs for row in self.cost_table())
 
-    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
+    def cost_table(self) -> list[MixerCost]:
+        """What the block has and takes."""
+        mixers = [cast(ExternalAttention2d, block.mixer) for block in self.blocks]
+        return [
+            MixerCost(i, type(mixer).__name__, count_parameters(mixer), mixer.macs(self.num_tokens))
+            for i, mixer in enumerate(mixers)
+        ]
+
+    def set_input_size(self, img_size: Size) -> None:
         """Set the image size for which costs are counted; nothing is learned over the positions of a map."""
         self.img_size = pair(img_size)
-        record_input_size(self, self.img_size)
+        self.record_input_size(self.img_size)
 
     def get_classifier(self) -> nn.Module:
         """The head."""
@@ -202,10 +223,6 @@ class EANet(OnMaps, Classifier):
         """Recompute the backbone's stages in the backward pass instead of keeping what they made."""
         self.backbone.set_grad_checkpointing(enable)
 
-    def no_weight_decay(self) -> set[str]:
-        """Parameters without weight decay, next to those of one axis."""
-        return set()
-
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Groups of parameters by depth: stem, the backbone's blocks (its stages if `coarse`), the EANet block."""
         stages = r"^backbone\.layer(\d+)" if coarse else r"^backbone\.layer(\d+)\.(\d+)"
@@ -220,11 +237,116 @@ def _check_unpooled(pool: str, num_classes: int) -> None:
         )
 
 
-def _shrink_stem(backbone: Any, in_chans: int, factory: Mapping[str, Any]) -> None:
-    """Keep the sides in the stem, and say so in `feature_info`."""
-    width = backbone.bn1.num_features
-    backbone.conv1 = nn.Conv2d(in_chans, width, 3, padding=1, bias=False, **factory)
-    nn.init.kaiming_normal_(backbone.conv1.weight, mode="fan_out", nonlinearity="relu")
-    backbone.maxpool = nn.Identity()
-    for i, entry in enumerate(backbone.feature_info):
-        entry["reduction"] //= 2 if i == 0 else 4
+class SelfAttention2d(Mixer):
+    """The EANet block with self-attention in place of external attention.
+
+        Q, K, V = conv1(X)                                      1 x 1, with bias
+        out     = relu(X + BN(conv2(softmax(Q K^T / sqrt(D)) V)))   1 x 1, without bias
+
+    Paper: the "self-attention" row in Guo et al., arXiv 2105.02358, has four projections of D x D; so has this.
+    Residual, norm and ReLU are the block's, so that the variants only differ in their attention. One head, as there.
+
+    Shapes: x (B, dim, H, W); mask (B, H * W) bool; map (B, 1, H * W, H * W), which `forward` never writes.
+
+    Raises:
+        UserError: input that does not fit.
+    """
+
+    capabilities = Capabilities(layout="2d", map="tokens", independent=False)
+
+    def __init__(self, dim: int, **factory: Unpack[Factory]) -> None:
+        super().__init__()
+        self.dim = dim
+        self.conv1 = nn.Conv2d(dim, 3 * dim, 1, **factory)
+        self.conv2 = nn.Conv2d(dim, dim, 1, bias=False, **factory)
+        self.norm = nn.BatchNorm2d(dim, **factory)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """x (B, dim, H, W) to (B, dim, H, W)."""
+        x, mask = self.checked(x, mask)
+        mixed = attention(*self._pixels(x), mask=mask).squeeze(1).transpose(1, 2).unflatten(2, x.shape[2:])
+        return zero_masked(F.relu(x + self.norm(self.conv2(mixed))), mask)
+
+    def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """A (B, 1, H * W, H * W)."""
+        x, mask = self.checked(x, mask)
+        query, key, _ = self._pixels(x)
+        return attention_probabilities(query, key, mask=mask)
+
+    def macs(self, num_tokens: int) -> int:
+        """4 N D^2 + 2 N^2 D for N = H * W pixels."""
+        return 4 * num_tokens * self.dim**2 + 2 * num_tokens**2 * self.dim
+
+    def _pixels(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = self.conv1(x).flatten(2).transpose(1, 2).unsqueeze(1).chunk(3, dim=-1)
+        return query, key, value
+
+
+class MixerBlock2d(Mixer):
+    """The EANet block with any mixer in place of external attention.
+
+        out = relu(X + BN(conv(mixer(X))))   1 x 1, without bias
+
+    The mixer gets the pixels as tokens, row by row, or the map itself if it takes maps. With `identity` this is the
+    block without mixing.
+
+    Args:
+        mixer: a mixer that learns no matrix over tokens, since maps differ in size.
+
+    Shapes: x (B, dim, H, W); mask (B, H * W) bool.
+    """
+
+    def __init__(self, mixer: Mixer, **factory: Unpack[Factory]) -> None:
+        super().__init__()
+        self.dim, self.mixer = mixer.dim, mixer
+        self.conv = nn.Conv2d(self.dim, self.dim, 1, bias=False, **factory)
+        self.norm = nn.BatchNorm2d(self.dim, **factory)
+
+    @property
+    def capabilities(self) -> Capabilities:  # type: ignore[override]
+        """The mixer's, on maps and with BatchNorm."""
+        return replace(self.mixer.capabilities, layout="2d", independent=False)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """x (B, dim, H, W) to (B, dim, H, W)."""
+        x, mask = self.checked(x, mask, weight=self.conv.weight)
+        mixed = self.mixer(self._given(x), mask)
+        if self.mixer.capabilities.layout != "2d":
+            mixed = mixed.transpose(1, 2).unflatten(2, x.shape[2:])
+        return zero_masked(F.relu(x + self.norm(self.conv(mixed))), mask)
+
+    def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The mixer's own."""
+        x, mask = self.checked(x, mask, weight=self.conv.weight)
+        return self.mixer.attention_map(self._given(x), mask)
+
+    def macs(self, num_tokens: int) -> int:
+        """The mixer's, and N D^2."""
+        return self.mixer.macs(num_tokens) + num_tokens * self.dim**2
+
+    def _given(self, x: Tensor) -> Tensor:
+        return x if self.mixer.capabilities.layout == "2d" else x.flatten(2).transpose(1, 2)
+
+
+def make_context(name: str, dim: int, options: Mapping[str, Any], factory: Factory) -> nn.Module:
+    """The block of that name: external, self, none, or any mixer of the table that learns no matrix over tokens.
+
+    `options` are those of `ExternalAttention2d`, None where they are its own.
+    """
+    given = {key: value for key, value in options.items() if value is not None}
+    if name == "external":
+        return ExternalAttention2d(dim, **given, **factory)
+    if given:
+        key, value = next(iter(given.items()))
+        raise UserError(f"{key}={value!r} only applies to mixer='external', and the mixer is {name!r}; leave it out")
+    if name == "none":
+        return nn.Identity()
+    if name == "self":
+        return SelfAttention2d(dim, **factory)
+    layer = get_spec(name).layer
+    if "num_tokens" in inspect.signature(layer).parameters:
+        raise UserError(
+            f"mixer {name!r} learns a matrix over tokens, and these images may have any size; give a mixer without one"
+        )
+    known: dict[str, Any] = {key: value for key, value in factory.items() if key in inspect.signature(layer).parameters}
+    return MixerBlock2d(create_mixer(name, dim, **known), **factory)

@@ -3,7 +3,7 @@
 Paper: Liu, Dai, So, Le, "Pay Attention to MLPs", 2021, arXiv:2105.08050.
 """
 
-from typing import Any, Literal
+from typing import Literal, Unpack, cast
 
 import torch
 import torch.fx
@@ -11,10 +11,12 @@ from timm.layers.drop import DropPath, calculate_drop_path_rates
 from timm.layers.weight_init import lecun_normal_
 from torch import Tensor, nn
 
-from tokenmix.errors import unknown_name
+from tokenmix.layers.base import Device, Factory
 from tokenmix.layers.gated_mlp import GatedMLP
+from tokenmix.models.interface import Size
 from tokenmix.models.isotropic import IsotropicNet, mix
 from tokenmix.models.stems import PatchStem
+from tokenmix.ops.checks import check_choice
 from tokenmix.ops.less import Scores
 
 torch.fx.wrap("mix")
@@ -23,7 +25,9 @@ torch.fx.wrap("mix")
 class GMLPBlock(nn.Module):
     """x + branch(norm(x)), the branch being U, GELU, spatial gating unit, V."""
 
-    def __init__(self, mixer: GatedMLP, *, drop_path: float = 0.0, norm_eps: float = 1e-6, **factory: Any) -> None:
+    def __init__(
+        self, mixer: GatedMLP, *, drop_path: float = 0.0, norm_eps: float = 1e-6, **factory: Unpack[Factory]
+    ) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(mixer.dim, eps=norm_eps, **factory)
         self.mixer = mixer
@@ -64,7 +68,7 @@ class GMLP(IsotropicNet):
     def __init__(
         self,
         *,
-        img_size: int | tuple[int, int] = 224,
+        img_size: Size = 224,
         patch_size: int = 16,
         in_chans: int = 3,
         num_classes: int = 1000,
@@ -78,17 +82,27 @@ class GMLP(IsotropicNet):
         drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
-        device: Any = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        factory = {"device": device, "dtype": dtype}
+        check_choice("init", init, ("timm", "torch"))
+        factory: Factory = {"device": device, "dtype": dtype}
         stem = PatchStem(embed_dim, img_size=img_size, patch_size=patch_size, in_chans=in_chans, **factory)
         num_tokens = stem.grid_size[0] * stem.grid_size[1]
-        branch: Any = {"expansion": expansion, "gate": gate, "attention_dim": attention_dim, "dropout": proj_drop_rate}
-        rates: Any = calculate_drop_path_rates(drop_path_rate, depth)
-        blocks = [
-            GMLPBlock(GatedMLP(embed_dim, num_tokens, **branch, **factory), drop_path=rate, **factory) for rate in rates
+        rates = cast(list[float], calculate_drop_path_rates(drop_path_rate, depth))
+        branches = [
+            GatedMLP(
+                embed_dim,
+                num_tokens,
+                expansion=expansion,
+                gate=gate,
+                attention_dim=attention_dim,
+                dropout=proj_drop_rate,
+                **factory,
+            )
+            for _ in rates
         ]
+        blocks = [GMLPBlock(branch, drop_path=rate, **factory) for branch, rate in zip(branches, rates, strict=True)]
         super().__init__(
             stem,
             blocks,
@@ -100,8 +114,6 @@ class GMLP(IsotropicNet):
             **factory,
         )
         self.mixer_name = "gating-attention" if attention_dim else "gating"
-        if init not in ("timm", "torch"):
-            raise unknown_name("init", init, ("timm", "torch"))
         if init == "timm":
             self.init_weights()
 

@@ -1,7 +1,7 @@
 """The skeleton of every model whose blocks all see the same tokens: stem, positions, blocks, norm, pooling, head."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Unpack, cast
 
 import torch
 import torch.fx
@@ -12,24 +12,21 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Mixer, replace_parameter
+from tokenmix.layers.base import Device, Factory, GridMixer, Mixer, count_parameters, replace_parameter
 from tokenmix.layers.less_attention import LessAttention
+from tokenmix.layers.self_attention import SelfAttention
+from tokenmix.models.interface import BlockMap, Classifier, Size, make_head, take_indices
 from tokenmix.models.stems import Stem
-from tokenmix.models.timm_interface import Classifier, make_head, record_input_size, take_indices
 from tokenmix.ops.less import Scores
 
 
-class BlockMap(NamedTuple):
-    """The map that one block used: (B, H, N, S), (B, H, N, N) or (N, N), as `kind` says.
+class MixerCost(NamedTuple):
+    """What the mixer of one block has, and takes on one image."""
 
-    The first `prefix` tokens are not positions of the image (a class token); the others are on `grid`, row by row.
-    """
-
-    name: str
-    kind: Literal["slots", "tokens", "gate"]
-    map: Tensor
-    grid: tuple[int, int]
-    prefix: int = 0
+    block: int
+    mixer: str
+    mixer_parameters: int
+    mixer_macs: int
 
 
 @torch.fx.wrap
@@ -68,7 +65,7 @@ class MixerBlock(nn.Module):
         drop: float = 0.0,
         drop_path: float = 0.0,
         norm: Literal["layer", "batch"] = "layer",
-        **factory: Any,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
         dim = mixer.dim
@@ -126,16 +123,23 @@ class IsotropicNet(Classifier):
         global_pool: Literal["avg", "token", ""] = "avg",
         drop_rate: float = 0.0,
         norm_eps: float = 1e-5,
-        **factory: Any,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
-        self.stem = stem
+        self.stem, self.in_chans = stem, stem.in_chans
         self.num_prefix_tokens = int(class_token)
         self.num_classes, self.num_features, self.embed_dim = num_classes, stem.dim, stem.dim
         self.head_hidden_size, self.grad_checkpointing = stem.dim, False
         self.global_pool = self.checked_pool(global_pool)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, stem.dim, **factory)) if class_token else None
-        self._init_positions(positions, **factory)
+        if positions == "learned":
+            self.pos_embed = nn.Parameter(torch.empty(1, self.num_tokens, stem.dim, **factory))
+            # As large as the tokens of a fresh stem: at ViT's 0.02 a short training hardly sees where a token lies
+            # (dev/LOG.md, 2026-11-21: 0.70 against 0.77 after 12,000 images).
+            trunc_normal_(self.pos_embed, std=0.5)
+        else:
+            table = sinusoid_table(self.num_tokens, stem.dim, **factory) if positions == "sinusoid" else None
+            self.register_buffer("pos_embed", table)
         self.blocks = nn.ModuleList(blocks)
         self.norm: nn.Module = nn.LayerNorm(stem.dim, eps=norm_eps, **factory)
         self.head_drop = nn.Dropout(drop_rate)
@@ -148,11 +152,6 @@ class IsotropicNet(Classifier):
     def img_size(self) -> tuple[int, int]:
         """(height, width) of the images."""
         return self.stem.img_size
-
-    @property
-    def in_chans(self) -> int:
-        """Channels of the images."""
-        return self.stem.in_chans
 
     @property
     def grid_size(self) -> tuple[int, int]:
@@ -168,16 +167,6 @@ class IsotropicNet(Classifier):
     def pools(self) -> tuple[str, ...]:
         """The mean, all tokens, and with a class token that one."""
         return (*super().pools, "token") if self.num_prefix_tokens else super().pools
-
-    def _init_positions(self, kind: Literal["learned", "sinusoid", "none"], **factory: Any) -> None:
-        if kind == "learned":
-            self.pos_embed = nn.Parameter(torch.empty(1, self.num_tokens, self.embed_dim, **factory))
-            # As large as the tokens of a fresh stem: at ViT's 0.02 a short training hardly sees where a token lies
-            # (dev/LOG.md, 2026-11-21: 0.70 against 0.77 after 12,000 images).
-            trunc_normal_(self.pos_embed, std=0.5)
-        else:
-            table = sinusoid_table(self.num_tokens, self.embed_dim, **factory) if kind == "sinusoid" else None
-            self.register_buffer("pos_embed", table)
 
     def tokens(self, images: Tensor) -> Tensor:
         """Images (B, C, H, W) to tokens with positions (B, N, D)."""
@@ -239,9 +228,7 @@ class IsotropicNet(Classifier):
             return_prefix_tokens: each entry is a pair, with the tokens that are not positions of the image, (B, prefix,
                 D).
         """
-        if output_fmt not in ("NCHW", "NLC"):
-            raise UserError(f"output_fmt must be NCHW or NLC, got {output_fmt!r}")
-        take, last = take_indices(len(self.blocks), indices)
+        take, last = take_indices(len(self.blocks), indices, output_fmt)
         x, carry, kept = self.tokens(images), None, []
         for i, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
             x, carry = self._block(block, x, carry)
@@ -266,7 +253,7 @@ class IsotropicNet(Classifier):
             self.reset_classifier(0, "")
         return take
 
-    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
+    def set_input_size(self, img_size: Size) -> None:
         """Set the image size: gates, score transforms and positions are interpolated.
 
         Positions are resampled bicubically over the grid, prefix tokens kept, and that of a sinusoid table as well: a
@@ -291,14 +278,14 @@ class IsotropicNet(Classifier):
                 replace_parameter(self, "pos_embed", table)
             else:
                 self.pos_embed = table
-        record_input_size(self, self.img_size)
+        self.record_input_size(self.img_size)
 
     @torch.no_grad()
     def attention_maps(self, images: Tensor) -> list[BlockMap]:
         """The map that each block used on these images, from the first to the last; of mixers without one none."""
         x, carry, maps = self.tokens(images), None, []
         for i, block in enumerate(self.blocks):
-            mixer: Mixer = block.mixer  # type: ignore[assignment]
+            mixer = cast(Mixer, block.mixer)
             kind = mixer.capabilities.map
             if kind is not None:
                 used = mixer.mix_map(block.norm1(x), carry)  # type: ignore[operator]
@@ -311,14 +298,37 @@ class IsotropicNet(Classifier):
         blocks = sum(block.macs(self.num_tokens) for block in self.blocks)  # type: ignore[operator]
         return self.stem.macs() + blocks + self.embed_dim * self.num_classes
 
+    def cost_table(self) -> list[MixerCost]:
+        """What the mixer of each block has and takes."""
+        rows = []
+        for i, block in enumerate(self.blocks):
+            mixer = cast(Mixer, block.mixer)
+            kind = type(mixer.inner if isinstance(mixer, GridMixer) else mixer).__name__
+            rows.append(MixerCost(i, kind, count_parameters(mixer), mixer.macs(self.num_tokens)))
+        return rows
+
+    def warnings(self) -> list[str]:
+        """Less-attention that takes no fewer multiply-adds than the self-attention in its place would."""
+        less = [block.mixer for block in self.blocks if isinstance(block.mixer, LessAttention)]
+        if not less:
+            return []
+        n, layer = self.num_tokens, less[0]
+        own, vanilla = layer.macs(n), SelfAttention(layer.dim, num_heads=layer.num_heads, device="meta").macs(n)
+        if own < vanilla:
+            return []
+        return [
+            f"the {len(less)} less-attention layers do not pay at {n} tokens, {own / 1e6:.4g} M multiply-adds against "
+            f"{vanilla / 1e6:.4g} M of self-attention; they do with fewer tokens, that is a smaller image or larger "
+            "patches, or in a wider model"
+        ]
+
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute the blocks in the backward pass instead of keeping what they made."""
         self.grad_checkpointing = enable
 
     def no_weight_decay(self) -> set[str]:
         """Parameters without weight decay."""
-        names = ("pos_embed", "cls_token")
-        return {name for name in names if isinstance(getattr(self, name, None), nn.Parameter)}
+        return {name for name, _ in self.named_parameters(recurse=False)}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Groups of parameters by depth, for layer-wise learning rates: stem and positions, each block, the rest.
@@ -329,7 +339,7 @@ class IsotropicNet(Classifier):
         return {"stem": r"^stem|^cls_token|^pos_embed", "blocks": [(blocks, None), (r"^norm", (99999,))]}
 
 
-def sinusoid_table(num_tokens: int, dim: int, *, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:
+def sinusoid_table(num_tokens: int, dim: int, *, device: Device = None, dtype: torch.dtype | None = None) -> Tensor:
     """Fixed positions (1, N, D): sines at even indices, cosines at odd ones, wavelengths 2 pi to 20,000 pi."""
     place = torch.arange(num_tokens, dtype=torch.float64).unsqueeze(1)
     wave = 10_000 ** (-2 * torch.div(torch.arange(dim), 2, rounding_mode="floor") / dim)

@@ -7,7 +7,7 @@ arXiv:2406.00427. Neither code nor a layout was published; this one is ours. doc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Unpack, cast
 
 import torch
 import torch.fx
@@ -20,13 +20,11 @@ from torch.utils.checkpoint import checkpoint
 
 from tokenmix.errors import UserError
 from tokenmix.layers.attention_residual import AttentionResidual
-from tokenmix.layers.base import Capabilities, Mixer, check_tokens, finish, replace_parameter
+from tokenmix.layers.base import Capabilities, Device, Factory, Mixer, check_input, finish, replace_parameter
 from tokenmix.layers.less_attention import LessAttention
 from tokenmix.layers.self_attention import SelfAttention
-from tokenmix.models.isotropic import BlockMap, mix
-from tokenmix.models.maps import OnMaps
-from tokenmix.models.stems import pair
-from tokenmix.models.timm_interface import Classifier, check_images, make_head, record_input_size, take_indices
+from tokenmix.models.interface import BlockMap, Classifier, OnMaps, Size, check_images, make_head, pair, take_indices
+from tokenmix.models.isotropic import mix
 from tokenmix.ops.attention import attention, attention_probabilities
 from tokenmix.ops.checks import check_heads
 from tokenmix.ops.less import Scores
@@ -204,7 +202,7 @@ class ReducedAttention(Mixer):
 
     capabilities: ClassVar[Capabilities] = Capabilities(map="slots", mask=False, length="fixed", equivariant=False)
 
-    def __init__(self, dim: int, grid: Grid, *, num_heads: int, reduction: int, **factory: Any) -> None:
+    def __init__(self, dim: int, grid: Grid, *, num_heads: int, reduction: int, **factory: Unpack[Factory]) -> None:
         super().__init__()
         self.dim, self.grid, self.num_heads, self.reduction = dim, grid, num_heads, reduction
         self.head_dim = check_heads(dim, num_heads)
@@ -255,7 +253,7 @@ class ReducedAttention(Mixer):
         return 2 * (num_tokens + keys) * self.dim**2 + (area + 2 * num_tokens) * keys * self.dim
 
     def _heads(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        check_tokens(self, x)
+        check_input(self, x)
         if mask is not None:
             raise UserError("ReducedAttention makes keys of whole blocks of the image and takes no mask; leave it out")
         image = padded_image(x.transpose(1, 2).unflatten(2, self.grid), self.reduction)
@@ -269,7 +267,14 @@ class LaViTBlock(nn.Module):
     """x + s1 * mixer(norm(x)), then x + s2 * mlp(norm(x)), with LayerScale s1, s2."""
 
     def __init__(
-        self, mixer: Mixer, *, mlp_ratio: float, layer_scale: float, drop: float, drop_path: float, **factory: Any
+        self,
+        mixer: Mixer,
+        *,
+        mlp_ratio: float,
+        layer_scale: float,
+        drop: float,
+        drop_path: float,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
         dim = mixer.dim
@@ -324,7 +329,7 @@ class LaViTStage(nn.Module):
         layer_scale: float,
         drop: float,
         drop_path: Sequence[float],
-        **factory: Any,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
         self.spec, self.before, self.stride = spec, before, stride
@@ -349,7 +354,7 @@ class LaViTStage(nn.Module):
             for i, rate in enumerate(drop_path)
         )
 
-    def _mixer(self, index: int, **factory: Any) -> Mixer:
+    def _mixer(self, index: int, **factory: Unpack[Factory]) -> Mixer:
         spec = self.spec
         heads: dict[str, Any] = {"num_heads": spec.num_heads, **factory}
         if index >= spec.num_vanilla:
@@ -391,7 +396,7 @@ class LaViTStage(nn.Module):
         x, residual = self._start(image, carry)
         maps = []
         for i, block in enumerate(self.blocks):
-            mixer: Mixer = block.mixer  # type: ignore[assignment]
+            mixer = cast(Mixer, block.mixer)
             used = block.map(x, carry, residual)  # type: ignore[operator]
             maps.append(BlockMap(f"{name}.blocks.{i}.mixer", mixer.map_kind(), used, self.grid))
             x, carry = block(x, carry, residual)
@@ -488,7 +493,7 @@ class LaViT(OnMaps, Classifier):
     def __init__(
         self,
         *,
-        img_size: int | tuple[int, int] = 224,
+        img_size: Size = 224,
         patch_size: int = 4,
         in_chans: int = 3,
         num_classes: int = 1000,
@@ -505,17 +510,17 @@ class LaViT(OnMaps, Classifier):
         drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
-        device: Any = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        factory = {"device": device, "dtype": dtype}
+        factory: Factory = {"device": device, "dtype": dtype}
         specs = stage_specs(embed_dims, depths, num_vanilla, num_heads, key_reductions, residuals, mlp_ratio)
         width = embed_dims[-1]
         self.img_size, self.in_chans, self.patch_size = pair(img_size), in_chans, patch_size
         self.less_mode = less_mode
         strides = [patch_size] + [2] * (len(specs) - 1)
-        rates: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
+        rates = cast(list[list[float]], calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True))
         self.stages = nn.ModuleList(
             LaViTStage(
                 spec,
@@ -593,10 +598,8 @@ class LaViT(OnMaps, Classifier):
             output_fmt: maps (B, D, h, w), or sequences (B, h * w, D).
             intermediates_only: return only the list.
         """
-        if output_fmt not in ("NCHW", "NLC"):
-            raise UserError(f"output_fmt must be NCHW or NLC, got {output_fmt!r}")
         total = len(self.stages)
-        take, last = take_indices(total, indices)
+        take, last = take_indices(total, indices, output_fmt)
         maps, _ = self._run(images, last + 1 if stop_early else None)
         final = maps[-1].flatten(2).transpose(1, 2)
         final = self.norm(final) if len(maps) == total else final
@@ -650,7 +653,7 @@ class LaViT(OnMaps, Classifier):
         """A line for each stage with less-attention that does not pay at this image size; empty if there is none."""
         return unpaid(self.cost_table(), [stage.spec for stage in self.stages], self.less_mode)  # type: ignore[misc]
 
-    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
+    def set_input_size(self, img_size: Size) -> None:
         """Set the image size: positions, Theta and Psi are interpolated over each stage's grid.
 
         Parameters are replaced, so build the optimiser afterwards. A size that is not a multiple of the reductions
@@ -664,7 +667,7 @@ class LaViT(OnMaps, Classifier):
         for stage, grid in zip(self.stages, grids, strict=True):
             stage.set_grid(grid)  # type: ignore[operator]
         self.img_size = size
-        record_input_size(self, size)
+        self.record_input_size(size)
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A new head, 0 classes for none; and if given, another pooling."""

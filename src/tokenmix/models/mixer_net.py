@@ -2,15 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from timm.layers.drop import calculate_drop_path_rates
 
 from tokenmix.errors import UserError
+from tokenmix.layers.base import Device, Factory
 from tokenmix.layers.table import build_stack, get_spec
+from tokenmix.models.interface import Size, pair
 from tokenmix.models.isotropic import IsotropicNet, MixerBlock
-from tokenmix.models.stems import ConvStem, PatchStem, pair
+from tokenmix.models.stems import ConvStem, PatchStem
 from tokenmix.ops.checks import check_choice
 
 
@@ -48,7 +50,7 @@ class MixerNet(IsotropicNet):
         mixer: str = "self",
         mixer_kwargs: Mapping[str, Any] | None = None,
         mixers: Sequence[str] | None = None,
-        img_size: int | tuple[int, int] = 32,
+        img_size: Size = 32,
         patch_size: int | None = None,
         stem: Literal["patch", "conv"] = "patch",
         in_chans: int = 3,
@@ -63,10 +65,10 @@ class MixerNet(IsotropicNet):
         norm: Literal["layer", "batch"] = "layer",
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
-        device: Any = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        factory = {"device": device, "dtype": dtype}
+        factory: Factory = {"device": device, "dtype": dtype}
         patch_size = patch_size or (4 if min(pair(img_size)) >= 24 else 2)
         check_choice("stem", stem, ("conv", "patch"))
         check_choice("positions", positions, ("learned", "none"))
@@ -88,7 +90,7 @@ class MixerNet(IsotropicNet):
                 **factory,
             )
         ]
-        rates: Any = calculate_drop_path_rates(drop_path_rate, depth)
+        rates = cast(list[float], calculate_drop_path_rates(drop_path_rate, depth))
         blocks = [
             MixerBlock(m, mlp_ratio=mlp_ratio, drop=drop_rate, drop_path=rate, norm=norm, **factory)
             for m, rate in zip(layers, rates, strict=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tokenmix import checkpoints
 from tokenmix.errors import UserError, one_line
-from tokenmix.models.stems import pair
+from tokenmix.models.interface import Classifier, pair
 from tokenmix.trust import check_typed, texts_in
 
 FILES = ("model.safetensors", "pytorch_model.bin")
@@ -91,17 +91,13 @@ def timm_resnet(name: str, *, pretrained: bool, **kwargs: Any) -> Any:
     return timm_model(name, pretrained=pretrained, **kwargs)
 
 
-def checkpoint_filter_fn(state_dict: Mapping[str, Tensor], model: Any) -> dict[str, Tensor]:
+def checkpoint_filter_fn(state_dict: Mapping[str, Tensor], model: Classifier) -> dict[str, Tensor]:
     """A checkpoint from timm's loaders, in our layout and at the model's image size.
 
     Known layouts are ours, the authors' EAMLP and timm's gMLP. timm itself drops a head of other classes and adapts a
     first convolution to other channels; EAMLP has none and adapts its stem itself.
     """
-    state_dict = checkpoints.rename(state_dict, model)
-    if hasattr(model, "adapt_channels"):
-        state_dict = model.adapt_channels(state_dict)
-    if not hasattr(model, "set_input_size"):
-        return state_dict
+    state_dict = model.adapt_channels(checkpoints.rename(state_dict, model))
     # The image size that the configuration next to the weights states, if there is one.
     size = getattr(model, "pretrained_model_args", {}).get("img_size")
     return checkpoints.resize(state_dict, model, img_size=None if size is None else pair(size))

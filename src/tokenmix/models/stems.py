@@ -1,20 +1,16 @@
 """From images to tokens."""
 
-from typing import Any
+from typing import Unpack
 
 import torch.fx
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.models.timm_interface import check_images
+from tokenmix.layers.base import Factory
+from tokenmix.models.interface import Size, check_images, pair
 
 # What looks at sizes is one call for torch.fx, which knows none.
 torch.fx.wrap("check_images")
-
-
-def pair(size: int | tuple[int, int]) -> tuple[int, int]:
-    """(height, width) of a size that may be one number."""
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 class Stem(nn.Module):
@@ -26,7 +22,7 @@ class Stem(nn.Module):
     grid_size: tuple[int, int]
     reduction: int
 
-    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
+    def set_input_size(self, img_size: Size) -> None:
         """Set the image size; `UserError` for a size that gives no whole tokens."""
         raise NotImplementedError
 
@@ -47,14 +43,14 @@ class PatchStem(Stem):
     """
 
     def __init__(
-        self, dim: int, *, img_size: int | tuple[int, int], patch_size: int, in_chans: int = 3, **factory: Any
+        self, dim: int, *, img_size: Size, patch_size: int, in_chans: int = 3, **factory: Unpack[Factory]
     ) -> None:
         super().__init__()
         self.dim, self.in_chans, self.patch_size, self.reduction = dim, in_chans, patch_size, patch_size
         self.proj = nn.Conv2d(in_chans, dim, patch_size, patch_size, **factory)
         self.set_input_size(img_size)
 
-    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
+    def set_input_size(self, img_size: Size) -> None:
         """Set the image size."""
         size = pair(img_size)
         if any(side % self.patch_size or side < self.patch_size for side in size):
@@ -93,7 +89,7 @@ class ConvStem(PatchStem):
     """
 
     def __init__(
-        self, dim: int, *, img_size: int | tuple[int, int], patch_size: int, in_chans: int = 3, **factory: Any
+        self, dim: int, *, img_size: Size, patch_size: int, in_chans: int = 3, **factory: Unpack[Factory]
     ) -> None:
         super().__init__(dim, img_size=img_size, patch_size=patch_size, in_chans=in_chans, **factory)
         del self.proj  # Modules are listed in the order in which they run.

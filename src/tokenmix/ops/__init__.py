@@ -1,19 +1,18 @@
 """The mathematics: pure functions of tensors that need only torch."""
 
 from tokenmix.ops.attention import attention, attention_probabilities
-from tokenmix.ops.attention_residual import attention_residual
-from tokenmix.ops.external.api import external_attention, external_attention_map
+from tokenmix.ops.external.api import external_attention, external_attention_map, sharded_external_attention
 from tokenmix.ops.gating import spatial_gate, toeplitz_matrix
 from tokenmix.ops.less import (
     Scores,
     attention_from_scores,
+    attention_residual,
     next_scores,
     transform_factored,
     transform_scores,
 )
 from tokenmix.ops.normalize import double_normalize, slot_offset
 from tokenmix.ops.resize import resize_gate, resize_score_transform
-from tokenmix.ops.sharded import sharded_external_attention
 
 __all__ = [
     "Scores",

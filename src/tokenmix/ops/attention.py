@@ -1,14 +1,15 @@
-"""Scaled dot-product attention over tokens, with softmax or double normalisation of its N x N map."""
+"""Scaled dot-product attention over tokens, with softmax or double normalisation of its N x N map, or without a map."""
 
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from tokenmix.errors import UserError
-from tokenmix.ops.checks import check_choice, check_flags
-from tokenmix.ops.normalize import slot_offset
+from tokenmix.ops.checks import check_choice, check_chunk_size, check_flags
+from tokenmix.ops.normalize import HALF_TYPES, slot_offset
 
 AttentionNormalization = Literal["softmax", "double"]
 
@@ -122,7 +123,7 @@ def attention_probabilities(
         UserError: an unknown normalisation, or a causal double one.
     """
     check_attention_options(normalization, causal)
-    half = query.dtype in (torch.float16, torch.bfloat16)
+    half = query.dtype in HALF_TYPES
     wide_query, wide_key = (query.float(), key.float()) if half else (query, key)
     logits = (wide_query * _scale(query, scale)) @ wide_key.transpose(-1, -2)
     if bias is not None:
@@ -277,3 +278,58 @@ def fused_kernels_enabled() -> bool:
     if torch.compiler.is_compiling():
         return True
     return torch.backends.cuda.flash_sdp_enabled() or torch.backends.cuda.mem_efficient_sdp_enabled()
+
+
+def double_attention(
+    query: Tensor, key: Tensor, value: Tensor, *, chunk_size: int, mask: Tensor | None = None, scale: float = 1.0
+) -> Tensor:
+    """`attention(normalization="double")` of tokens to each other in memory that does not grow with N^2.
+
+        L_j = logsumexp_i a_ij,   out_i = sum_j softmax_j(a_ij - L_j) v_j,   a = scale Q K^T
+
+    L is taken over `chunk_size` keys at a time, and again in the backward pass. With it as one more feature of the
+    keys, against a 1 in the queries, the rest is ordinary attention, for which fused kernels exist.
+
+    Paper: the normalisation is that of Guo et al., arXiv 2012.09688 and 2105.02358.
+
+    Args:
+        query: Q, (B, H, N, d).
+        key: K, (B, H, N, d).
+        value: V, (B, H, N, d_v).
+        chunk_size: keys whose N logits are held at a time.
+        mask: (B, N) bool, True = the token takes part; the row of any other token is 0.
+        scale: of the logits.
+
+    Returns:
+        (B, H, N, d_v) in the type of the query; half precision is computed in float32.
+
+    Raises:
+        UserError: chunk_size below 1.
+    """
+    check_chunk_size(chunk_size)
+    wide = [x.float() if x.dtype in HALF_TYPES else x for x in (query, key, value)]
+    query_, key_, value_ = wide[0] * scale, wide[1], wide[2]
+    with torch.autocast(query.device.type, enabled=False):
+        offsets = [_offset_again(query_, part, mask) for part in key_.split(chunk_size, dim=2)]
+        offset = torch.cat(offsets, -1).unsqueeze(-1)
+        ones = torch.ones_like(query_[..., :1])
+        out = attention(torch.cat([query_, ones], -1), torch.cat([key_, -offset], -1), value_, mask=mask, scale=1.0)
+    return out.to(query.dtype)
+
+
+def _offset_again(query: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
+    """`_offset`, computed again in the backward pass; the transforms of torch.func cannot, and keep the logits."""
+    if not (torch.is_grad_enabled() and (query.requires_grad or keys.requires_grad)):
+        return _offset(query, keys, mask)
+    try:
+        return checkpoint(_offset, query, keys, mask, use_reentrant=False)  # type: ignore[return-value]
+    except RuntimeError as error:
+        if torch.compiler.is_compiling() or "saved tensor hooks" not in str(error):
+            raise
+        return _offset(query, keys, mask)
+
+
+def _offset(query: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
+    offset = slot_offset(query @ keys.transpose(-1, -2), mask=mask)
+    # Of a sample without any token, whose rows are set to 0 afterwards.
+    return offset.masked_fill(offset == -torch.inf, 0.0)

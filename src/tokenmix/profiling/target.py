@@ -9,8 +9,15 @@ import torch
 
 from tokenmix.errors import MissingExtra, UserError, needs, unknown_name
 from tokenmix.layers.base import Mixer, near_square
-from tokenmix.layers.own import checked_own_mixers, own_mixers
-from tokenmix.layers.table import build_mixer, create_mixer, get_spec, is_mixer, list_mixers
+from tokenmix.layers.table import (
+    build_mixer,
+    checked_own_mixers,
+    create_mixer,
+    get_spec,
+    is_mixer,
+    list_mixers,
+    own_mixers,
+)
 from tokenmix.profiling.estimate import Pass
 from tokenmix.profiling.measured import Measured
 

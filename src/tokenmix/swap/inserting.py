@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from tokenmix.environment import warn_untested
 from tokenmix.errors import UserError, one_line, unknown_name
 from tokenmix.layers.base import Mixer, count_parameters
-from tokenmix.layers.own import count_of
-from tokenmix.layers.table import build_mixer, resolve_mixer
+from tokenmix.layers.table import build_mixer, count_of, resolve_mixer
 from tokenmix.swap.probe import META, Example, check_runs, example_of, model_macs, watch_calls
 from tokenmix.swap.report import SkippedAttention, aligned, cost_cells
 

@@ -18,9 +18,8 @@ from torch.func import functional_call
 from torch.fx.node import map_aggregate
 
 from tokenmix.errors import OwnMixerError, UserError, one_line
-from tokenmix.layers.base import Mixer
-from tokenmix.layers.counting import count_macs
-from tokenmix.layers.own import checked_own_mixers
+from tokenmix.layers.base import Mixer, count_macs
+from tokenmix.layers.table import checked_own_mixers
 from tokenmix.swap.adapter import AttentionAdapter, ObservedCall
 
 META = torch.device("meta")

@@ -11,9 +11,8 @@ from torch import nn
 from tokenmix.errors import UserError
 from tokenmix.layers.base import GridMixer, Mixer, count_parameters
 from tokenmix.layers.less_attention import LessAttention
-from tokenmix.layers.own import count_of
 from tokenmix.layers.self_attention import SelfAttention
-from tokenmix.layers.table import build_mixer
+from tokenmix.layers.table import build_mixer, count_of
 from tokenmix.swap.adapter import CROSS, AttentionWeights, SwapError, is_causal
 from tokenmix.swap.carrying import Carrying
 from tokenmix.swap.probe import Probe

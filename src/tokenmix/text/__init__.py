@@ -3,9 +3,7 @@
 from tokenmix.errors import needs
 
 with needs("tokenmix.text"):
-    from tokenmix.presets.text import PRESETS, Preset
-    from tokenmix.text.builder import create_config, describe, register_with_transformers
-    from tokenmix.text.config import GMLPConfig
+    from tokenmix.text.config import GMLPConfig, create_config
     from tokenmix.text.heads import (
         GMLPClassifierOutput,
         GMLPForMaskedLM,
@@ -13,11 +11,12 @@ with needs("tokenmix.text"):
         GMLPForSequenceClassification,
         GMLPMaskedLMOutput,
         GMLPQuestionAnsweringOutput,
+        describe,
+        register_with_transformers,
     )
     from tokenmix.text.modeling import GMLPModel, GMLPModelOutput
 
 __all__ = [
-    "PRESETS",
     "GMLPClassifierOutput",
     "GMLPConfig",
     "GMLPForMaskedLM",
@@ -27,7 +26,6 @@ __all__ = [
     "GMLPModel",
     "GMLPModelOutput",
     "GMLPQuestionAnsweringOutput",
-    "Preset",
     "create_config",
     "describe",
 ]

@@ -11,8 +11,7 @@ from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.layers.spatial_gating import GateKind
 from tokenmix.ops.gating import GateVariant
 from tokenmix.text.config import GMLPConfig
-from tokenmix.text.padding import rotate, rotate_back
-from tokenmix.text.positions import RelativePositions
+from tokenmix.text.positions import RelativePositions, rotate, rotate_back
 
 # What a block returns with its maps: tokens, the attention map in the given positions, and the gate's matrix. Each
 # row of the tokens is turned so that the token at `start` is the first; the map is turned back before it is used, since

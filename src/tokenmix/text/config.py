@@ -1,10 +1,14 @@
 """The configuration of the text models."""
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
 from tokenmix.errors import UserError, unknown_name
+from tokenmix.ops.checks import check_choice, check_whole
+from tokenmix.registry import MODELS, list_models
 
 # Field: the values that it may have.
 CHOICES = {
@@ -88,27 +92,16 @@ class GMLPConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         if self.positions is None:
             self.positions = "learned" if self.mixer == "self" else "none"
-        self._check_sizes()
-        for field, values in CHOICES.items():
-            if getattr(self, field) not in values:
-                raise unknown_name(field, str(getattr(self, field)), values)
-        self._check_mixer()
-        super().__post_init__(**kwargs)
-
-    def _check_sizes(self) -> None:
-        for field in ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings"):
-            if getattr(self, field) < 1:
-                raise UserError(f"{field} must be at least 1, got {getattr(self, field)}")
-        for field in ("type_vocab_size", "tiny_attention_dim"):
-            if getattr(self, field) < 0:
-                raise UserError(f"{field} must be 0 for none, or more, got {getattr(self, field)}")
+        positive = ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings")
+        check_whole(**{field: getattr(self, field) for field in positive})
+        check_whole(0, type_vocab_size=self.type_vocab_size, tiny_attention_dim=self.tiny_attention_dim)
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
             raise UserError(
                 f"pad_token_id must be one of the {self.vocab_size} tokens, got {self.pad_token_id}; "
                 "take the tokenizer's, or None if there is none"
             )
-
-    def _check_mixer(self) -> None:
+        for field, values in CHOICES.items():
+            check_choice(field, getattr(self, field), values)
         if self.mixer == "gating":
             if self.positions == "relative":
                 raise UserError(
@@ -121,14 +114,38 @@ class GMLPConfig(PreTrainedConfig):
                 )
             if self.gate_variant == "split" and self.intermediate_size % 2:
                 raise UserError(f"a split gate halves intermediate_size, got {self.intermediate_size}; make it even")
-            return
-        for field, nothing in GATING_ONLY.items():
-            if getattr(self, field) != nothing:
+        else:
+            for field, nothing in GATING_ONLY.items():
+                if getattr(self, field) != nothing:
+                    raise UserError(
+                        f"{field} only applies to mixer='gating', got {getattr(self, field)!r} with mixer='self'"
+                    )
+            heads = self.num_attention_heads
+            if heads is None or heads < 1 or self.hidden_size % heads:
                 raise UserError(
-                    f"{field} only applies to mixer='gating', got {getattr(self, field)!r} with mixer='self'"
+                    f"mixer='self' needs num_attention_heads that divides hidden_size {self.hidden_size}, got {heads}"
                 )
-        heads = self.num_attention_heads
-        if heads is None or heads < 1 or self.hidden_size % heads:
-            raise UserError(
-                f"mixer='self' needs num_attention_heads that divides hidden_size {self.hidden_size}, got {heads}"
-            )
+        super().__post_init__(**kwargs)
+
+
+def create_config(name: str, **overrides: Any) -> GMLPConfig:
+    """A text configuration by name.
+
+    Args:
+        name: one of `tokenmix.list_models(task="masked-lm")`.
+        **overrides: fields of `GMLPConfig`, or of transformers' `PreTrainedConfig`, such as `num_labels`. Another
+            keyword is a `UserError`.
+    """
+    names = list_models(task="masked-lm")
+    if name not in names:
+        raise unknown_name("text model", name, names)
+    return config_of({**MODELS[name].arguments, **overrides})
+
+
+def config_of(fields: Mapping[str, Any]) -> GMLPConfig:
+    """The configuration with these fields; `UserError` for one that there is not."""
+    known = {field.name for field in dataclasses.fields(GMLPConfig)} | {"num_labels"}
+    unknown = sorted(set(fields) - known)
+    if unknown:
+        raise UserError(f"GMLPConfig has no field {unknown[0]!r}; it takes {', '.join(sorted(known))}")
+    return GMLPConfig(**fields)

@@ -1,18 +1,30 @@
-"""The text models' heads: masked words, one label a text, an answer's span."""
+"""The text models' heads: masked words, one label a text, an answer's span; what they cost, and automatic classes."""
 
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+)
 from transformers.modeling_outputs import MaskedLMOutput, QuestionAnsweringModelOutput, SequenceClassifierOutput
 from transformers.utils.generic import can_return_tuple
 
 from tokenmix.errors import UserError
-from tokenmix.text.config import GMLPConfig
-from tokenmix.text.modeling import GMLPModel, GMLPPreTrainedModel
+from tokenmix.layers.base import count_parameters
+from tokenmix.registry import MODELS
+from tokenmix.text.config import GMLPConfig, config_of, create_config
+from tokenmix.text.modeling import GMLPModel, GMLPModelOutput, GMLPPreTrainedModel
 
 # What `labels` hold where nothing is to be learned.
 NO_LABEL = -100
+# With the head on that many of 512 positions our count is the paper's in all five sizes; it prints no number itself.
+PREDICTED = 76
 
 
 @dataclass
@@ -34,6 +46,11 @@ class GMLPQuestionAnsweringOutput(QuestionAnsweringModelOutput):
     """transformers' `QuestionAnsweringModelOutput` and the gates, see `GMLPModelOutput`."""
 
     gates: tuple[Tensor, ...] | None = None
+
+
+def _kept(out: GMLPModelOutput) -> dict[str, Any]:
+    """What every head passes on of the model's output."""
+    return {"hidden_states": out.hidden_states, "attentions": out.attentions, "gates": out.gates}
 
 
 class GMLPForMaskedLM(GMLPPreTrainedModel):
@@ -84,9 +101,7 @@ class GMLPForMaskedLM(GMLPPreTrainedModel):
             logits = self.lm_head(features)
         vocab_size = self.config.vocab_size
         loss = None if labels is None else self.loss_function(logits, labels, vocab_size=vocab_size, **kwargs)
-        return GMLPMaskedLMOutput(
-            loss=loss, logits=logits, hidden_states=out.hidden_states, attentions=out.attentions, gates=out.gates
-        )
+        return GMLPMaskedLMOutput(loss=loss, logits=logits, **_kept(out))
 
     def macs(self, num_tokens: int, *, num_predicted: int | None = None) -> int:
         """Multiply-adds of one sequence with the head on `num_predicted` of its positions, all if not given."""
@@ -130,9 +145,7 @@ class GMLPForSequenceClassification(GMLPPreTrainedModel):
         loss = None
         if labels is not None:
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **kwargs)
-        return GMLPClassifierOutput(
-            loss=loss, logits=logits, hidden_states=out.hidden_states, attentions=out.attentions, gates=out.gates
-        )
+        return GMLPClassifierOutput(loss=loss, logits=logits, **_kept(out))
 
     def macs(self, num_tokens: int) -> int:
         """Multiply-adds of one sequence."""
@@ -177,15 +190,55 @@ class GMLPForQuestionAnswering(GMLPPreTrainedModel):
         loss = None
         if start_positions is not None:
             loss = self.loss_function(start_logits, end_logits, start_positions, end_positions, **kwargs)
-        return GMLPQuestionAnsweringOutput(
-            loss=loss,
-            start_logits=start_logits,
-            end_logits=end_logits,
-            hidden_states=out.hidden_states,
-            attentions=out.attentions,
-            gates=out.gates,
-        )
+        return GMLPQuestionAnsweringOutput(loss=loss, start_logits=start_logits, end_logits=end_logits, **_kept(out))
 
     def macs(self, num_tokens: int) -> int:
         """Multiply-adds of one sequence."""
         return self.gmlp.macs(num_tokens) + num_tokens * self.qa_outputs.weight.numel()
+
+
+def create_text_model(**fields: Any) -> GMLPForMaskedLM:
+    """The masked-language model of a config with these fields; those of a name are in the registry of models."""
+    return GMLPForMaskedLM(config_of(fields))
+
+
+def register_with_transformers() -> None:
+    """Register the config with transformers, and its models in the automatic classes."""
+    AutoConfig.register(GMLPConfig.model_type, GMLPConfig, exist_ok=True)
+    AutoModel.register(GMLPConfig, GMLPModel, exist_ok=True)
+    AutoModelForMaskedLM.register(GMLPConfig, GMLPForMaskedLM, exist_ok=True)
+    AutoModelForSequenceClassification.register(GMLPConfig, GMLPForSequenceClassification, exist_ok=True)
+    AutoModelForQuestionAnswering.register(GMLPConfig, GMLPForQuestionAnswering, exist_ok=True)
+
+
+def describe(name: str, **overrides: Any) -> dict[str, Any]:
+    """What a preset's masked-language model costs, without building it in memory.
+
+    Args:
+        name: one of `tokenmix.list_models(task="masked-lm")`.
+        **overrides: fields of `GMLPConfig`.
+    """
+    config = create_config(name, **overrides)
+    with torch.device("meta"):
+        model, preset = GMLPForMaskedLM(config), GMLPForMaskedLM(create_config(name))
+    if config.mixer == "self":
+        mixer = "self"
+    elif config.tiny_attention_dim:
+        mixer = "gating-attention"
+    else:
+        mixer = "gating" if config.gate == "dense" else "gating-toeplitz"
+    n, published = config.max_position_embeddings, MODELS[name].published
+    return {
+        "model": name,
+        "about": MODELS[name].about,
+        "mixer": mixer,
+        "tokens": n,
+        "vocabulary": config.vocab_size,
+        "parameters": count_parameters(model),
+        "parameters without embeddings": count_parameters(model.gmlp) - count_parameters(model.gmlp.embeddings),
+        "macs without head": model.gmlp.macs(n),
+        "macs": model.macs(n),
+        "published parameters, millions": None if published is None else published.parameters,
+        "published GFLOPs": None if published is None or published.macs is None else 2 * published.macs,
+        "preset's GFLOPs": 2 * preset.macs(preset.config.max_position_embeddings, num_predicted=PREDICTED) / 1e9,
+    }

@@ -15,8 +15,15 @@ from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.spatial_gating import SpatialGatingUnit
 from tokenmix.text.blocks import GMLPEmbeddings, GMLPLayer, SelfAttentionLayer
 from tokenmix.text.config import GMLPConfig
-from tokenmix.text.padding import read_mask, rotate, rotate_back
-from tokenmix.text.positions import PlaceRule, RelativePositions, resize_gated_mlp, resize_positions
+from tokenmix.text.positions import (
+    PlaceRule,
+    RelativePositions,
+    read_mask,
+    resize_gated_mlp,
+    resize_positions,
+    rotate,
+    rotate_back,
+)
 
 
 @dataclass

@@ -18,8 +18,8 @@ from tokenmix import create_model
 from tokenmix.errors import UserError
 from tokenmix.lab.tasks.detection.tiling import find_in_windows
 from tokenmix.lab.tasks.images import Picture
-from tokenmix.models.detection import matching, pictures
-from tokenmix.models.detection.matching import BlockMatcher, Pairs
+from tokenmix.models.detection import networks, pictures
+from tokenmix.models.detection.networks import BlockMatcher, Pairs
 from tokenmix.models.detection.pictures import PictureTransform, PlacedMasks, bilinear_blocks, place_masks
 
 
@@ -104,7 +104,7 @@ def test_dense_masks_that_would_not_fit_are_refused():
 @pytest.mark.parametrize("low_quality", [True, False])
 @pytest.mark.parametrize("block", [1, 64, 1 << 20])
 def test_blocks_match_as_the_whole_table(low_quality: bool, block: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(matching, "BLOCK_PAIRS", block)
+    monkeypatch.setattr(networks, "BLOCK_PAIRS", block)
     generator = torch.Generator().manual_seed(1)
     corners = torch.randint(0, 40, (230, 2), generator=generator).float()
     boxes = torch.cat([corners, corners + torch.randint(5, 20, (230, 2), generator=generator)], 1)
@@ -120,7 +120,7 @@ def test_proposals_are_matched_in_blocks(monkeypatch: pytest.MonkeyPatch):
     proposals = torch.cat([corners, corners + 12], 1)
     given = ([proposals, proposals], [proposals[:7], proposals[:0]], [torch.arange(7) % 2 + 1, torch.arange(0)])
     expected = RoIHeads.assign_targets_to_proposals(heads, *given)
-    monkeypatch.setattr(matching, "BLOCK_PAIRS", 20)
+    monkeypatch.setattr(networks, "BLOCK_PAIRS", 20)
     for found, right in zip(heads.assign_targets_to_proposals(*given), expected, strict=True):
         assert all(torch.equal(one, other) for one, other in zip(found, right, strict=True))
 
@@ -134,7 +134,7 @@ def test_losses_are_those_of_the_whole_table(model: str, monkeypatch: pytest.Mon
     target = {"boxes": torch.cat([corners, corners + 15], 1), "labels": torch.arange(40) % 2}
     losses = []
     for block in (1 << 22, 5000):
-        monkeypatch.setattr(matching, "BLOCK_PAIRS", block)
+        monkeypatch.setattr(networks, "BLOCK_PAIRS", block)
         torch.manual_seed(1)
         losses.append(detector([image], [target]))
     for name, value in losses[0].items():

@@ -8,8 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix import create_model, list_models
 from tokenmix.errors import UserError
-from tokenmix.models.generation import create_gan
-from tokenmix.models.generation.networks import (
+from tokenmix.models.generation import (
     ConditionalBatchNorm2d,
     DiscriminatorBlock,
     GeneratorBlock,
@@ -25,13 +24,13 @@ def count(module: nn.Module) -> int:
 @pytest.mark.one_fast
 @pytest.mark.parametrize(("size", "classes", "published"), [(32, 10, 4_386_308), (64, 200, 13_387_396)])
 def test_the_generator_has_the_published_parameters(size, classes, published):
-    assert count(create_gan("sagan", num_classes=classes, img_size=size).generator) == published
+    assert count(create_model("sagan", num_classes=classes, img_size=size).generator) == published
 
 
 @pytest.mark.parametrize("size", [32, *(pytest.param(size, marks=pytest.mark.slow) for size in (64, 128))])
 @pytest.mark.parametrize("name", list_models("*_nano", task="image-generation"))
 def test_shapes_and_where_attention_stands(name, size):
-    gan = create_gan(name, num_classes=3, img_size=size, channels=1)
+    gan = create_model(name, num_classes=3, img_size=size, channels=1)
     seen = []
     for network in (gan.generator, gan.discriminator):
         if network.attention is not None:
@@ -48,9 +47,9 @@ def test_shapes_and_where_attention_stands(name, size):
 @pytest.mark.one_fast
 @pytest.mark.parametrize("size", [32, 64])
 def test_multiply_adds_are_those_that_run(size):
-    gan = create_gan("resnet_gan_nano", num_classes=5, img_size=size).eval()
+    gan = create_model("resnet_gan_nano", num_classes=5, img_size=size).eval()
     labels = torch.zeros(1, dtype=torch.long)
-    rows = {row.network: row.macs for row in gan.cost_table()}
+    rows = {row.part: row.macs for row in gan.cost_table()}
     with FlopCounterMode(display=False) as counted:
         images = gan(torch.randn(1, 64), labels)
     assert counted.get_total_flops() == 2 * gan.macs() == 2 * rows["generator"]
@@ -73,7 +72,7 @@ def test_multiply_adds_are_those_that_run(size):
 )
 def test_multiply_adds_are_those_by_equation(name, size, generator, discriminator):
     """Nine, or one, for each pixel of an output and each pair of its channels; the attention's own; the scores."""
-    gan = create_gan(name, img_size=size)
+    gan = create_model(name, img_size=size)
     assert [row.macs for row in gan.cost_table()] == [generator, discriminator]
     assert gan.macs() == generator
 
@@ -112,7 +111,7 @@ def test_discriminator_block_as_written(first, halves, width):
 
 def test_the_score_projects_features_on_the_class():
     torch.manual_seed(0)
-    judge = create_gan("resnet_gan_nano", num_classes=3, channels=1).discriminator.eval()
+    judge = create_model("resnet_gan_nano", num_classes=3, channels=1).discriminator.eval()
     images, labels = torch.randn(3, 1, 32, 32), torch.tensor([1, 0, 1])
     x = images
     for block in judge.blocks:
@@ -138,7 +137,7 @@ def test_spectral_norm_knows_the_orthogonal_start(layer):
 
 @pytest.mark.parametrize("attention", ["sagan", "external"])
 def test_every_layer_of_both_networks_is_normed(attention):
-    gan = create_gan("resnet_gan_nano", num_classes=3, attention=attention)
+    gan = create_model("resnet_gan_nano", num_classes=3, attention=attention)
     for name, module in gan.named_modules():
         if isinstance(module, nn.Conv2d | nn.Linear | nn.Embedding):
             singular = torch.linalg.svdvals(module.weight.flatten(1))[0].item()
@@ -147,7 +146,7 @@ def test_every_layer_of_both_networks_is_normed(attention):
 
 def test_the_average_follows_the_generator():
     torch.manual_seed(0)
-    gan = create_gan("resnet_gan_nano", num_classes=2).keep_average()
+    gan = create_model("resnet_gan_nano", num_classes=2).keep_average()
     assert gan.average is not None
     start = gan.average.last.bias.detach().clone()
     nn.init.constant_(gan.generator.last.bias, 1.0)
@@ -171,17 +170,17 @@ def test_the_average_follows_the_generator():
         ({"attention": "sagen"}, "did you mean sagan"),
         ({"attention": "external", "variant": "paper"}, "variant='paper' only applies to SAGAN's"),
         ({"num_slots": 8}, "num_slots=8 only applies to external"),
-        ({"num_classes": 0}, "num_classes must be a whole number of at least 1, got 0"),
+        ({"num_classes": 0}, "num_classes must be at least 1, got 0"),
         ({"width": 2.5}, "width must be a whole number"),
         ({"variant": "printed"}, "unknown variant"),
     ],
 )
 def test_mistakes(arguments, message):
     with pytest.raises(UserError, match=message):
-        create_gan("sagan_nano", **{"num_classes": 2, **arguments})
+        create_model("sagan_nano", **{"num_classes": 2, **arguments})
 
 
 def test_unknown_name():
     with pytest.raises(UserError, match="did you mean sagan"):
-        create_gan("sagann", num_classes=2)
+        create_model("sagann", num_classes=2)
     assert create_model("eagan_nano").mixer_name == "external-2d"

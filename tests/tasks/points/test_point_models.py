@@ -5,10 +5,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from tokenmix import create_model, list_models
 from tokenmix.errors import UserError
-from tokenmix.models.points import create_point_model
-from tokenmix.presets.points import POINT_MODELS
+from tokenmix.registry import MODELS
 
+POINT_MODELS = [*list_models(task="point-classification"), *list_models(task="point-segmentation")]
 NANO = [name for name in POINT_MODELS if name.endswith("_nano")]
 BN = 2
 
@@ -18,7 +19,7 @@ def size(model: nn.Module) -> int:
 
 
 def arguments(name: str, clouds: int) -> list[Tensor]:
-    return [torch.arange(clouds) % 16] if POINT_MODELS[name].answers == "parts" else []
+    return [torch.arange(clouds) % 16] if MODELS[name].tasks == ("point-segmentation",) else []
 
 
 def answers(name: str, model: nn.Module, points: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -60,17 +61,17 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_are_those_of_the_published_layout(name: str) -> None:
-    assert size(create_point_model(name, device="meta")) == PUBLISHED[name]
+    assert size(create_model(name, device="meta")) == PUBLISHED[name]
 
 
 def test_sizes_are_those_that_are_reported() -> None:
     """2.88 M and 1.36 M."""
-    assert size(create_point_model("pct_cls", device="meta")) == 2_876_136
-    assert size(create_point_model("pct_naive_cls", device="meta")) == 1_360_552
+    assert size(create_model("pct_cls", device="meta")) == 2_876_136
+    assert size(create_model("pct_naive_cls", device="meta")) == 1_360_552
 
 
 def test_external_attention_stands_in_all_four_layers() -> None:
-    model = create_point_model("eapct_cls", device="meta")
+    model = create_model("eapct_cls", device="meta")
     mixers = [type(block.mixer).__name__ for block in model.trunk.blocks]  # type: ignore[union-attr]
     assert mixers == ["ExternalAttention"] * 4
     # q of C x C and two memories instead of q of C x C / 4 and v.
@@ -81,7 +82,7 @@ def test_external_attention_stands_in_all_four_layers() -> None:
 
 @pytest.mark.parametrize("name", POINT_MODELS)
 def test_multiply_adds_are_those_of_a_run(name: str) -> None:
-    model = create_point_model(name).eval()
+    model = create_model(name).eval()
     with FlopCounterMode(display=False) as counter:
         answers(name, model, torch.randn(1, 600, 3))
     assert counter.get_total_flops() == pytest.approx(2 * model.macs(600), rel=1e-6)
@@ -90,7 +91,7 @@ def test_multiply_adds_are_those_of_a_run(name: str) -> None:
 @pytest.mark.parametrize("name", NANO)
 def test_a_padded_cloud_answers_as_alone(name: str) -> None:
     torch.manual_seed(0)
-    model = create_point_model(name).eval()
+    model = create_model(name).eval()
     small = torch.randn(1, 40, 3)
     padded = torch.full((2, 130, 3), torch.nan)
     padded[0], padded[1, :40] = torch.randn(130, 3), small[0]
@@ -105,7 +106,7 @@ def test_a_padded_cloud_answers_as_alone(name: str) -> None:
 @pytest.mark.parametrize("name", NANO)
 def test_the_order_of_points_changes_no_answer(name: str) -> None:
     torch.manual_seed(0)
-    model = create_point_model(name).eval()
+    model = create_model(name).eval()
     # On a grid, where many distances are equal.
     points = torch.randint(0, 4, (2, 150, 3)).float() / 4
     order = torch.randperm(150)
@@ -118,7 +119,7 @@ def test_training_under_a_mask_sees_no_padding(name: str) -> None:
     losses = []
     for fill in (torch.nan, 7.0):
         torch.manual_seed(0)
-        model = create_point_model(name, drop_rate=0.0)
+        model = create_model(name, drop_rate=0.0)
         points, mask = torch.randn(3, 60, 3), torch.arange(60) < torch.tensor([[60], [20], [5]])
         out = model(points.masked_fill(~mask[..., None], fill), *arguments(name, 3), mask=mask)
         loss = (out[mask] if out.dim() == 3 else out).square().sum()
@@ -130,7 +131,7 @@ def test_training_under_a_mask_sees_no_padding(name: str) -> None:
 
 @pytest.mark.parametrize("position", ["none", "each-layer"])
 def test_coordinates_reach_each_layer_if_wanted(position: str) -> None:
-    model = create_point_model("pct_cls", device="meta", position=position)
+    model = create_model("pct_cls", device="meta", position=position)
     more = 3 * 256 if position == "each-layer" else 0
     assert size(model) == PUBLISHED["pct_cls"] + more
     with torch.no_grad():
@@ -140,15 +141,15 @@ def test_coordinates_reach_each_layer_if_wanted(position: str) -> None:
 
 def test_normals_and_any_mixer_of_tokens() -> None:
     for mixer in ("offset", "external", "self", "multihead-external"):
-        model = create_point_model("pct_cls_nano", mixer=mixer, in_chans=6, num_classes=3).eval()
+        model = create_model("pct_cls_nano", mixer=mixer, in_chans=6, num_classes=3).eval()
         assert model(torch.randn(2, 30, 6)).shape == (2, 3)
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "said"),
     [
-        ("pct", {}, "unknown point model"),
-        ("pct_cls", {"width": 3}, "unknown argument of pct_cls"),
+        ("pct", {}, "unknown model"),
+        ("pct_cls", {"width": 3}, "has no argument 'width'; it takes .*dim"),
         ("pct_cls", {"mixer": "gating"}, "points have no order"),
         ("pct_cls", {"mixer": "sagan"}, "takes maps"),
         ("pct_cls", {"in_chans": 2}, "3 coordinates"),
@@ -167,4 +168,4 @@ def test_normals_and_any_mixer_of_tokens() -> None:
 )
 def test_mistakes_are_told(name: str, changes: dict, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        create_point_model(name, device="meta", **changes)
+        create_model(name, device="meta", **changes)

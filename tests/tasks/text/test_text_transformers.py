@@ -213,7 +213,7 @@ def test_config_says_what_it_cannot_be():
         ({"intermediate_size": 7}, "make it even"),
         ({"pad_token_id": 32_000}, "one of the 32000 tokens"),
         ({"num_hidden_layers": 0}, "at least 1, got 0"),
-        ({"type_vocab_size": -1}, "0 for none"),
+        ({"type_vocab_size": -1}, "at least 0, got -1"),
     ]:
         with pytest.raises(UserError, match=said):
             GMLPConfig(**fields)

@@ -20,8 +20,7 @@ from tokenmix.files import user_path
 from tokenmix.lab.data.lookup import parse_spec
 from tokenmix.lab.data.remote import is_url
 from tokenmix.lab.train.folder import RunFolder
-from tokenmix.presets.classification import may_be_timms, timm_names
-from tokenmix.registry import MODELS, list_models
+from tokenmix.registry import MODELS, list_models, may_be_others
 
 try:
     from tyro import _errors as events
@@ -252,13 +251,15 @@ def _mixers() -> list[str]:
 
 
 def check_models(names: Iterable[str], *, or_mixers: bool = False) -> None:
-    """Raise `UserError` for a name that is neither our model nor in timm's source; one with a colon is not checked."""
+    """Raise `UserError` for a name that is neither our model nor timm's; one with a colon is not checked."""
     mixers = _mixers() if or_mixers else []
     for name in names:
-        if ":" in name or name in mixers or name in MODELS or may_be_timms(name):
+        if name in mixers or name in MODELS or may_be_others(name):
             continue
+        import timm
+
         kinds = ["mixer", "model"] if or_mixers else ["model"]
-        error = unknown_name(" or ".join(kinds), name, {*mixers, *list_models(), *timm_names()})
+        error = unknown_name(" or ".join(kinds), name, {*mixers, *list_models(), *timm.list_models()})
         # Nobody reads a list of more than a thousand names.
         if "did you mean" in str(error):
             raise error

@@ -15,7 +15,7 @@ from tokenmix.lab.train.checkpoint import WEIGHTS, check_weights, put_weights, r
 from tokenmix.lab.train.config import SwapConfig, TrainConfig
 from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.task import TaskModule
-from tokenmix.layers.own import checked_own_mixers, own_mixers
+from tokenmix.layers.table import checked_own_mixers, own_mixers
 from tokenmix.swap import InsertReport, SwapReport, insert, swap_attention
 from tokenmix.swap.inserting import INSERTED
 from tokenmix.trust import from_caller

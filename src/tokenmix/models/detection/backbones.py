@@ -12,11 +12,10 @@ from timm.layers.norm_act import freeze_batch_norm_2d
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.layers.base import Mixer
-from tokenmix.layers.counting import count_macs, on_meta
-from tokenmix.layers.memory import Tie
-from tokenmix.models.context import make_context
-from tokenmix.models.isotropic import BlockMap
+from tokenmix.layers.base import Device, Mixer, count_macs, on_meta
+from tokenmix.layers.external import Tie
+from tokenmix.models.eanet import make_context
+from tokenmix.models.interface import BlockMap
 from tokenmix.models.lavit import LaViT
 from tokenmix.models.pretrained import timm_resnet
 from tokenmix.models.registry import create_model
@@ -63,6 +62,10 @@ class Backbone(nn.Module, ABC):
         """Lines on what does not pay at the size for which it is built."""
         return []
 
+    def no_weight_decay(self) -> set[str]:
+        """Parameters without weight decay, next to those of one axis."""
+        return set()
+
 
 class ResNetBackbone(Backbone):
     """A ResNet of timm's, with the EANet block, or its self-attention variant, on its last map.
@@ -99,7 +102,7 @@ class ResNetBackbone(Backbone):
         tie: Tie | None = None,
         norm: Norm = "batch",
         frozen_stages: int = 0,
-        device: Any = None,
+        device: Device = None,
     ) -> None:
         super().__init__()
         if norm not in get_args(Norm):
@@ -169,7 +172,7 @@ class LaViTBackbone(Backbone):
         backbone_kwargs: Mapping[str, Any] | None = None,
         img_size: Size = (512, 512),
         levels: Sequence[int] = (0, 1, 2, 3),
-        device: Any = None,
+        device: Device = None,
     ) -> None:
         super().__init__()
         if backbone not in list_models("lavit*"):
@@ -207,3 +210,7 @@ class LaViTBackbone(Backbone):
     def warnings(self) -> list[str]:
         """LaViT's own."""
         return self.net.warnings()
+
+    def no_weight_decay(self) -> set[str]:
+        """LaViT's own."""
+        return {f"net.{name}" for name in self.net.no_weight_decay()}

@@ -8,18 +8,15 @@ from torch import Tensor, nn
 
 from tokenmix import checkpoints
 from tokenmix.errors import UserError
-from tokenmix.layers.base import count_parameters
-from tokenmix.layers.counting import count_macs, on_meta
-from tokenmix.models.detection.backbones import Backbone
-from tokenmix.models.detection.networks import Answers, HeadSizes, ImageScale, Kind, build_network
+from tokenmix.layers.base import Device, count_macs, count_parameters, on_meta
+from tokenmix.layers.external import Tie
+from tokenmix.models.detection.backbones import Backbone, LaViTBackbone, Norm, ResNetBackbone
+from tokenmix.models.detection.networks import HeadSizes, Kind, build_network
 from tokenmix.models.detection.pictures import place_masks, with_dense_masks
-from tokenmix.models.isotropic import BlockMap
-from tokenmix.models.maps import OnMaps, PartCost
-from tokenmix.models.stems import pair
+from tokenmix.models.interface import BlockMap, OnMaps, PartCost, Size, pair
 
 Target = Mapping[str, Tensor]
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-DEFAULT = Answers()
 # What depends on the number of classes, by the end of its name.
 CLASS_LAYERS = ("cls_logits", "cls_score", "bbox_pred", "mask_fcn_logits")
 
@@ -36,9 +33,13 @@ class Detector(OnMaps, nn.Module):
         body: the backbone, which gives the maps.
         sizes: of pyramid and heads.
         num_classes: without background.
-        answers: scores, NMS and number of the boxes that evaluation gives.
-        resize: how images are resized.
-        fixed_size: the backbone takes only one size, that of `resize`.
+        score, nms, detections: evaluation gives boxes with a score above `score`, after NMS at `nms`, at most
+            `detections` of an image.
+        min_size: the shorter side of an image is brought to it, by torchvision's transform; several to draw from in
+            training.
+        max_size: what the longer side may be at most.
+        multiple: of what a batch's sides are multiples, by padding below and to the right.
+        fixed_size: the backbone takes only that size, a square.
         mean, std: of the images' channels, in 0..1.
         img_size: size for which `macs` counts.
         device: of the weights.
@@ -48,7 +49,7 @@ class Detector(OnMaps, nn.Module):
         of targets: boxes (M, 4) as left, top, right, bottom, labels (M,), of Mask R-CNN masks (M, H, W).
 
     Raises:
-        UserError: no classes, or images that are not such a list.
+        UserError: no classes, sizes that no image can have, or images that are not such a list.
     """
 
     def __init__(
@@ -58,30 +59,41 @@ class Detector(OnMaps, nn.Module):
         sizes: HeadSizes,
         *,
         num_classes: int,
-        resize: ImageScale,
+        min_size: int | Sequence[int],
+        max_size: int,
+        multiple: int,
         fixed_size: bool,
         img_size: tuple[int, int],
-        answers: Answers = DEFAULT,
-        mean: Sequence[float] = IMAGENET[0],
-        std: Sequence[float] = IMAGENET[1],
-        device: Any = None,
+        score: float,
+        nms: float,
+        detections: int,
+        mean: Sequence[float],
+        std: Sequence[float],
+        device: Device = None,
     ) -> None:
         super().__init__()
         if num_classes < 1:
             raise UserError(f"a detector needs at least one class, got num_classes={num_classes}")
+        sides = (min_size,) if isinstance(min_size, int) else tuple(min_size)
+        if not sides or min(sides) < 1 or max_size < max(sides):
+            raise UserError(f"min_size={sides} and max_size={max_size} are not possible; give 1 <= min <= max")
         self.kind: Kind = kind
         self.num_classes, self.img_size, self.sizes = num_classes, img_size, sizes
         self.mean, self.std, self.fixed_size = tuple(mean), tuple(std), fixed_size
         self.background = 0 if kind == "retinanet" else 1
-        self.net: Any = build_network(
-            kind,
-            body,
-            sizes,
-            num_classes=num_classes,
-            answers=answers,
-            device=device,
-            resize={**resize.arguments(), "image_mean": list(mean), "image_std": list(std)},
-        )
+        transform = {"min_size": sides, "max_size": max_size, "size_divisible": multiple}
+        transform |= {"image_mean": list(mean), "image_std": list(std)}
+        with torch.device(device or torch.get_default_device()):
+            self.net: Any = build_network(
+                kind,
+                body,
+                sizes,
+                num_classes=num_classes,
+                score=score,
+                nms=nms,
+                detections=detections,
+                transform=transform,
+            )
         self.mixer_name, self.in_chans = body.mixer_name, 3
 
     @property
@@ -110,27 +122,23 @@ class Detector(OnMaps, nn.Module):
         with torch.autocast(kind, enabled=False):
             if self.training:
                 assert targets is not None
-                return self.net(list(images), [self._inside(target) for target in targets])
+                kept = ("boxes", "labels", "masks") if self.kind == "mask-rcnn" else ("boxes", "labels")
+                inside = [{name: target[name] for name in kept} for target in targets]
+                for target in inside:
+                    target["labels"] = target["labels"] + self.background
+                    if "masks" in target:
+                        target["masks"] = target["masks"].to(torch.uint8)
+                return self.net(list(images), inside)
             transform.paste = False
             try:
                 detections = self.net(list(images))
             finally:
                 transform.paste = True
-            return [self._outside(found, image) for found, image in zip(detections, images, strict=True)]
-
-    def _inside(self, target: Target) -> dict[str, Tensor]:
-        kept = ("boxes", "labels", "masks") if self.kind == "mask-rcnn" else ("boxes", "labels")
-        inside = {name: target[name] for name in kept}
-        inside["labels"] = inside["labels"] + self.background
-        if "masks" in inside:
-            inside["masks"] = inside["masks"].to(torch.uint8)
-        return inside
-
-    def _outside(self, found: dict[str, Tensor], image: Any) -> dict[str, Any]:
-        found = {**found, "labels": found["labels"] - self.background}
-        if "masks" not in found:
-            return found
-        return {**found, "masks": place_masks(found["masks"], found["boxes"], (image.shape[1], image.shape[2]))}
+        for found, image in zip(detections, images, strict=True):
+            found["labels"] = found["labels"] - self.background
+            if "masks" in found:
+                found["masks"] = place_masks(found["masks"], found["boxes"], (image.shape[1], image.shape[2]))
+        return detections
 
     @property
     def feature_info(self) -> list[dict[str, Any]]:  # pyrefly: ignore[bad-override]
@@ -173,7 +181,7 @@ class Detector(OnMaps, nn.Module):
             boxes = torch.empty(roi.detections_per_img, width, 14, 14, device="meta")
             roi.mask_predictor(roi.mask_head(boxes))
 
-    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
+    def set_input_size(self, img_size: Size) -> None:
         """Set the image size for which costs are counted; a backbone that takes only one size, a square, takes this
         one.
 
@@ -195,8 +203,7 @@ class Detector(OnMaps, nn.Module):
 
     def no_weight_decay(self) -> set[str]:
         """Parameters without weight decay, next to those of one axis."""
-        names = getattr(self.body.net, "no_weight_decay", set)()  # type: ignore[operator]
-        return {f"net.backbone.body.net.{name}" for name in names}
+        return {f"net.backbone.body.{name}" for name in self.body.no_weight_decay()}
 
     def starting_weights(
         self, weights: Mapping[str, Tensor], img_size: tuple[int, int] | None = None
@@ -236,3 +243,119 @@ def _of_a_classifier(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -
         key = next(iter(weights), "nothing")
         raise UserError(f"the weights have {key!r}, which no backbone of this detector has")
     return found
+
+
+def resnet_detector(
+    *,
+    kind: Kind,
+    heads: Mapping[str, Any] | None = None,
+    backbone: str = "resnet50",
+    backbone_kwargs: Mapping[str, Any] | None = None,
+    levels: Sequence[int] = (1, 2, 3, 4),
+    mixer: str = "external",
+    num_slots: int | None = None,
+    tie: Tie | None = None,
+    norm: Norm = "batch",
+    min_size: int | Sequence[int] = 800,
+    max_size: int = 1333,
+    multiple: int = 32,
+    score: float = 0.05,
+    nms: float = 0.5,
+    detections: int = 100,
+    num_classes: int = 80,
+    pretrained_backbone: bool = False,
+    frozen_stages: int = 0,
+    img_size: Size = 800,
+    image_mean: Sequence[float] = IMAGENET[0],
+    image_std: Sequence[float] = IMAGENET[1],
+    device: Device = None,
+) -> Detector:
+    """A detector over `ResNetBackbone`: images of any size, the shorter side brought to `min_size`.
+
+    `norm="frozen"` with `pretrained_backbone=True` and `frozen_stages=2` is what the published 1x schedules do.
+
+    Args:
+        kind: which of torchvision's detectors.
+        heads: fields of `HeadSizes`.
+        backbone, backbone_kwargs, levels, mixer, num_slots, tie, norm, pretrained_backbone, frozen_stages: of
+            `ResNetBackbone`.
+        image_mean, image_std: of the images' channels, in 0..1.
+        others: of `Detector`.
+    """
+    body = ResNetBackbone(
+        backbone=backbone,
+        backbone_kwargs=backbone_kwargs,
+        pretrained_backbone=pretrained_backbone,
+        levels=levels,
+        mixer=mixer,
+        num_slots=num_slots,
+        tie=tie,
+        norm=norm,
+        frozen_stages=frozen_stages,
+        device=device,
+    )
+    return Detector(
+        kind,
+        body,
+        HeadSizes(**heads or {}),
+        num_classes=num_classes,
+        min_size=min_size,
+        max_size=max_size,
+        multiple=multiple,
+        fixed_size=False,
+        img_size=pair(img_size),
+        score=score,
+        nms=nms,
+        detections=detections,
+        mean=image_mean,
+        std=image_std,
+        device=device,
+    )
+
+
+def lavit_detector(
+    *,
+    kind: Kind,
+    heads: Mapping[str, Any] | None = None,
+    backbone: str = "lavit_tiny",
+    backbone_kwargs: Mapping[str, Any] | None = None,
+    levels: Sequence[int] = (0, 1, 2, 3),
+    score: float = 0.05,
+    nms: float = 0.5,
+    detections: int = 100,
+    num_classes: int = 80,
+    img_size: Size = 512,
+    image_mean: Sequence[float] = IMAGENET[0],
+    image_std: Sequence[float] = IMAGENET[1],
+    device: Device = None,
+) -> Detector:
+    """A detector over `LaViTBackbone`, which takes only one size.
+
+    The longer side of an image becomes that of the square, and the rest is padded, so that nothing is stretched.
+    The arguments are those of `resnet_detector`.
+    """
+    size = pair(img_size)
+    if size[0] != size[1]:
+        raise UserError(
+            f"a detector with a LaViT backbone takes square images, not {size[0]} x {size[1]}; give one side"
+        )
+    body = LaViTBackbone(
+        backbone=backbone, backbone_kwargs=backbone_kwargs, img_size=size, levels=levels, device=device
+    )
+    return Detector(
+        kind,
+        body,
+        HeadSizes(**heads or {}),
+        num_classes=num_classes,
+        min_size=size[0],
+        max_size=size[0],
+        multiple=size[0],
+        fixed_size=True,
+        img_size=size,
+        score=score,
+        nms=nms,
+        detections=detections,
+        mean=image_mean,
+        std=image_std,
+        device=device,
+    )

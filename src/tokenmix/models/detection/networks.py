@@ -1,26 +1,31 @@
-"""torchvision's detectors over a pyramid of ours, in the sizes that a preset names."""
+"""torchvision's detectors over a pyramid of ours, with true boxes matched to anchors and proposals in blocks.
 
-from collections.abc import Sequence
+So memory does not grow with the product of boxes and anchors.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
-from torchvision.models.detection import FasterRCNN, MaskRCNN
+from torchvision.models.detection import FasterRCNN, MaskRCNN, RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.models.detection.retinanet import det_utils
+from torchvision.models.detection.roi_heads import RoIHeads
 from torchvision.models.detection.rpn import RPNHead
-from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
+from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign, box_iou
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
 
-from tokenmix.errors import UserError
 from tokenmix.models.detection.backbones import Backbone
-from tokenmix.models.detection.matching import BlockMatcher, BlockRetinaNet, BlockRoIHeads, Pairs
 from tokenmix.models.detection.pictures import PictureTransform
 
 Kind = Literal["retinanet", "faster-rcnn", "mask-rcnn"]
 RATIOS = (0.5, 1.0, 2.0)
+# Pairs of boxes that are compared at a time.
+BLOCK_PAIRS = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -53,35 +58,74 @@ class HeadSizes:
         return tuple(tuple(int(side * 2 ** (i / self.octaves)) for i in range(self.octaves)) for side in self.anchors)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answers:
-    """Which boxes a detector returns: scores above `score`, after NMS at `nms`, at most `detections` of an image."""
+class BlockMatcher(det_utils.Matcher):
+    """torchvision's matching of anchors to true boxes, some anchors at a time.
 
-    score: float = 0.05
-    nms: float = 0.5
-    detections: int = 100
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageScale:
-    """The size that images are resized to, by torchvision's transform.
-
-    Attributes:
-        min_size: the shorter side; several to draw from in training.
-        max_size: what the longer side may be at most.
-        multiple: of what a batch's sides are multiples, by padding below and to the right.
+    The table of 20,000 boxes and 40,000 anchors alone would fill 3 GB, and its making several times that. Takes a
+    `Pairs` in place of the table; what comes out is the same.
     """
 
-    min_size: int | Sequence[int] = 800
-    max_size: int = 1333
-    multiple: int = 32
+    def __call__(self, pairs: "Pairs") -> Tensor:  # type: ignore[override]
+        """int64 (N,): the place of each anchor's box, -1 below the thresholds, -2 between them."""
+        best, place, highest = [], [], None
+        for table in pairs.tables():
+            values, indices = table.max(0)
+            most = table.amax(1)
+            best.append(values)
+            place.append(indices)
+            highest = most if highest is None else torch.maximum(highest, most)
+        values, all_places = torch.cat(best), torch.cat(place)
+        places = all_places.where(values >= self.low_threshold, self.BELOW_LOW_THRESHOLD)
+        between = (values >= self.low_threshold) & (values < self.high_threshold)
+        places = places.masked_fill(between, self.BETWEEN_THRESHOLDS)
+        if self.allow_low_quality_matches:
+            assert highest is not None
+            kept = torch.cat([(table == highest[:, None]).any(0) for table in pairs.tables()])
+            places = all_places.where(kept, places)
+        return places
 
-    def arguments(self) -> dict[str, Any]:
-        """As torchvision's detectors take them; `UserError` for sizes that no image can have."""
-        sides = (self.min_size,) if isinstance(self.min_size, int) else tuple(self.min_size)
-        if not sides or min(sides) < 1 or self.max_size < max(sides):
-            raise UserError(f"min_size={sides} and max_size={self.max_size} are not possible; give 1 <= min <= max")
-        return {"min_size": sides, "max_size": self.max_size, "size_divisible": self.multiple}
+
+@dataclass(frozen=True)
+class Pairs:
+    """True boxes (M, 4) and anchors (N, 4), whose overlaps are computed when they are needed."""
+
+    boxes: Tensor
+    anchors: Tensor
+
+    def tables(self) -> Iterator[Tensor]:
+        """The overlaps (M, n), some anchors after the others."""
+        for some in self.anchors.split(max(1, BLOCK_PAIRS // max(1, len(self.boxes)))):
+            yield box_iou(self.boxes, some)
+
+
+class BlockRoIHeads(RoIHeads):
+    """torchvision's second stage, which matches some proposals at a time, as `BlockMatcher` does anchors."""
+
+    def assign_targets_to_proposals(self, proposals: Any, gt_boxes: Any, gt_labels: Any) -> Any:
+        """The true box and the class of each proposal, of each image."""
+        matched, labels = [], []
+        for some, boxes, classes in zip(proposals, gt_boxes, gt_labels, strict=True):
+            parts = some.split(max(1, BLOCK_PAIRS // max(1, len(boxes))))
+            found = super().assign_targets_to_proposals(parts, [boxes] * len(parts), [classes] * len(parts))
+            matched.append(torch.cat(found[0]))
+            labels.append(torch.cat(found[1]))
+        return matched, labels
+
+
+class BlockRetinaNet(RetinaNet):
+    """torchvision's RetinaNet, which matches by `BlockMatcher`."""
+
+    proposal_matcher: Any
+
+    def compute_loss(self, targets: Any, head_outputs: Any, anchors: Any) -> dict[str, Tensor]:
+        """The losses by name."""
+        matches = [
+            self.proposal_matcher(Pairs(target["boxes"], own))
+            if len(target["boxes"])
+            else torch.full((len(own),), det_utils.Matcher.BELOW_LOW_THRESHOLD, device=own.device)
+            for target, own in zip(targets, anchors, strict=True)
+        ]
+        return self.head.compute_loss(targets, head_outputs, anchors, matches)
 
 
 class Pyramid(nn.Module):
@@ -119,9 +163,10 @@ def build_network(
     sizes: HeadSizes,
     *,
     num_classes: int,
-    answers: Answers,
-    resize: dict[str, Any],
-    device: Any,
+    score: float,
+    nms: float,
+    detections: int,
+    transform: Mapping[str, Any],
 ) -> nn.Module:
     """torchvision's class of that kind, with its background class added where it has one.
 
@@ -130,67 +175,49 @@ def build_network(
         body: what gives the maps.
         sizes: of pyramid and heads.
         num_classes: without background.
-        answers: of evaluation.
-        resize: arguments of torchvision's transform: sizes, mean and std.
-        device: of the weights.
+        score, nms, detections: see `Detector`.
+        transform: arguments of torchvision's transform: sizes, mean and std.
     """
-    with torch.device(device or torch.get_default_device()):
-        pyramid, anchors = Pyramid(body, sizes), AnchorGenerator(sizes.sides(), (RATIOS,) * len(sizes.anchors))
-        net: Any
-        if kind == "retinanet":
-            net = BlockRetinaNet(
-                pyramid,
-                num_classes,
-                anchor_generator=anchors,
-                proposal_matcher=BlockMatcher(0.5, 0.4, True),
-                score_thresh=answers.score,
-                nms_thresh=answers.nms,
-                detections_per_img=answers.detections,
-                **resize,
-            )
-        else:
-            net = _two_stages(kind, pyramid, anchors, sizes, num_classes, answers, resize)
-            # torchvision's constructors make these themselves.
-            net.roi_heads.__class__, net.rpn.proposal_matcher.__class__ = BlockRoIHeads, BlockMatcher
-            net.rpn.box_similarity = Pairs
-        net.transform.__class__ = PictureTransform
+    pyramid, anchors = Pyramid(body, sizes), AnchorGenerator(sizes.sides(), (RATIOS,) * len(sizes.anchors))
+    if kind == "retinanet":
+        net = BlockRetinaNet(
+            pyramid,
+            num_classes,
+            anchor_generator=anchors,
+            proposal_matcher=BlockMatcher(0.5, 0.4, True),
+            score_thresh=score,
+            nms_thresh=nms,
+            detections_per_img=detections,
+            **transform,
+        )
+    else:
+        levels, (training, testing) = [str(i) for i in range(len(body.widths))], sizes.proposals
+        options = {
+            "rpn_anchor_generator": anchors,
+            "rpn_head": RPNHead(sizes.width, anchors.num_anchors_per_location()[0]),
+            "rpn_pre_nms_top_n_train": training,
+            "rpn_post_nms_top_n_train": training,
+            "rpn_pre_nms_top_n_test": testing,
+            "rpn_post_nms_top_n_test": testing,
+            "rpn_batch_size_per_image": sizes.anchors_learnt,
+            "box_roi_pool": MultiScaleRoIAlign(levels, 7, 2),
+            "box_head": TwoMLPHead(sizes.width * 49, sizes.hidden),
+            "box_predictor": FastRCNNPredictor(sizes.hidden, num_classes + 1),
+            "box_score_thresh": score,
+            "box_nms_thresh": nms,
+            "box_detections_per_img": detections,
+            "box_batch_size_per_image": sizes.boxes_learnt,
+            **transform,
+        }
+        if kind == "mask-rcnn":
+            options |= {
+                "mask_roi_pool": MultiScaleRoIAlign(levels, 14, 2),
+                "mask_head": MaskRCNNHeads(sizes.width, list(sizes.mask), 1),
+                "mask_predictor": MaskRCNNPredictor(sizes.mask[-1], sizes.mask[-1], num_classes + 1),
+            }
+        net = cast(Any, (MaskRCNN if kind == "mask-rcnn" else FasterRCNN)(pyramid, **options))
+        # torchvision's constructors make these themselves.
+        net.roi_heads.__class__, net.rpn.proposal_matcher.__class__ = BlockRoIHeads, BlockMatcher
+        net.rpn.box_similarity = Pairs
+    net.transform.__class__ = PictureTransform
     return net
-
-
-def _two_stages(
-    kind: Kind,
-    pyramid: Pyramid,
-    anchors: AnchorGenerator,
-    sizes: HeadSizes,
-    num_classes: int,
-    answers: Answers,
-    resize: dict[str, Any],
-) -> Any:
-    """Faster R-CNN or Mask R-CNN."""
-    levels, (training, testing) = [str(i) for i in range(len(pyramid.body.widths))], sizes.proposals
-    shared = {
-        "rpn_anchor_generator": anchors,
-        "rpn_head": RPNHead(sizes.width, anchors.num_anchors_per_location()[0]),
-        "rpn_pre_nms_top_n_train": training,
-        "rpn_post_nms_top_n_train": training,
-        "rpn_pre_nms_top_n_test": testing,
-        "rpn_post_nms_top_n_test": testing,
-        "rpn_batch_size_per_image": sizes.anchors_learnt,
-        "box_roi_pool": MultiScaleRoIAlign(levels, 7, 2),
-        "box_head": TwoMLPHead(sizes.width * 49, sizes.hidden),
-        "box_predictor": FastRCNNPredictor(sizes.hidden, num_classes + 1),
-        "box_score_thresh": answers.score,
-        "box_nms_thresh": answers.nms,
-        "box_detections_per_img": answers.detections,
-        "box_batch_size_per_image": sizes.boxes_learnt,
-        **resize,
-    }
-    if kind == "faster-rcnn":
-        return FasterRCNN(pyramid, **shared)
-    return MaskRCNN(
-        pyramid,
-        **shared,
-        mask_roi_pool=MultiScaleRoIAlign(levels, 14, 2),
-        mask_head=MaskRCNNHeads(sizes.width, list(sizes.mask), 1),
-        mask_predictor=MaskRCNNPredictor(sizes.mask[-1], sizes.mask[-1], num_classes + 1),
-    )

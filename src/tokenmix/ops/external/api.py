@@ -1,8 +1,9 @@
-"""External attention: tokens attend to two learned memories of S slots, in time linear in N."""
+"""External attention: tokens attend to two learned memories of S slots, in time linear in N; also over processes."""
 
 from typing import Literal, get_args
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -79,11 +80,8 @@ def external_attention(
         UserError: shapes that do not match, an unknown normalisation, options that exclude each other, a backend that
             does not support the call.
     """
-    check_rates(dropout=dropout)
-    check_chunks(chunk_size, dropout)
-    check_backend(backend, chunk_size, dropout)
-    check_whole_map(normalization, backend, chunk_size)
-    factors = checked_factors(query, key_memory, value_memory, key_bias, value_bias, mask, normalization, num_steps)
+    check_options(normalization, num_steps, chunk_size, dropout, backend)
+    factors = checked_factors(query, key_memory, value_memory, key_bias, value_bias, mask)
     if normalization == "l2":
         query, key_memory = cosine(factors.query, factors.key_memory)
         factors, normalization = factors._replace(query=query, key_memory=key_memory), "double"
@@ -121,56 +119,50 @@ def external_attention_map(
     num_steps: int = 1,
 ) -> Tensor:
     """The map A (..., N, S) that `external_attention` uses with the same arguments; rows of masked tokens are 0."""
-    values = key_memory
-    query, *_, mask = checked_factors(query, key_memory, values, key_bias, None, mask, normalization, num_steps)
+    check_options(normalization, num_steps)
+    query, *_, mask = checked_factors(query, key_memory, key_memory, key_bias, None, mask)
     return reference_map(
         query, key_memory, key_bias=key_bias, mask=mask, normalization=normalization, num_steps=num_steps
     )
 
 
-def check_normalization(normalization: str, num_steps: int) -> None:
-    """Raise `UserError` for a normalisation that is not there, or steps that it does not have."""
+def check_options(
+    normalization: str,
+    num_steps: int = 1,
+    chunk_size: int | None = None,
+    dropout: float = 0.0,
+    backend: Backend | None = None,
+) -> None:
+    """Raise `UserError` for an option that is not there, or options that exclude each other."""
     check_choice("normalization", normalization, get_args(Normalization))
     check_whole(num_steps=num_steps)
+    check_chunk_size(chunk_size)
+    check_rates(dropout=dropout)
     if normalization in ("softmax", "entmax15") and num_steps != 1:
         raise UserError(
             f"normalization={normalization!r} has no Sinkhorn steps, got num_steps={num_steps}; leave it at 1 or use "
             "'double'"
         )
-
-
-def check_whole_map(normalization: str, backend: Backend | None, chunk_size: int | None) -> None:
-    """Raise `UserError` for a normalisation that only the eager backend computes, with another one or with chunks."""
-    if normalization not in WHOLE_MAP:
-        return
-    if backend not in (None, "eager"):
-        raise UserError(f"backend={backend!r} has no normalization={normalization!r}; leave backend out")
-    if chunk_size is not None:
-        raise UserError(f"normalization={normalization!r} does all tokens at once; leave chunk_size out")
-
-
-def check_chunks(chunk_size: int | None, dropout: float) -> None:
-    """Raise `UserError` for a chunk without tokens, or for chunks together with dropout of the map."""
-    check_chunk_size(chunk_size)
     if chunk_size is not None and dropout > 0.0:
         raise UserError(
             f"chunk_size={chunk_size} excludes dropout of the map, got {dropout}; set one of them to None or 0"
         )
-
-
-def check_backend(backend: Backend | None, chunk_size: int | None, dropout: float) -> None:
-    """Raise `UserError` for a backend that is not there, or that does not support the call."""
-    if backend is None:
-        return
-    check_choice("backend", backend, get_args(Backend))
-    if chunk_size is not None:
-        raise UserError(
-            f"backend={backend!r} does all tokens at once, got chunk_size={chunk_size}; leave one of them out"
-        )
-    if backend != "eager" and dropout > 0.0:
-        raise UserError(
-            f"backend={backend!r} has no dropout of the map, got dropout={dropout}; set it to 0 or use backend='eager'"
-        )
+    if backend is not None:
+        check_choice("backend", backend, get_args(Backend))
+        if chunk_size is not None:
+            raise UserError(
+                f"backend={backend!r} does all tokens at once, got chunk_size={chunk_size}; leave one of them out"
+            )
+        if backend != "eager" and dropout > 0.0:
+            raise UserError(
+                f"backend={backend!r} has no dropout of the map, got dropout={dropout}; set it to 0 or use "
+                "backend='eager'"
+            )
+    if normalization in WHOLE_MAP:
+        if backend not in (None, "eager"):
+            raise UserError(f"backend={backend!r} has no normalization={normalization!r}; leave backend out")
+        if chunk_size is not None:
+            raise UserError(f"normalization={normalization!r} does all tokens at once; leave chunk_size out")
 
 
 def checked_factors(
@@ -180,16 +172,13 @@ def checked_factors(
     key_bias: Tensor | None,
     value_bias: Tensor | None,
     mask: Tensor | None,
-    normalization: str,
-    num_steps: int,
 ) -> Factors:
     """The tensors if they fit each other, the query with 0 where no token takes part, so that no value there, NaN
     included, reaches a memory's gradient. The mask then broadcasts against the tokens (..., N).
 
     Raises:
-        UserError: tensors that do not fit, or a normalisation that is not there.
+        UserError: tensors that do not fit.
     """
-    check_normalization(normalization, num_steps)
     for name, tensor in (("query", query), ("key_memory", key_memory), ("value_memory", value_memory)):
         check_tensor(name, tensor)
     if query.dim() < 2 or key_memory.dim() != 2 or query.shape[-1] != key_memory.shape[-1]:
@@ -274,3 +263,71 @@ def _by_sdpa(factors: Factors, *, double: bool) -> Tensor:
     if mask is not None:
         return out.masked_fill(~mask.unsqueeze(-1), 0.0)
     return out.clone() if out.dim() == 3 else out  # without an axis of heads PyTorch's attention returns a view
+
+
+def sharded_external_attention(
+    query: Tensor,
+    key_memory: Tensor,
+    value_memory: Tensor,
+    *,
+    key_bias: Tensor | None = None,
+    value_bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    num_steps: int = 1,
+    chunk_size: int | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> Tensor:
+    """`external_attention` with double normalisation, each process holding some of the tokens.
+
+        L_j  = log sum_r exp(L_rj),   L_rj = log sum_(i on rank r) exp(a_ij)
+        A_ij = softmax_j (a_ij - L_j)
+
+    Only L crosses ranks: for each sample, head and slot its maximum and its sum forward and one gradient backward, 12
+    bytes in float32, whatever N, times num_steps. Every rank of the group must call it, with as many samples and heads,
+    the same memories and options, and any number of tokens, 0 included; and go backward through it equally often.
+
+    The gradient of `query` is complete. Those of memories and biases only cover the rank's own tokens: they must be
+    summed over the ranks like those of any other parameter that the tokens share, which DistributedDataParallel does
+    (as a mean). It has a first derivative only.
+
+    Paper: Guo et al., arXiv 2105.02358, equations 5 and 6; that they shard is ours.
+
+    Args:
+        query: F of the rank's tokens, (B, H, N_r, d) or any other leading axes.
+        key_memory: M_k, (S, d).
+        value_memory: M_v, (S, d_v).
+        key_bias: b_k, (S,).
+        value_bias: b_v, (d_v,).
+        mask: bool, True = the token takes part; of the rank's tokens, (B, N_r) or (..., N_r).
+        num_steps: Sinkhorn steps.
+        chunk_size: tokens that are worked on at a time; each chunk's map is made again in the backward pass.
+        group: the processes; None for all.
+
+    Returns:
+        (..., N_r, d_v) of the rank's tokens; masked ones are 0.
+
+    Raises:
+        UserError: no process group, or what `external_attention` refuses.
+    """
+    check_options("double", num_steps, chunk_size)
+    factors = checked_factors(query, key_memory, value_memory, key_bias, value_bias, mask)
+    if not (dist.is_available() and dist.is_initialized()):
+        raise UserError(
+            "sharded_external_attention found no process group: start the program with torchrun and call "
+            "torch.distributed.init_process_group, or use external_attention in a single process"
+        )
+
+    def total(here: Tensor) -> Tensor:
+        summed = here.contiguous().clone()
+        dist.all_reduce(summed, dist.ReduceOp.SUM, group)
+        return summed
+
+    def merge(here: Tensor) -> Tensor:
+        """L of all ranks from the rank's own, 0 where no token reaches a slot."""
+        largest = here.contiguous().clone()
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group)
+        largest = largest.masked_fill(torch.isneginf(largest), 0.0)
+        merged = largest + torch.log(total(torch.exp(here - largest)))
+        return merged.masked_fill(torch.isneginf(merged), 0.0)
+
+    return external_by_blocks(factors, num_steps=num_steps, chunk_size=chunk_size, merge=merge, total=total)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from tokenmix.layers.counting import count_macs
+from tokenmix.layers.base import count_macs
 from tokenmix.testing.harness import (
     Build,
     NotApplicable,

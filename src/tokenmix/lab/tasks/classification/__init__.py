@@ -10,6 +10,6 @@ TASKS.register(
         options="tokenmix.lab.tasks.classification.options:ClassificationOptions",
         defaults={"model": "vit_nano", "data": "fashion-mnist"},
         skeleton="mixer_nano",
-        other_models="tokenmix.presets.classification:may_be_others",
+        other_models="tokenmix.registry:may_be_others",
     ),
 )

@@ -22,8 +22,7 @@ from tokenmix.lab.tasks.summary import published_beside
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.task import IndexedData, TaskModule, check_names
 from tokenmix.layers.base import count_parameters
-from tokenmix.models.points import create_point_model
-from tokenmix.models.registry import create_on_meta
+from tokenmix.models.registry import create_model, create_on_meta
 
 FROM_DATA = {
     "num_classes": "--data",
@@ -91,7 +90,7 @@ class PointTask(TaskModule):
         check_own(config.model.model_kwargs, FROM_DATA)
         width = 3 if data["features"] == "xyz" else 6
         settings: dict[str, Any] = {**cls.answers(data), **config.model.model_kwargs}
-        return create_point_model(config.model.model, in_chans=width, **settings)
+        return create_model(config.model.model, in_chans=width, **settings)
 
     @classmethod
     def answers(cls, data: Mapping[str, Any]) -> dict[str, int]:

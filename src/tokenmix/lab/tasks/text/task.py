@@ -23,7 +23,7 @@ from tokenmix.lab.train.distributed import distributed_info
 from tokenmix.lab.train.folder import TOKENIZER
 from tokenmix.lab.train.programs import HubForm
 from tokenmix.lab.train.task import IndexedData, TaskData, TaskModule
-from tokenmix.text.builder import create_config, describe
+from tokenmix.text import create_config, describe
 from tokenmix.text.positions import extend_gate, resized_bias
 
 if TYPE_CHECKING:

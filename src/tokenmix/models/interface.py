@@ -1,0 +1,221 @@
+"""What the models share: timm's interface, the sizes of their maps, what mixes their tokens and what that costs."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, Protocol, Unpack, runtime_checkable
+
+import torch
+from timm.models._features import feature_take_indices
+from timm.models._input import update_model_input_size
+from torch import Tensor, nn
+
+from tokenmix.errors import UserError
+from tokenmix.layers.base import Factory
+from tokenmix.ops.checks import check_choice
+
+Size = int | tuple[int, int]
+"""(height, width), or the side of a square."""
+
+
+def pair(size: Size) -> tuple[int, int]:
+    """(height, width) of a size that may be one number."""
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+class BlockMap(NamedTuple):
+    """The map that one block used: (B, H, N, S), (B, H, N, N) or (N, N), as `kind` says.
+
+    The first `prefix` tokens are not positions of the image (a class token); the others are on `grid`, row by row.
+    """
+
+    name: str
+    kind: Literal["slots", "tokens", "gate"]
+    map: Tensor
+    grid: tuple[int, int]
+    prefix: int = 0
+
+
+class PartCost(NamedTuple):
+    """Parameters and multiply-adds of one part of a network."""
+
+    part: str
+    parameters: int
+    macs: int
+
+
+class CostRow(Protocol):
+    """A named tuple, one row of a cost table: what it is of, and numbers with their names."""
+
+    def _asdict(self) -> dict[str, Any]: ...
+
+
+@runtime_checkable
+class CountedModel(Protocol):
+    """A model that says what mixes its tokens, how many these are, and what that costs; all ours for images do.
+
+    Attributes:
+        mixer_name: as in the table of mixers, for listings.
+        img_size: (height, width) for which it is counted.
+        grid_size: (height, width) of the tokens, of the last ones if there are several grids.
+        num_tokens: N, one class token included.
+    """
+
+    mixer_name: str
+    img_size: tuple[int, int]
+
+    @property
+    def grid_size(self) -> tuple[int, int]: ...
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    def macs(self) -> int:
+        """Multiply-adds of one image."""
+        ...
+
+    def cost_table(self) -> Sequence[CostRow]:
+        """What each part, or the mixer of each block, has and takes."""
+        ...
+
+    def warnings(self) -> list[str]:
+        """A line for each part that does not pay at this size."""
+        ...
+
+
+class OnMaps:
+    """A network with maps that `feature_info` tells of, finest first, counted for images of `img_size`."""
+
+    img_size: tuple[int, int]
+    feature_info: Any
+
+    def meta_maps(self) -> list[Tensor]:
+        """Maps of these sizes, shapes alone."""
+        return [torch.empty(1, entry["num_chs"], *self._grid(entry), device="meta") for entry in self.feature_info]
+
+    def _grid(self, entry: dict[str, Any]) -> tuple[int, int]:
+        return -(-self.img_size[0] // entry["reduction"]), -(-self.img_size[1] // entry["reduction"])
+
+    @property
+    def grid_size(self) -> tuple[int, int]:
+        """(height, width) of the last map."""
+        return self._grid(self.feature_info[-1])
+
+    @property
+    def num_tokens(self) -> int:
+        """N, positions of that map."""
+        return self.grid_size[0] * self.grid_size[1]
+
+
+class Classifier(nn.Module, ABC):
+    """Features, a pooling of them, and a linear head that can be replaced: timm's interface.
+
+    A family implements what is abstract, and `get_classifier` if its head has another name.
+    """
+
+    num_classes: int
+    num_features: int
+    in_chans: int
+    global_pool: str
+    head: nn.Module
+    mixer_name: str
+    feature_info: list[dict[str, Any]]
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """The values that `global_pool` may have."""
+        return ("avg", "")
+
+    @abstractmethod
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Images to features, not pooled."""
+
+    @abstractmethod
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Features to pooled features, and unless `pre_logits` to logits."""
+
+    @abstractmethod
+    def attention_maps(self, images: Tensor) -> list[BlockMap]:
+        """The map that each block used on these images, from the first to the last; of mixers without one none."""
+
+    @abstractmethod
+    def macs(self) -> int:
+        """Multiply-adds of one image."""
+
+    @abstractmethod
+    def cost_table(self) -> Sequence[CostRow]:
+        """What the mixer of each block has and takes."""
+
+    @abstractmethod
+    def set_input_size(self, img_size: Size) -> None:
+        """Set the image size; what is learned over positions is interpolated, in new parameters."""
+
+    @abstractmethod
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute blocks or stages in the backward pass instead of keeping what they made."""
+
+    def warnings(self) -> list[str]:
+        """A line for each part that does not pay at this image size."""
+        return []
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters without weight decay, next to those of one axis."""
+        return set()
+
+    def adapt_channels(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Weights for images of three channels as those for `in_chans`, where timm does not do it itself."""
+        return state_dict
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (B, C, H, W) to logits (B, num_classes)."""
+        return self.forward_head(self.forward_features(images))
+
+    def get_classifier(self) -> nn.Module:
+        """The head."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new head, 0 classes for none; and if given, another pooling."""
+        if global_pool is not None:
+            self.global_pool = self.checked_pool(global_pool)
+        weight = next(self.parameters())
+        self.num_classes = num_classes
+        head = make_head(self.num_features, num_classes, device=weight.device, dtype=weight.dtype)
+        self.head = head.train(self.training)
+
+    def checked_pool(self, pool: str) -> str:
+        """The pooling, or a `UserError` if it is none of `pools`."""
+        if pool not in self.pools:
+            known = ", ".join(map(repr, self.pools))
+            raise UserError(f"global_pool {pool!r} is not supported; {type(self).__name__} has {known}")
+        return pool
+
+    def record_input_size(self, size: tuple[int, int]) -> None:
+        """Record a changed image size for timm's data settings and exports."""
+        update_model_input_size(self, size)
+
+
+def make_head(num_features: int, num_classes: int, **factory: Unpack[Factory]) -> nn.Module:
+    """The linear map to the logits; for 0 classes the features themselves."""
+    return nn.Linear(num_features, num_classes, **factory) if num_classes else nn.Identity()
+
+
+def check_images(images: Tensor, channels: int, size: tuple[int, int]) -> None:
+    """Raise `UserError` unless images are (B, channels, *size)."""
+    height, width = size
+    if images.dim() != 4 or images.shape[1:] != (channels, height, width):
+        raise UserError(
+            f"the model takes images (B, {channels}, {height}, {width}), got {tuple(images.shape)}; "
+            "resize them, or give the model that size: img_size=... when it is built, set_input_size(...) later"
+        )
+
+
+def take_indices(count: int, indices: int | list[int] | None, output_fmt: str = "NCHW") -> tuple[list[int], int]:
+    """timm's reading of feature indices: those chosen, and the last of them; `UserError` for an unknown format too."""
+    check_choice("output_fmt", output_fmt, ("NCHW", "NLC"))
+    try:
+        return feature_take_indices(count, indices)
+    except AssertionError:
+        raise UserError(
+            f"feature indices {indices} do not fit {count} features; give at most {count}, or numbers in "
+            f"{-count}..{count - 1}, for example out_indices=({count - 1},)"
+        ) from None

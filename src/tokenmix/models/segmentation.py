@@ -1,0 +1,371 @@
+"""Networks that give each pixel a class: a dilated backbone with a block of attention, or a feature pyramid."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import timm
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.layers.base import Device, Factory, Mixer, count_macs, count_parameters, on_meta
+from tokenmix.layers.external import Tie
+from tokenmix.models.eanet import make_context
+from tokenmix.models.interface import BlockMap, Classifier, OnMaps, PartCost, pair
+from tokenmix.models.pretrained import timm_model
+from tokenmix.models.registry import create_model
+from tokenmix.ops.checks import check_choice
+from tokenmix.ops.external.api import Normalization
+from tokenmix.registry import list_models
+
+MULTI_GRID = (1, 2, 4)
+"""Factors on the dilation of the three blocks of the last stage, as in the released network."""
+FINEST = 4
+StemKind = Literal["large", "small"]
+Upsampling = Literal["corners", "pixels"]
+
+
+class Segmenter(OnMaps, nn.Module, ABC):
+    """Images (B, C, H, W) to logits (B, classes, H, W).
+
+    A family writes `make_backbone`, `add_head`, and `decode`: maps of the backbone to logits on a coarse grid, through
+    `context` where it has one. Which of the defaults are published is in its rows, `tokenmix.create_model`.
+
+    Args:
+        backbone: name of a model of timm's, or for a pyramid of an image classifier of ours.
+        backbone_kwargs: arguments of its constructor.
+        stem: `"large"`, the backbone's own; `"small"`, one 3 x 3 convolution of stride 2 in place of a ResNet's stem
+            with its pooling, for small images. Of a dilated backbone only, as `output_stride`.
+        output_stride: pixels on a side that become one position of the last map: 8, as published and if not given, or
+            16; 4 with a small stem.
+        mixer: `"external"`; `"self"`, the same block of self-attention; `"none"`; or any other in that block.
+        width, head_width: channels around the block, and before the classifier.
+        num_slots, tie, normalization, chunk_size: of external attention, see `ExternalAttention2d`; 64 slots, no tie,
+            double normalisation and all pixels at once if not given.
+        num_classes: classes of a pixel.
+        pretrained_backbone: start from the backbone's weights.
+        drop_rate: dropout of whole channels before the classifier.
+        img_size: size for which `macs` counts; that of the images if the backbone takes no other.
+        in_chans: channels of the image.
+        upsampling: bilinear from the coarse grid to the pixels: `"corners"` lays the outer centres on each other, as
+            the released network does and as suits sides of 8 k + 1; `"pixels"` lays the borders on each other.
+
+    Shape:
+        images (B, in_chans, H, W) to logits (B, num_classes, H, W); any H and W, unless the backbone is one of ours.
+
+    Raises:
+        UserError: a backbone, stride or option that does not exist or does not fit.
+    """
+
+    def __init__(
+        self,
+        *,
+        backbone: str,
+        backbone_kwargs: Mapping[str, Any] | None = None,
+        stem: StemKind | None = None,
+        output_stride: int | None = None,
+        mixer: str = "none",
+        width: int = 256,
+        head_width: int = 128,
+        num_slots: int | None = None,
+        tie: Tie | None = None,
+        normalization: Normalization | None = None,
+        chunk_size: int | None = None,
+        num_classes: int = 21,
+        pretrained_backbone: bool = False,
+        drop_rate: float = 0.1,
+        img_size: int | tuple[int, int] = 512,
+        in_chans: int = 3,
+        upsampling: Upsampling = "pixels",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_choice("upsampling", upsampling, get_args(Upsampling))
+        factory: Factory = {"device": device, "dtype": dtype}
+        self.mixer_name, self.img_size, self.in_chans = mixer, pair(img_size), in_chans
+        self.num_classes, self.upsampling = num_classes, upsampling
+        given = {"pretrained": pretrained_backbone, "in_chans": in_chans, **(backbone_kwargs or {})}
+        self.backbone_name = backbone
+        self.backbone = self.make_backbone(stem, output_stride, given, factory)
+        self.feature_info = list(self.backbone.feature_info.get_dicts())
+        options = {"num_slots": num_slots, "tie": tie, "normalization": normalization, "chunk_size": chunk_size}
+        self.context = make_context(mixer, width, options, factory)
+        self.classifier = nn.Conv2d(head_width, num_classes, 1, **factory)
+        self.drop = nn.Dropout2d(drop_rate)
+        self.add_head(width, head_width, factory)
+
+    @property
+    def own(self) -> Classifier | None:
+        """The backbone as a model of this library, which takes only one image size; None if it is one of timm's."""
+        model = getattr(self.backbone, "model", None)
+        return model if isinstance(model, Classifier) else None
+
+    @property
+    def fixed_size(self) -> bool:
+        """Whether images must be of `img_size`."""
+        return self.own is not None
+
+    @abstractmethod
+    def make_backbone(
+        self, stem: StemKind | None, output_stride: int | None, kwargs: dict[str, Any], factory: Factory
+    ) -> Any:
+        """Images to maps, finest first, with timm's `feature_info`."""
+
+    @abstractmethod
+    def add_head(self, width: int, head_width: int, factory: Factory) -> None:
+        """Layers around the block."""
+
+    @abstractmethod
+    def before_context(self, maps: list[Tensor]) -> Tensor:
+        """Maps of the backbone to the map that the block sees."""
+
+    @abstractmethod
+    def decode(self, maps: list[Tensor]) -> Tensor:
+        """Maps of the backbone to logits on a coarse grid."""
+
+    def forward_features(self, images: Tensor) -> list[Tensor]:
+        """The maps of the backbone."""
+        if images.dim() != 4 or images.shape[1] != self.in_chans:
+            raise UserError(f"a segmenter takes images (B, {self.in_chans}, height, width), got {tuple(images.shape)}")
+        return self.backbone(images)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of each pixel, in the type of the weights."""
+        logits = self.decode(self.forward_features(images))
+        corners = self.upsampling == "corners"
+        return F.interpolate(logits, size=images.shape[2:], mode="bilinear", align_corners=corners)
+
+    @torch.no_grad()
+    def attention_maps(self, images: Tensor) -> list[BlockMap]:
+        """The maps of our backbone's blocks, then that of the block after it."""
+        found = [] if self.own is None else list(self.own.attention_maps(images))
+        if isinstance(self.context, Mixer):
+            x = self.before_context(self.forward_features(images))
+            kind, grid = self.context.map_kind(), (x.shape[2], x.shape[3])
+            found.append(BlockMap("context", kind, self.context.attention_map(x), grid))
+        return found
+
+    def macs(self) -> int:
+        """Multiply-adds of one image of `img_size`: convolutions counted on the meta device, mixers by equation."""
+        return sum(row.macs for row in self.cost_table())
+
+    def cost_table(self) -> list[PartCost]:
+        """Parameters and multiply-adds of backbone, block of attention and head."""
+        twin = on_meta(self)
+        block, twin.context = twin.context, nn.Identity()
+        if self.own is None:
+            images = torch.empty(1, self.in_chans, *self.img_size, device="meta")
+            maps, backbone = count_macs(twin.backbone, images)
+        else:
+            maps, backbone = self.meta_maps(), self.own.macs()
+        _, head = count_macs(twin.decode, maps)
+        mixing = block.macs(maps[-1][0, 0].numel()) if isinstance(block, Mixer) else 0
+        parts = [count_parameters(self.backbone), count_parameters(self.context)]
+        return [
+            PartCost("backbone", parts[0], backbone),
+            PartCost("block", parts[1], mixing),
+            PartCost("head", count_parameters(self) - sum(parts), head),
+        ]
+
+    def warnings(self) -> list[str]:
+        """What `tokenmix info` warns of."""
+        return [] if self.own is None else self.own.warnings()
+
+    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
+        """Set the image size for which costs are counted, and which a backbone of ours takes."""
+        self.img_size = pair(img_size)
+        if self.own is not None:
+            self.own.set_input_size(self.img_size)
+
+    def get_classifier(self) -> nn.Conv2d:
+        """The last convolution."""
+        return self.classifier
+
+    def reset_classifier(self, num_classes: int) -> None:
+        """A new last convolution."""
+        like = self.classifier.weight
+        self.num_classes = num_classes
+        self.classifier = nn.Conv2d(self.classifier.in_channels, num_classes, 1, device=like.device, dtype=like.dtype)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute the backbone's blocks in the backward pass instead of keeping what they made."""
+        (self.backbone if self.own is None else self.own).set_grad_checkpointing(enable)
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters without weight decay, next to those of one axis."""
+        return set() if self.own is None else {f"backbone.model.{name}" for name in self.own.no_weight_decay()}
+
+
+def timm_maps(name: str, kwargs: Mapping[str, Any], factory: Factory) -> Any:
+    """A model of timm's or ours under `features_only`: images to maps, finest first, with timm's `feature_info`.
+
+    Raises:
+        UserError: no such model, one that returns no maps or lacks an argument, or weights that cannot be fetched.
+    """
+    if name.split(".")[0] not in timm.list_models():
+        raise unknown_name("backbone", name, timm.list_models())
+    placed: dict[str, Any] = {key: value for key, value in factory.items() if value is not None}
+    try:
+        return timm_model(name, features_only=True, **kwargs, **placed)
+    except (TypeError, RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UserError(
+            f"backbone {name!r} cannot be used for segmentation ({' '.join(str(error).split())}); give a convolutional "
+            "one that timm dilates, such as resnet50s, or a pyramid for an fpn_seg model"
+        ) from None
+
+
+class EANetSegmenter(Segmenter):
+    """A dilated backbone and the head of the released segmentation network.
+
+        x      = relu(BN(conv3x3(backbone(images))))            to `width` channels
+        y      = relu(x + BN(conv2(Norm(conv1(x) M_k^T) M_v)))  the EANet block
+        logits = upsample(classifier(dropout(relu(BN(conv3x3(y))))))
+
+    A ResNet of bottlenecks has the multi-grid of the released network: after the first block of the last stage the
+    dilations are multiplied by 2, 4. The released ResNet has a stem of three 3 x 3 convolutions (64, 64, 128) and
+    shortcuts without pooling, timm's `resnet50s` and `resnet101s`. There is no auxiliary loss.
+
+    Paper: Guo et al., Beyond Self-attention: External Attention using Two Linear Layers, arXiv 2105.02358.
+
+    Arguments are those of `Segmenter`.
+    """
+
+    def make_backbone(
+        self, stem: StemKind | None, output_stride: int | None, kwargs: dict[str, Any], factory: Factory
+    ) -> Any:
+        """Its last map alone, reduced by `output_stride`."""
+        stem, output_stride = stem or "large", output_stride or 8
+        check_choice("stem", stem, get_args(StemKind))
+        strides = (8, 16, 32) if stem == "large" else (4, 8, 16)
+        if output_stride not in strides:
+            raise UserError(f"output_stride must be one of {strides} with stem={stem!r}, got {output_stride}")
+        name = self.backbone_name
+        if name in list_models(task="image-classification"):
+            raise UserError(f"{name} has no dilated form; give a timm backbone, or use an fpn_seg model")
+        given = {"output_stride": output_stride * (1 if stem == "large" else 2), **kwargs, "out_indices": (-1,)}
+        backbone = timm_maps(name, given, factory)
+        if stem == "small":
+            if not isinstance(getattr(backbone, "conv1", None), nn.Conv2d):
+                raise UserError(
+                    f"stem='small' is for a ResNet whose stem is one convolution, such as resnet18, not {name!r}"
+                )
+            width = backbone.bn1.num_features
+            backbone.conv1 = nn.Conv2d(self.in_chans, width, 3, 2, padding=1, bias=False, **factory)
+            nn.init.kaiming_normal_(backbone.conv1.weight, mode="fan_out", nonlinearity="relu")
+            backbone.maxpool = nn.Identity()
+        last = getattr(backbone, "layer4", None)
+        if last is not None and hasattr(last[0], "conv3") and output_stride <= 16:
+            for block, grid in list(zip(last, MULTI_GRID, strict=False))[1:]:
+                dilation = block.conv2.dilation[0] * grid
+                block.conv2.dilation = block.conv2.padding = (dilation, dilation)
+        self.output_stride = output_stride
+        return backbone
+
+    def add_head(self, width: int, head_width: int, factory: Factory) -> None:
+        """The two 3 x 3 convolutions around the block."""
+        self.feature_info[-1]["reduction"] = self.output_stride
+        self.reduce = _conv_norm_relu(self.feature_info[-1]["num_chs"], width, factory)
+        self.head = _conv_norm_relu(width, head_width, factory)
+
+    def before_context(self, maps: list[Tensor]) -> Tensor:
+        """The backbone's map at the width of the block."""
+        return self.reduce(maps[-1])
+
+    def decode(self, maps: list[Tensor]) -> Tensor:
+        """The backbone's map to logits on its grid."""
+        return self.classifier(self.drop(self.head(self.context(self.before_context(maps)))))
+
+
+def _conv_norm_relu(width: int, out: int, factory: Factory) -> nn.Sequential:
+    """3 x 3 convolution, BatchNorm, ReLU."""
+    conv = nn.Conv2d(width, out, 3, padding=1, bias=False, **factory)
+    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+    return nn.Sequential(conv, nn.BatchNorm2d(out, **factory), nn.ReLU())
+
+
+class FPNSegmenter(Segmenter):
+    """Semantic FPN: a pyramid with lateral connections, its levels brought to a quarter of the image and summed.
+
+        P_i    = lateral_i(C_i) + up(P_(i+1)),   P of the last level through the block, if there is one
+        logits = upsample(classifier(sum_i (up conv3x3)^(log2(stride_i / 4)) P_i))
+
+    Paper: Kirillov, Girshick, He, Dollar, Panoptic Feature Pyramid Networks, arXiv 1901.02446. The block of attention
+    on the coarsest level is ours. A backbone of one scale, such as gMLP, gives a pyramid of one level.
+
+    Arguments are those of `Segmenter`, without `stem` and `output_stride`; a backbone of ours takes `img_size` alone.
+    """
+
+    def make_backbone(
+        self, stem: StemKind | None, output_stride: int | None, kwargs: dict[str, Any], factory: Factory
+    ) -> Any:
+        """All maps; of a backbone of ours, whose last three they are by default, the levels."""
+        for option, value in (("stem", stem), ("output_stride", output_stride)):
+            if value is not None:
+                raise UserError(f"{option}={value!r} is for a dilated backbone, an eanet_seg model; leave it out")
+        if self.backbone_name.split(".")[0] in list_models(task="image-classification"):
+            entries: Any = create_model(self.backbone_name, device="meta").feature_info
+            kwargs = {"img_size": self.img_size, "out_indices": self._levels(entries), **kwargs}
+        return timm_maps(self.backbone_name, kwargs, factory)
+
+    def add_head(self, width: int, head_width: int, factory: Factory) -> None:
+        """A lateral connection and a ladder for each level."""
+        if self.own is not None and self.mixer_name == "none":
+            self.mixer_name = self.own.mixer_name
+        self.levels = self._levels(self.feature_info)
+        chosen = [self.feature_info[i] for i in self.levels]
+        self.laterals = nn.ModuleList(nn.Conv2d(entry["num_chs"], width, 1, **factory) for entry in chosen)
+        self.ups = nn.ModuleList(_ladder(width, head_width, entry["reduction"], factory) for entry in chosen)
+
+    def _levels(self, maps: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The last map of each scale from a quarter of the image on."""
+        reductions = [entry["reduction"] for entry in maps]
+        chosen = {reduction: i for i, reduction in enumerate(reductions) if reduction >= FINEST}
+        if not chosen or any(math.log2(reduction) % 1 for reduction in chosen):
+            raise UserError(
+                f"backbone {self.backbone_name!r} has maps reduced by {reductions}; a pyramid needs powers of 2, at "
+                "least 4"
+            )
+        return list(chosen.values())
+
+    def before_context(self, maps: list[Tensor]) -> Tensor:
+        """The coarsest map at the width of the pyramid."""
+        return self.laterals[-1](maps[self.levels[-1]])
+
+    def decode(self, maps: list[Tensor]) -> Tensor:
+        """The levels' sum as logits, at a quarter of the image's sides."""
+        levels = [lateral(maps[i]) for lateral, i in zip(self.laterals, self.levels, strict=True)]
+        levels[-1] = self.context(levels[-1])
+        for i in range(len(levels) - 2, -1, -1):
+            levels[i] = levels[i] + F.interpolate(levels[i + 1], size=levels[i].shape[2:], mode="nearest")
+        finest = self.feature_info[self.levels[0]]["reduction"] // FINEST
+        size = [side * finest for side in levels[0].shape[2:]]
+        first, *others = (_climb(steps, level, size) for steps, level in zip(self.ups, levels, strict=True))
+        for other in others:
+            first = first + other
+        return self.classifier(self.drop(first))
+
+
+def _ladder(width: int, out: int, reduction: int, factory: Factory) -> nn.ModuleList:
+    """One 3 x 3 convolution with norm and ReLU for each doubling, at least one."""
+    steps = max(1, int(math.log2(reduction // FINEST)))
+    return nn.ModuleList(
+        nn.Sequential(
+            nn.Conv2d(width if i == 0 else out, out, 3, padding=1, bias=False, **factory),
+            nn.GroupNorm(math.gcd(32, out), out, **factory),
+            nn.ReLU(),
+        )
+        for i in range(steps)
+    )
+
+
+def _climb(steps: nn.Module, x: Tensor, size: list[int]) -> Tensor:
+    for i, step in enumerate(steps.children(), 1):
+        x = step(x)
+        grown = size if i == len(list(steps.children())) else [2 * side for side in x.shape[2:]]
+        if list(x.shape[2:]) != list(grown):
+            x = F.interpolate(x, size=grown, mode="bilinear", align_corners=False)
+    return x
