@@ -187,7 +187,6 @@ LIGHT = [
     "__init__",
     "lab/cli/__init__",
     "lab/cli/command",
-    "lab/cli/info",
     "lab/cli/listing",
     "lab/cli/errors",
     "lab/cli/names",

@@ -42,7 +42,6 @@ class Recorder:
         self.first = distributed_info().first
         self.started = self.lr = 0.0
         self.row_start = (progress.images, progress.train_seconds)
-        self.evaluated = task.numbers() if data.num_validation else []
         if self.first:
             from torch.utils.tensorboard.writer import SummaryWriter
 
@@ -56,6 +55,7 @@ class Recorder:
             progress.csv_bytes = self.path.stat().st_size
             self.file = open_to_append(self.path)
         self.latest: dict[str, float] = {}
+        self.evaluated = task.numbers() if data.num_validation else []
 
     def state_dict(self) -> dict[str, Any]:
         """The losses that no row has yet, and from where the rate of the next row counts."""

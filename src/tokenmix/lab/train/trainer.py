@@ -209,14 +209,9 @@ class StopRequest:
 
 @dataclass(frozen=True)
 class Session:
-    """What a run works with.
+    """What a run works with: a task with its config, this process's part of the data, and the plan.
 
-    Attributes:
-        task: what is learned, with the run's config; its `configure_optimizers` is called once it is on its device.
-        data: this process's part of the data.
-        plan: how many batches make a step and an epoch.
-        counts: parameters, multiply-adds and sizes, as in the run's result.
-        notes: lines to print before the first step.
+    `counts` are parameters, multiply-adds and sizes, as in the run's result; `notes` are printed before the first step.
     """
 
     task: TaskModule
