@@ -204,6 +204,7 @@ LIGHT = [
     "presets/segmentation",
     "presets/text",
     "lab/train/config",
+    "lab/train/folder",
     "lab/train/schema",
     "lab/train/sources",
     *(f"lab/tasks/{file.parent.name}/options" for file in PACKAGE.glob("lab/tasks/*/options.py")),
