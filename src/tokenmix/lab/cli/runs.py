@@ -252,15 +252,13 @@ class Export:
 
     def run(self) -> None:
         self.run_folder.config  # noqa: B018  what is wrong with it is said at once
-        if self.format == "hub":
-            from tokenmix.lab.train.export import export_to_hub
+        if self.push is not None and self.format != "hub":
+            raise UserError(f"--push {self.push} goes with --format hub, got --format {self.format}")
+        from tokenmix.lab.train.export import TOLERANCE, export, export_to_hub
 
+        if self.format == "hub":
             print(export_to_hub(self.run_folder, self.out, self.push))
             return
-        if self.push is not None:
-            raise UserError(f"--push {self.push} goes with --format hub, got --format {self.format}")
-        from tokenmix.lab.train.export import TOLERANCE, export
-
         out = export(self.run_folder, self.format, self.out)
         size = f"{out.stat().st_size / 1e6:.1f} MB"
         print(f"{out}: {self.format}, {size}, any batch size; its outputs equal PyTorch's to within {TOLERANCE:.0e}")

@@ -198,7 +198,7 @@ class Recorder:
 class ProgressBar:
     """A line on the terminal for each epoch: its number, batches, and what was last written to metrics.csv.
 
-    Used as a context; nothing is shown where `shown` is False.
+    It is there within the context `rich`; nothing is shown where `shown` is False.
     """
 
     def __init__(self, recorder: Recorder, *, shown: bool) -> None:
@@ -216,13 +216,6 @@ class ProgressBar:
             disable=not shown,
         )
         self.line = self.rich.add_task("", values="")
-
-    def __enter__(self) -> "ProgressBar":
-        self.rich.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.rich.stop()
 
     def start_epoch(self) -> None:
         """Begin a line at the batch where the epoch continues."""

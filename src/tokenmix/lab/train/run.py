@@ -50,7 +50,7 @@ from tokenmix.lab.train.folder import ID, RunFolder
 from tokenmix.lab.train.load import check_own_mixers, freeze_all_but, load_task, start_and_swap, stored_types
 from tokenmix.lab.train.plan import Progress, make_plan, seed_everything, warmup_note
 from tokenmix.lab.train.task import TaskData, input_sizes, size_note
-from tokenmix.lab.train.trainer import Interrupted, Session, finite_outputs, fit, validate
+from tokenmix.lab.train.trainer import Engine, Session, finite_outputs, fit
 from tokenmix.layers.base import count_parameters
 from tokenmix.trust import from_caller
 
@@ -95,8 +95,9 @@ def finish_run(config: TrainConfig, *, quiet: bool = False) -> Path:
         # The first process decides, since it also removes.
         with raise_on_all_ranks():
             if distributed_info().first and (out / "config.json").exists():
-                wanted = _as_json(get_task(config.task).with_absolute_paths(config))
-                before = _as_json(run.saved_config)
+                configs = get_task(config.task).with_absolute_paths(config), run.saved_config
+                # Options by name, as JSON gives them back.
+                wanted, before = (json.loads(json.dumps(one.flat(), default=str)) for one in configs)
                 for name, value in wanted.items():
                     if name not in config.marked("free") and value != before.get(name):
                         raise UserError(
@@ -112,11 +113,6 @@ def finish_run(config: TrainConfig, *, quiet: bool = False) -> Path:
                         shutil.rmtree(out)
         finished, config = broadcast_object((finished, config))
         return out if finished else train(config, quiet=quiet)
-
-
-def _as_json(config: TrainConfig) -> dict[str, Any]:
-    """Options by name, as JSON gives them back."""
-    return json.loads(json.dumps(config.flat(), default=str))
 
 
 @from_caller
@@ -159,10 +155,12 @@ def evaluate(
             raise UserError(f"{type(task).__name__} is not trained on batches of images; leave --optimize out")
         task.model = optimize(task.model, images, optimized, measure=False)
     # Batches as in the run, so that its own figures come back to the last bit.
-    results = validate(task, source, config, config.loop.batch_size // config.optim.accumulate)
+    batches = source.test_batches(batch_size=config.loop.batch_size // config.optim.accumulate)
+    with finite_outputs(task), worker_errors():
+        Engine(config, task, alone=True).evaluate((batch, True) for batch in batches)
     told = {} if optimized is None else {"optimize": optimized}
     told |= {"data": config.data.data, "source": source.describe().get("source"), "samples": source.num_test}
-    return {**told, **results}
+    return {**told, **task.results}
 
 
 def predict(
@@ -435,7 +433,7 @@ def _one_line_errors(run: Path) -> Iterator[None]:
     """External causes that stop a run, as one line that says what is kept and how to continue."""
     try:
         yield
-    except (Interrupted, KeyboardInterrupt):
+    except KeyboardInterrupt:
         if not distributed_info().first:
             raise PeerFailure(130) from None
         raise KeyboardInterrupt(f"tokenmix: interrupted; {_kept(run)}") from None
