@@ -199,6 +199,7 @@ LIGHT = [
     "lab/tasks/fitting",
     "presets",
     "lab/train/config",
+    "lab/train/folder",
     "lab/train/schema",
     "lab/train/sources",
     *(f"lab/tasks/{file.parent.name}/options" for file in PACKAGE.glob("lab/tasks/*/options.py")),

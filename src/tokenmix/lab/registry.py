@@ -106,19 +106,7 @@ def register_dataset(
     Raises:
         UserError: another data set has the name.
     """
-    DATA_SETS.register(
-        DataEntry(
-            name=name,
-            about=about,
-            kinds=kinds,
-            load=load,
-            licence=licence,
-            origin=origin,
-            variant=variant,
-            stored=stored,
-            img_size=img_size,
-        )
-    )
+    DATA_SETS.register(DataEntry(**locals()))
 
 
 def list_tasks() -> list[str]:

@@ -29,7 +29,7 @@ def load_model(target: str, img_size: int | None) -> nn.Module:
         if img_size is not None:
             raise UserError(f"{target} is a run with a fixed image size; omit --img-size")
         return load_task(folder).model
-    size: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
+    size = {} if img_size is None else {"img_size": img_size}
     if target in MODELS:
         tasks = MODELS[target].tasks
         if "image-classification" not in tasks:
@@ -45,8 +45,7 @@ def load_model(target: str, img_size: int | None) -> nn.Module:
     try:
         with torch.device("meta"):
             if target.startswith(TORCHVISION):
-                image_size: dict[str, Any] = {} if img_size is None else {"image_size": img_size}
-                return load_foreign(target, {}, **image_size)
+                return load_foreign(target, {}, **({} if img_size is None else {"image_size": img_size}))
             return create_model(target, **size)
     except TypeError as error:
         if img_size is None:
@@ -91,10 +90,7 @@ def rank_folder(
         held_out, images = data.validation_batches(batch_size=size), _Images(folder, data, size)
     else:
         count = max(1, min(HELD_OUT // size, data.num_train // size // 2))
-        held_out, images = (
-            itertools.islice(_Images(folder, data, size), count),
-            _Images(folder, data, size, count),
-        )
+        held_out, images = itertools.islice(_Images(folder, data, size), count), _Images(folder, data, size, count)
     return rank_layers(
         task.model,
         to,

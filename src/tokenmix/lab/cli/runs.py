@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 import tyro
 
 from tokenmix.errors import UserError, printable
-from tokenmix.files import read_json, to_json
+from tokenmix.files import read_json
 from tokenmix.lab.cli.errors import check_data, check_files, check_mixers, check_target, stray
-from tokenmix.lab.cli.parsing import parse_into, parse_known
+from tokenmix.lab.cli.parsing import Printed, parse_into, parse_known
 from tokenmix.lab.data.lookup import data_sets
 from tokenmix.lab.registry import TASKS
 from tokenmix.lab.tasks.fitting import check_model_name
@@ -119,7 +119,7 @@ def _parse_config(kind: type[D], prog: str, args: Sequence[str], base: D, about:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunCommand:
+class RunCommand(Printed):
     """Base of verbs on a run folder that take the options of its task's evaluation as well."""
 
     run_folder: RunArgument
@@ -151,8 +151,6 @@ class Eval(RunCommand):
     """Another data set than the run's own."""
     optimize: Literal["float32", "bfloat16", "int8"] | None = None
     """Evaluate the copy for CPUs by tokenmix.optimize in this dtype, with training images as its example."""
-    json: bool = False
-    """Print JSON instead of a table."""
 
     def run(self) -> None:
         if self.optimize is not None and self.options != self.run_folder.config.options.for_evaluation():
@@ -160,7 +158,7 @@ class Eval(RunCommand):
         from tokenmix.lab.train.run import evaluate
 
         result = evaluate(self.run_folder, self.data, options=vars(self.options), optimized=self.optimize)
-        _print(result, self.json)
+        self.print(result)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,18 +171,16 @@ class Predict(RunCommand):
     """Images or point clouds; for a run on text, sentences or files of them."""
     out: Path | None = None
     """Folder for predictions that are files: masks, boxes, overlays."""
-    json: bool = False
-    """Print JSON instead of a table."""
 
     def run(self) -> None:
         check_files(self.inputs)
         from tokenmix.lab.train.run import predict
 
-        _print(predict(self.run_folder, self.inputs, self.out, options=vars(self.options)), self.json)
+        self.print(predict(self.run_folder, self.inputs, self.out, options=vars(self.options)))
 
 
 @dataclass(frozen=True)
-class Generate:
+class Generate(Printed):
     """Generate images with a run of image-generation, as PNG files and as a grid."""
 
     run_folder: RunArgument
@@ -199,8 +195,6 @@ class Generate:
     """Seed of the noise."""
     interpolate: int | None = None
     """Also write strips.png: this many interpolated images between two, for each class."""
-    json: bool = False
-    """Print JSON instead of a table."""
 
     def run(self) -> None:
         self.run_folder.config  # noqa: B018  what is wrong with it is said at once
@@ -214,7 +208,7 @@ class Generate:
             seed=self.seed,
             interpolate=self.interpolate,
         )
-        _print(made, self.json)
+        self.print(made)
 
 
 @dataclass(frozen=True)
@@ -258,15 +252,13 @@ class Export:
 
     def run(self) -> None:
         self.run_folder.config  # noqa: B018  what is wrong with it is said at once
-        if self.format == "hub":
-            from tokenmix.lab.train.export import export_to_hub
+        if self.push is not None and self.format != "hub":
+            raise UserError(f"--push {self.push} goes with --format hub, got --format {self.format}")
+        from tokenmix.lab.train.export import TOLERANCE, export, export_to_hub
 
+        if self.format == "hub":
             print(export_to_hub(self.run_folder, self.out, self.push))
             return
-        if self.push is not None:
-            raise UserError(f"--push {self.push} goes with --format hub, got --format {self.format}")
-        from tokenmix.lab.train.export import TOLERANCE, export
-
         out = export(self.run_folder, self.format, self.out)
         size = f"{out.stat().st_size / 1e6:.1f} MB"
         print(f"{out}: {self.format}, {size}, any batch size; its outputs equal PyTorch's to within {TOLERANCE:.0e}")
@@ -293,12 +285,3 @@ class TrainTokenizer:
         from tokenmix.lab.tasks.text.tokenizer import write_tokenizer
 
         print(write_tokenizer(self.data, self.out, self.kind, self.vocab_size, self.lowercase, self.max_length))
-
-
-def _print(result: Any, as_json: bool) -> None:
-    if as_json:
-        print(to_json(result))
-        return
-    from tokenmix.lab.cli.listing import print_result
-
-    print_result(result)

@@ -17,14 +17,10 @@ from tokenmix.trust import only_typed, typed_words
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a grid.
+    """One run of a grid: its name for messages and `--only`, and its config with the folder in `out`.
 
-    Attributes:
-        name: for messages and `--only`, unique in the grid.
-        config: the run, with its folder in `out`.
-        plugins: what `--import` named; imported in whichever process trains the cell.
-        typed: the text that is trusted, in whichever process trains the cell; if None, that of its config that is not
-            of a file.
+    Whichever process trains it imports the `plugins` that `--import` named and trusts the text in `typed`; if that is
+    None, the text of its config that is not of a file.
     """
 
     name: str

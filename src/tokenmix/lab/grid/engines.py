@@ -1,6 +1,5 @@
 """Engines by name, and those of this machine: cells one after another, or several processes at a time."""
 
-import contextlib
 import functools
 import multiprocessing
 import os
@@ -8,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -92,8 +91,15 @@ def in_processes(cells: Sequence[Cell], jobs: int, seconds: float | None = None)
 def _in_own_process(cell: Cell, threads: int, started: list[BaseProcess]) -> Outcome:
     ours, theirs = SPAWN.Pipe(duplex=False)
     process = SPAWN.Process(target=_work, args=(theirs, cell, threads))
-    with safe_children(), _without_main():
-        process.start()
+    with safe_children():
+        # It does not run the caller's script again, which need not guard its main part.
+        main = sys.modules["__main__"]
+        kept = {name: vars(main).pop(name) for name in ("__file__", "__spec__") if name in vars(main)}
+        main.__spec__ = None
+        try:
+            process.start()
+        finally:
+            vars(main).update(kept)
     started.append(process)
     theirs.close()
     try:
@@ -105,18 +111,6 @@ def _in_own_process(cell: Cell, threads: int, started: list[BaseProcess]) -> Out
         return f"its process {how}; the same command continues it"
     finally:
         process.join()
-
-
-@contextlib.contextmanager
-def _without_main() -> Iterator[None]:
-    """Processes that start in the block do not run the caller's script again, which need not guard its main part."""
-    main = sys.modules["__main__"]
-    kept = {name: vars(main).pop(name) for name in ("__file__", "__spec__") if name in vars(main)}
-    main.__spec__ = None
-    try:
-        yield
-    finally:
-        vars(main).update(kept)
 
 
 def _work(pipe: Connection, cell: Cell, threads: int) -> None:

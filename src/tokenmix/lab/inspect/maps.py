@@ -88,23 +88,24 @@ class MapNumbers:
 
 def map_numbers(maps: list[BlockMap]) -> list[MapNumbers]:
     """The numbers of each block's map, from the first block to the last."""
-    before = [None, *maps[:-1]]
-    return [_numbers(block, previous) for block, previous in zip(maps, before)]
-
-
-def _numbers(block: BlockMap, previous: BlockMap | None) -> MapNumbers:
-    rows = _rows(block)
-    square = block.kind != "slots" and rows.shape[-1] == rows.shape[-2]
-    return MapNumbers(
-        name=block.name,
-        kind=block.kind,
-        shape=tuple(block.map.shape),
-        entropy=_entropy(rows).mean().item() / math.log(max(2, rows.shape[-1])),
-        effective_columns=_entropy(rows.mean(-2)).exp().mean().item(),
-        saturation=rows.amax(-1).mean().item(),
-        diagonality=rows.diagonal(dim1=-2, dim2=-1).mean().item() if square else None,
-        distance=None if previous is None else _distance(rows, _rows(previous)),
-    )
+    found: list[MapNumbers] = []
+    previous: Tensor | None = None
+    for block in maps:
+        rows = _rows(block)
+        square = block.kind != "slots" and rows.shape[-1] == rows.shape[-2]
+        numbers = MapNumbers(
+            name=block.name,
+            kind=block.kind,
+            shape=tuple(block.map.shape),
+            entropy=_entropy(rows).mean().item() / math.log(max(2, rows.shape[-1])),
+            effective_columns=_entropy(rows.mean(-2)).exp().mean().item(),
+            saturation=rows.amax(-1).mean().item(),
+            diagonality=rows.diagonal(dim1=-2, dim2=-1).mean().item() if square else None,
+            distance=None if previous is None else _distance(rows, previous),
+        )
+        found.append(numbers)
+        previous = rows
+    return found
 
 
 def _rows(block: BlockMap) -> Tensor:

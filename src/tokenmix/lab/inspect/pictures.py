@@ -33,9 +33,8 @@ def draw_tiles(image: Tensor, tiles: Sequence[Tile], title: str, file: Path) -> 
     for axis, tile in zip(axes[1:], tiles):
         values = tile.values.numpy()
         low, high = float(values.min()), float(values.max())
-        if tile.signed:
-            high = max(abs(low), abs(high), 1e-12)
-            low = -high
+        high = max(abs(low), abs(high), 1e-12) if tile.signed else high
+        low = -high if tile.signed else low
         colours = SIGNED if tile.signed else "magma"
         if tile.on_image:
             extent = (-0.5, width - 0.5, height - 0.5, -0.5)

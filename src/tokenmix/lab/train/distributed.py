@@ -176,21 +176,21 @@ def full_state_dict(value: Any) -> Any:
 def load_full_state_dict(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Load whole tensors into a module that fsdp may have sharded; all processes must call it."""
     for name, own in module.state_dict().items():
-        value = state[name].to(own.device)
-        own.copy_(distribute_tensor(value, own.device_mesh, own.placements) if isinstance(own, DTensor) else value)
+        own.copy_(_sharded(state[name], own))
 
 
 def sharded_state_dict(state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
     """The full state dict of an optimiser, sharded as its own parameters are."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    moments = {place: dict(values) for place, values in state["state"].items()}
-    for place, values in moments.items():
-        parameter = parameters[place]
-        if not isinstance(parameter, DTensor):
-            continue
-        for name, value in values.items():
-            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
-                values[name] = distribute_tensor(
-                    value.to(parameter.device), parameter.device_mesh, parameter.placements
-                )
+    moments = {
+        place: map_tensors(values, lambda value, own=parameters[place]: _sharded(value, own))
+        for place, values in state["state"].items()
+    }
     return {**state, "state": moments}
+
+
+def _sharded(value: Tensor, own: Tensor) -> Tensor:
+    """The value as fsdp has sharded a tensor of its shape; as it is for any other."""
+    if not isinstance(own, DTensor) or value.shape != own.shape:
+        return value
+    return distribute_tensor(value.to(own.device), own.device_mesh, own.placements)

@@ -110,9 +110,7 @@ def export_to_hub(run: Path | RunFolder, out: Path | None = None, push: str | No
         The folder, or the address of the repository.
 
     Raises:
-        UserError: a task whose models no library of the hub loads, a run with a swap, which no library records, a run
-            that has not finished, a folder that is not empty, a model that is loaded as another, or an upload that
-            failed.
+        UserError: no library of the hub loads the model, the run has not finished, or the upload failed.
     """
     folder = RunFolder.of(run)
     task, run = load_task(folder), folder.path

@@ -118,7 +118,12 @@ class RunFolder:
             return {}
         if not isinstance(setup.get(ID), str):
             return {}
-        settings = _settings(setup.get("config"))
+        settings = setup.get("config")
+        if isinstance(settings, dict):
+            # Those that decide what is learned; data may have moved, and is compared by itself.
+            free = {*TrainConfig().marked("free"), "data"}
+            parts = {name: part if isinstance(part, dict) else {name: part} for name, part in settings.items()}
+            settings = {name: {k: v for k, v in part.items() if k not in free} for name, part in parts.items()}
         return {ID: setup[ID], "config_sha256": sha256_of(settings), "data_sha256": sha256_of(data)}
 
     @property
@@ -186,15 +191,6 @@ def read_part(folder: Path, name: str) -> dict[str, Any]:
 
 def _items(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
-
-
-def _settings(config: Any) -> Any:
-    """The settings of a config in JSON that decide what is learned; data may have moved, and is compared by itself."""
-    if not isinstance(config, dict):
-        return config
-    parts = {name: part if isinstance(part, dict) else {name: part} for name, part in config.items()}
-    free = {*TrainConfig().marked("free"), "data"}
-    return {name: {key: value for key, value in part.items() if key not in free} for name, part in parts.items()}
 
 
 def sha256_of(value: Any) -> str:

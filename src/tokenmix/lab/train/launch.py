@@ -1,5 +1,6 @@
 """Starting the processes of a run on one machine, as torchrun does, with the exit code and the one line of the run."""
 
+import functools
 import os
 import signal
 import socket
@@ -96,17 +97,14 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
     try:
         for rank in range(processes):
             place = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            running.append(subprocess.Popen(command, env=place, preexec_fn=_heed_ctrl_c))
+            heed = functools.partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+            running.append(subprocess.Popen(command, env=place, preexec_fn=heed))
         return _wait(running, told)
     finally:
         for process in running:
             process.kill()
         signal.signal(signal.SIGINT, before)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _heed_ctrl_c() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _wait(running: Sequence[subprocess.Popen[bytes]], told: list[int]) -> int:

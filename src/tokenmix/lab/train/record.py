@@ -42,7 +42,6 @@ class Recorder:
         self.first = distributed_info().first
         self.started = self.lr = 0.0
         self.row_start = (progress.images, progress.train_seconds)
-        self.evaluated = task.numbers() if data.num_validation else []
         if self.first:
             from torch.utils.tensorboard.writer import SummaryWriter
 
@@ -56,6 +55,7 @@ class Recorder:
             progress.csv_bytes = self.path.stat().st_size
             self.file = open_to_append(self.path)
         self.latest: dict[str, float] = {}
+        self.evaluated = task.numbers() if data.num_validation else []
 
     def state_dict(self) -> dict[str, Any]:
         """The losses that no row has yet, and from where the rate of the next row counts."""
@@ -198,7 +198,7 @@ class Recorder:
 class ProgressBar:
     """A line on the terminal for each epoch: its number, batches, and what was last written to metrics.csv.
 
-    Used as a context; nothing is shown where `shown` is False.
+    It is there within the context `rich`; nothing is shown where `shown` is False.
     """
 
     def __init__(self, recorder: Recorder, *, shown: bool) -> None:
@@ -216,13 +216,6 @@ class ProgressBar:
             disable=not shown,
         )
         self.line = self.rich.add_task("", values="")
-
-    def __enter__(self) -> "ProgressBar":
-        self.rich.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.rich.stop()
 
     def start_epoch(self) -> None:
         """Begin a line at the batch where the epoch continues."""

@@ -1,18 +1,4 @@
-"""Training, evaluating and predicting by run folder.
-
-A run folder holds config.json, data.json, metrics.csv, tensorboard/, checkpoints/, model.safetensors and, once training
-is done, predictions.safetensors, what these weights say of each test sample, and result.json:
-
-    monitor      the metric that chose the best epoch
-    metrics      on the test samples, of the weights in model.safetensors, which are those of the best epoch
-    final        the same of the weights after the last epoch
-    validation   on the samples held out to choose the best epoch by, of its weights; empty if there are none
-    validation_final  the same of the weights after the last epoch
-    best_epoch, epochs, steps, images
-    seconds      of training, without evaluation; eval_seconds, images_per_second or what the data's unit is
-    parameters, macs, peak_memory (bytes: `process` since it started, `cuda` on the device)
-    environment
-"""
+"""Training, evaluating and predicting by run folder; docs/guides/runs.md says what is in one."""
 
 import contextlib
 import dataclasses
@@ -42,7 +28,6 @@ from tokenmix.files import (
     read_json,
     remove_partial,
     to_json,
-    user_path,
     write_json,
 )
 from tokenmix.lab.data.fetch import log
@@ -65,7 +50,7 @@ from tokenmix.lab.train.folder import ID, RunFolder
 from tokenmix.lab.train.load import check_own_mixers, freeze_all_but, load_task, start_and_swap, stored_types
 from tokenmix.lab.train.plan import Progress, make_plan, seed_everything, warmup_note
 from tokenmix.lab.train.task import TaskData, input_sizes, size_note
-from tokenmix.lab.train.trainer import Interrupted, Session, finite_outputs, fit, validate
+from tokenmix.lab.train.trainer import Engine, Session, finite_outputs, fit
 from tokenmix.layers.base import count_parameters
 from tokenmix.trust import from_caller
 
@@ -110,8 +95,9 @@ def finish_run(config: TrainConfig, *, quiet: bool = False) -> Path:
         # The first process decides, since it also removes.
         with raise_on_all_ranks():
             if distributed_info().first and (out / "config.json").exists():
-                wanted = _as_json(get_task(config.task).with_absolute_paths(config))
-                before = _as_json(run.saved_config)
+                configs = get_task(config.task).with_absolute_paths(config), run.saved_config
+                # Options by name, as JSON gives them back.
+                wanted, before = (json.loads(json.dumps(one.flat(), default=str)) for one in configs)
                 for name, value in wanted.items():
                     if name not in config.marked("free") and value != before.get(name):
                         raise UserError(
@@ -127,11 +113,6 @@ def finish_run(config: TrainConfig, *, quiet: bool = False) -> Path:
                         shutil.rmtree(out)
         finished, config = broadcast_object((finished, config))
         return out if finished else train(config, quiet=quiet)
-
-
-def _as_json(config: TrainConfig) -> dict[str, Any]:
-    """Options by name, as JSON gives them back."""
-    return json.loads(json.dumps(config.flat(), default=str))
 
 
 @from_caller
@@ -174,10 +155,12 @@ def evaluate(
             raise UserError(f"{type(task).__name__} is not trained on batches of images; leave --optimize out")
         task.model = optimize(task.model, images, optimized, measure=False)
     # Batches as in the run, so that its own figures come back to the last bit.
-    results = validate(task, source, config, config.loop.batch_size // config.optim.accumulate)
+    batches = source.test_batches(batch_size=config.loop.batch_size // config.optim.accumulate)
+    with finite_outputs(task), worker_errors():
+        Engine(config, task, alone=True).evaluate((batch, True) for batch in batches)
     told = {} if optimized is None else {"optimize": optimized}
     told |= {"data": config.data.data, "source": source.describe().get("source"), "samples": source.num_test}
-    return {**told, **results}
+    return {**told, **task.results}
 
 
 def predict(
@@ -226,7 +209,11 @@ def _start(config: TrainConfig, quiet: bool) -> Path:
             with raise_on_all_ranks():
                 session = _prepare(config, config.loop.init_from)
                 if distributed_info().first:
-                    _write_setup(run.path, config, session)
+                    setup = {"config": dataclasses.asdict(config), "command": sys.argv, "environment": environment()}
+                    with _one_line_errors(run.path):
+                        write_json(run.path / "config.json", {ID: secrets.token_hex(16), **setup})
+                        write_json(run.path / "data.json", session.task.data)
+                        session.data.save(run.path)
             for note in () if quiet else session.notes:
                 log(note)
             return _train_and_test(run, session, Progress(), None, quiet)
@@ -352,7 +339,12 @@ def _prepare(config: TrainConfig, start: Path | None = None) -> Session:
     changed = start_and_swap(task, start)
     check_own_mixers(task)
     if isinstance(task, DistillingTask) and task.options.teacher is not None:
-        task.learn_from(_load_teacher(task), data, changed.swapped)
+        name = task.options.teacher
+        folder = RunFolder.of(name)
+        teacher = load_task(folder) if folder.path.is_dir() else kind.named_teacher(name, config, description)
+        if not isinstance(teacher, kind):
+            raise UserError(f"the teacher {name} is a run of {teacher.config.task}; give one of {config.task}")
+        task.learn_from(teacher, data, changed.swapped)
     if config.swap.train_only == "mixers" or distills_layers(config):
         freeze_all_but(task, changed.mixers)
     if config.loop.grad_checkpointing:
@@ -369,29 +361,6 @@ def _prepare(config: TrainConfig, start: Path | None = None) -> Session:
     counts = {"parameters": count_parameters(task.model), "macs": task.macs(), **sizes}
     notes = [*([size_note(sizes)] if sizes else []), *changed.notes, *([warmup] if warmup else [])]
     return Session(task, data, plan, counts, notes)
-
-
-def _load_teacher(task: DistillingTask) -> DistillingTask:
-    name, kind = task.options.teacher, type(task)
-    if not user_path(name).is_dir():
-        return kind.named_teacher(name, task.config, task.data)
-    teacher = load_task(user_path(name))
-    if not isinstance(teacher, kind):
-        raise UserError(f"the teacher {name} is a run of {teacher.config.task}; give one of {task.config.task}")
-    return teacher
-
-
-def _write_setup(run: Path, config: TrainConfig, session: Session) -> None:
-    with _one_line_errors(run):
-        setup = {
-            ID: secrets.token_hex(16),
-            "config": dataclasses.asdict(config),
-            "command": sys.argv,
-            "environment": environment(),
-        }
-        write_json(run / "config.json", setup)
-        write_json(run / "data.json", session.task.data)
-        session.data.save(run)
 
 
 def _checkpoint_blocks(model: nn.Module) -> None:
@@ -464,7 +433,7 @@ def _one_line_errors(run: Path) -> Iterator[None]:
     """External causes that stop a run, as one line that says what is kept and how to continue."""
     try:
         yield
-    except (Interrupted, KeyboardInterrupt):
+    except KeyboardInterrupt:
         if not distributed_info().first:
             raise PeerFailure(130) from None
         raise KeyboardInterrupt(f"tokenmix: interrupted; {_kept(run)}") from None

@@ -21,7 +21,6 @@ from torch.optim import Optimizer
 
 from tokenmix.environment import keep_freed_memory
 from tokenmix.errors import UserError, one_line
-from tokenmix.lab.data.loader import worker_errors
 from tokenmix.lab.train.checkpoint import Checkpoint, read_weights, save_run
 from tokenmix.lab.train.checks import device_type
 from tokenmix.lab.train.config import TrainConfig
@@ -157,10 +156,6 @@ def _average_gradients(optimizer: Optimizer, *_: Any) -> None:
             parameter.grad /= dist.get_world_size()
 
 
-class Interrupted(Exception):
-    """The run was asked to stop and has been saved."""
-
-
 class StopRequest:
     """Whether Ctrl-C was pressed, or SIGTERM came, within the block: the first asks for a stop after this step."""
 
@@ -209,14 +204,9 @@ class StopRequest:
 
 @dataclass(frozen=True)
 class Session:
-    """What a run works with.
+    """What a run works with: a task with its config, this process's part of the data, and the plan.
 
-    Attributes:
-        task: what is learned, with the run's config; its `configure_optimizers` is called once it is on its device.
-        data: this process's part of the data.
-        plan: how many batches make a step and an epoch.
-        counts: parameters, multiply-adds and sizes, as in the run's result.
-        notes: lines to print before the first step.
+    `counts` are parameters, multiply-adds and sizes, as in the run's result; `notes` are printed before the first step.
     """
 
     task: TaskModule
@@ -242,18 +232,10 @@ def fit(
         loop = TrainingLoop(session, run, progress, recorder, request)
         if state is not None:
             loop.load_state_dict(state)
-        with ProgressBar(recorder, shown=not quiet and sys.stderr.isatty()) as bar:
+        bar = ProgressBar(recorder, shown=not quiet and sys.stderr.isatty())
+        with bar.rich:
             loop.run(bar)
         return loop.test()
-
-
-def validate(task: TaskModule, data: TaskData, config: TrainConfig, batch_size: int) -> dict[str, Any]:
-    """Metrics of the task's model on the test samples; the task is on the CPU afterwards."""
-    engine = Engine(config, task, alone=True)
-    with finite_outputs(task), worker_errors():
-        engine.evaluate((batch, True) for batch in data.test_batches(batch_size=batch_size))
-    task.cpu()
-    return task.results
 
 
 class TrainingLoop:
@@ -305,7 +287,7 @@ class TrainingLoop:
                     if asked or progress.step % self.config.loop.checkpoint_every == 0:
                         save_run(self.folder, self.checkpoint())
                     if asked:
-                        raise Interrupted
+                        raise KeyboardInterrupt
                 bar.advance()
             self.evaluate()
             self.end_epoch()
@@ -392,7 +374,7 @@ class TrainingLoop:
         evaluated = checkpoint.weights if self.ema is None else self.ema.weights()
         save_run(self.folder, checkpoint, evaluated if progress.best_epoch == progress.epoch else None)
         if self.request.ask()() and progress.step < self.plan.total_steps:
-            raise Interrupted
+            raise KeyboardInterrupt
 
     def checkpoint(self) -> Checkpoint:
         """The run at this position; `UserError` if its losses or weights are not finite. All processes must call it."""
