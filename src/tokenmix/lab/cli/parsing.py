@@ -95,7 +95,9 @@ def parse_usual(document: Any, prog: str, about: str) -> Any:
             changed[f.name] = (_hidden(f.type), part)
     options_first = dataclasses.make_dataclass("OptionsFirst", [("options", Any)], frozen=True, kw_only=True)
     short = _retyped(document, changed, options_first)
-    example = f"{prog} {task} --model {document.model.model} --data {LAYOUTS.get(task, 'PATH')} --out runs/{task}"
+    example = (
+        f"{prog} {task} --model {document.model.model or 'MODEL'} --data {LAYOUTS.get(task, 'PATH')} --out runs/{task}"
+    )
     about = f"{about} {prog} {task} --help-all shows all {len(_options(document))} options."
     shown = _described(prog, about, example)
     return tyro.cli(
