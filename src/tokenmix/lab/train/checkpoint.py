@@ -167,8 +167,11 @@ def read_weights(source: Path | RunFolder) -> dict[str, Tensor]:
 
     `UserError` for a damaged file, or in a run folder one that was written for another run.
     """
-    folder = RunFolder.of(source) if isinstance(source, RunFolder) or source.is_dir() else None
-    path = Path(source) if folder is None else folder.path / WEIGHTS
+    if isinstance(source, Path) and not source.is_dir():
+        folder, path = None, source
+    else:
+        folder = RunFolder.of(source)
+        path = folder.path / WEIGHTS
     if not path.exists():
         raise UserError(f"no weights at {path}; give a .safetensors file or a run folder with {WEIGHTS}")
     with open_regular(path) as file:
