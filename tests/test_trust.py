@@ -21,6 +21,7 @@ from tokenmix.lab.grid import Cell, finish_cell
 from tokenmix.lab.tasks.generation.features import RunFeatures
 from tokenmix.lab.tasks.text.data import load_text
 from tokenmix.lab.train.config import CompareConfig
+from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.load import load_run
 from tokenmix.lab.train.run import evaluate, train
 from tokenmix.lab.train.sources import load_recipe, make_config
@@ -350,6 +351,13 @@ def test_what_is_typed() -> None:
     marked = from_file({"a": ["x", {"b": "y"}], "c": 1})
     assert marked == {"a": ["x", {"b": "y"}], "c": 1}
     assert type(marked["a"][1]["b"]) is FromFile
+
+
+def test_what_an_opened_run_folder_has_read_is_not_typed(strange: Path) -> None:
+    folder = RunFolder(strange)
+    assert folder.setup["config"]["data"]
+    with typed(folder, [folder], {"run": folder}):
+        assert typed_words() == frozenset()
 
 
 def test_no_value_of_a_file_is_lost_in_a_config(strange: Path) -> None:

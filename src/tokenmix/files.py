@@ -143,8 +143,13 @@ def _locked(folder: Path) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout:
+        try:
+            with open_regular(folder / WRITER) as file:
+                writer = file.read(200).decode(errors="replace")
+        except (OSError, UserError):
+            writer = "another process"
         raise UserError(
-            f"{folder} is being written by {_writer_of(folder)}; wait for it, or give another folder by --out"
+            f"{folder} is being written by {writer}; wait for it, or give another folder by --out"
         ) from None
     except OSError as error:
         raise DiskError(f"{error.strerror}: {path}; {disk_remedy(error)}") from None
@@ -152,14 +157,6 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def _writer_of(folder: Path) -> str:
-    try:
-        with open_regular(folder / WRITER) as file:
-            return file.read(200).decode(errors="replace")
-    except (OSError, UserError):
-        return "another process"
 
 
 def is_unused(folder: Path) -> bool:

@@ -22,8 +22,9 @@ def test_a_full_disk_is_an_error_that_can_be_told(tmp_path: Path, monkeypatch: p
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(export, "write_bytes", full)
+    example = {"x": torch.zeros(2, 2)}
     with pytest.raises(OSError, match="No space left"):
-        export._write_torch(torch.nn.Linear(2, 2), {"x": torch.zeros(2, 2)}, tmp_path / "model.pt2")
+        export._write_torch(torch.nn.Linear(2, 2), example, example, tmp_path / "model.pt2")
 
 
 def test_a_write_that_fails_names_the_folder(

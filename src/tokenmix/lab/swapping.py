@@ -29,7 +29,7 @@ def load_model(target: str, img_size: int | None) -> nn.Module:
         if img_size is not None:
             raise UserError(f"{target} is a run with a fixed image size; omit --img-size")
         return load_task(folder).model
-    size = {} if img_size is None else {"img_size": img_size}
+    size: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
     if target in MODELS:
         tasks = MODELS[target].tasks
         if "image-classification" not in tasks:
@@ -45,7 +45,8 @@ def load_model(target: str, img_size: int | None) -> nn.Module:
     try:
         with torch.device("meta"):
             if target.startswith(TORCHVISION):
-                return load_foreign(target, {}, **({} if img_size is None else {"image_size": img_size}))
+                sides: dict[str, Any] = {} if img_size is None else {"image_size": img_size}
+                return load_foreign(target, {}, **sides)
             return create_model(target, **size)
     except TypeError as error:
         if img_size is None:

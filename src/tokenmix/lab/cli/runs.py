@@ -114,7 +114,7 @@ def _parse_config(kind: type[D], prog: str, args: Sequence[str], base: D, about:
         raise stray(given.task, args)
     if given.task != base.task:
         raise UserError(f"the task comes first: {prog} {given.task} ..., got it after other options")
-    given.options.check_given(word[2:].partition("=")[0].replace("-", "_") for word in args)
+    vars(given)["options"].check_given(word[2:].partition("=")[0].replace("-", "_") for word in args)
     return given
 
 

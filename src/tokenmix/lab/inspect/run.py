@@ -34,26 +34,30 @@ def inspect_run(target: str | Path, file: str | Path | None, out: Path) -> Path:
     Raises:
         UserError: neither a run folder nor a model; an image that cannot be read; a model without token mixers.
     """
+    task: TaskModule | None = None
     if user_path(target).is_dir():
         task = load_task(user_path(target))
-        kind, description, trained = type(task), task.data, True
-        _check_looks(target, task.config.task, kind)
-        if kind.looks_at == "text":
-            return inspect_text(task, str(target), None if file is None else str(file), out)
-        model = task.model.cpu().float().eval()
+        kind, of = type(task), task.config.task
+    elif str(target) in MODELS:
+        of = MODELS[str(target)].tasks[0]
+        kind = get_task(of)
     else:
-        name, trained = str(target), False
-        if name not in MODELS:
-            raise UserError(
-                f"{name!r} is neither a run folder nor a model; give a run folder or one of {', '.join(list_models())}"
-            )
-        kind = get_task(MODELS[name].tasks[0])
-        _check_looks(target, MODELS[name].tasks[0], kind)
-        if kind.looks_at == "text":
-            raise UserError(f"{name!r} is a text model; inspect a run of it: tokenmix inspect RUN [SENTENCE]")
-        made: Any = create_model(name).eval()
-        half = [0.5] * made.in_chans
-        model, description = made, {"channels": made.in_chans, "img_size": made.img_size, "mean": half, "std": half}
+        raise UserError(
+            f"{str(target)!r} is neither a run folder nor a model; give a run folder or one of "
+            f"{', '.join(list_models())}"
+        )
+    if kind.looks_at == "nothing":
+        raise UserError(f"{target} is of {of}; inspect works on models of images and text")
+    if kind.looks_at == "text" and task is None:
+        raise UserError(f"{str(target)!r} is a text model; inspect a run of it: tokenmix inspect RUN [SENTENCE]")
+    if kind.looks_at == "text":
+        return inspect_text(task, str(target), None if file is None else str(file), out)
+    model: Any = create_model(str(target)).eval() if task is None else task.model.cpu().float().eval()
+    if task is None:
+        half = [0.5] * model.in_chans
+        description = {"channels": model.in_chans, "img_size": model.img_size, "mean": half, "std": half}
+    else:
+        description = task.data
     if file is None:
         raise UserError(f"{target} needs an image; give one")
     file = user_path(file)
@@ -68,18 +72,12 @@ def inspect_run(target: str | Path, file: str | Path | None, out: Path) -> Path:
     told = {
         "target": str(target),
         "file": str(file),
-        "trained": trained,
+        "trained": task is not None,
         "answer": kind.name_prediction(model, images, description),
         "blocks": [asdict(block) for block in numbers],
     }
     write_json(out / "numbers.json", told)
     return out
-
-
-def _check_looks(target: str | Path, name: str, task: type[TaskModule]) -> None:
-    """Raise `UserError` unless the models of the task look at an image or a text."""
-    if task.looks_at == "nothing":
-        raise UserError(f"{target} is of {name}; inspect works on models of images and text")
 
 
 def toeplitz_share(matrix: Tensor) -> float:

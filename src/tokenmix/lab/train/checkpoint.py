@@ -167,19 +167,25 @@ def read_weights(source: Path | RunFolder) -> dict[str, Tensor]:
 
     `UserError` for a damaged file, or in a run folder one that was written for another run.
     """
-    folder = RunFolder.of(source) if isinstance(source, RunFolder) or source.is_dir() else None
-    path = Path(source) if folder is None else folder.path / WEIGHTS
+    if isinstance(source, Path) and not source.is_dir():
+        folder, path = None, source
+    else:
+        folder = RunFolder.of(source)
+        path = folder.path / WEIGHTS
     if not path.exists():
         raise UserError(f"no weights at {path}; give a .safetensors file or a run folder with {WEIGHTS}")
-    with open_regular(path) as file:
-        start = file.read(9)
-    # A safetensors file begins with the length of its header in eight bytes, which may be 640 = 0x280, and a bracket.
-    if start.startswith(PICKLED) and start[4:] != b"\0\0\0\0{":
-        raise UserError(
-            f"{path} is a pickle (torch.save), which can run code when read; "
-            "convert it where you trust it: safetensors.torch.save_file(state_dict, 'model.safetensors')"
-        )
-    weights, notes, _ = read_sealed(path)
+    try:
+        weights, notes, _ = read_sealed(path)
+    except UserError:
+        with open_regular(path) as file:
+            start = file.read(9)
+        # A safetensors file begins with eight bytes of its header's length, which may be 640 = 0x280, and a bracket.
+        if start.startswith(PICKLED) and start[4:] != b"\0\0\0\0{":
+            raise UserError(
+                f"{path} is a pickle (torch.save), which can run code when read; "
+                "convert it where you trust it: safetensors.torch.save_file(state_dict, 'model.safetensors')"
+            ) from None
+        raise
     broken = next((name for name, value in weights.items() if not value.isfinite().all()), None)
     if broken is not None:
         raise UserError(f"{path} has values in {broken} that are NaN or infinite; give other weights")

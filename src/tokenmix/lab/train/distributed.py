@@ -159,8 +159,7 @@ def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
     if isinstance(value, Mapping):
         return {key: map_tensors(one, function) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        mapped = [map_tensors(one, function) for one in value]
-        return type(value)(*mapped) if hasattr(value, "_fields") else type(value)(mapped)
+        return (list if isinstance(value, list) else tuple)(map_tensors(one, function) for one in value)
     return value
 
 

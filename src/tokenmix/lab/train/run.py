@@ -385,7 +385,7 @@ def _train_and_test(
         torch.cuda.reset_peak_memory_stats()
     with _one_line_errors(run.path), worker_errors():
         best, final = fit(session, run, progress, state, quiet=quiet)
-        result = {ID: run.identity.get(ID), **_result(session, progress, best, final)}
+        result: dict[str, Any] = {ID: run.identity.get(ID), **_result(session, progress, best, final)}
         with raise_on_all_ranks():
             if distributed_info().first:
                 write_json(run.path / "result.json", result)
