@@ -23,7 +23,10 @@ from typing import Any, Generic, TypeVar
 from tokenmix.errors import UserError, needs, one_line, unknown_name
 from tokenmix.trust import check_typed
 
-Target = str | Callable[..., Any]
+Arguments = Mapping[str, Any]
+"""Keyword arguments of a constructor or a function that is called by name."""
+
+Target = str | Callable[..., object]
 """A function or class, or "module:name" of one."""
 
 
@@ -80,8 +83,8 @@ class ModelEntry(Entry):
 
     tasks: tuple[str, ...]
     build: Target
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    pretrained_cfg: Mapping[str, Any] | None = None
+    arguments: Arguments = field(default_factory=dict)
+    pretrained_cfg: Arguments | None = None
     published: Published | None = None
 
 
@@ -235,8 +238,11 @@ def is_foreign(model: str) -> bool:
 def may_be_others(model: str) -> bool:
     """Whether it may be a model of torchvision's, one that the user's function builds, or one of timm's.
 
-    timm is asked, whose import takes seconds; without it the answer is yes, so that the import says what is missing.
+    timm is asked about a name that is none of ours, and its import takes seconds. Without timm the answer is yes, so
+    that the import says what is missing.
     """
+    if model in MODELS:
+        return False
     if ":" in model or importlib.util.find_spec("timm") is None:
         return True
     import timm

@@ -93,9 +93,6 @@ class OffsetAttention(Mixer):
 
     Shape:
         x (B, N, D) to (B, N, D); `attention_map` (B, 1, N, N). Any N.
-
-    Raises:
-        UserError: a reduction that does not divide dim, chunk_size below 1, or x or mask of a wrong shape or type.
     """
 
     capabilities = Capabilities(map="tokens", independent=False)

@@ -24,9 +24,6 @@ class TinyAttention(Mixer):
 
     Shape:
         (B, N, D) to (B, N, out_dim).
-
-    Raises:
-        UserError: a width below 1, or input of another shape or type.
     """
 
     capabilities = Capabilities(causal=True, map="tokens")

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from tokenmix.errors import UserError, one_line, unknown_name
 from tokenmix.models.pretrained import fetching
-from tokenmix.registry import TORCHVISION, import_object, imported_plugins
+from tokenmix.registry import TORCHVISION, Arguments, import_object, imported_plugins
 from tokenmix.trust import check_typed, is_typed
 
 ELSEWHERE = "connect to the internet, or give --init-from FILE.safetensors"
@@ -51,7 +51,7 @@ def create_foreign(
     return model
 
 
-def load_foreign(name: str, sizes: Mapping[str, Any], kind: Kind | None = None, **kwargs: Any) -> nn.Module:
+def load_foreign(name: str, sizes: Arguments, kind: Kind | None = None, **kwargs: Any) -> nn.Module:
     """A model of torchvision's, or what the user's factory returns, as it is.
 
     Args:
@@ -81,7 +81,7 @@ def load_foreign(name: str, sizes: Mapping[str, Any], kind: Kind | None = None, 
     return model
 
 
-def _trusted(name: str) -> Callable[..., Any]:
+def _trusted(name: str) -> Callable[..., object]:
     """The factory that a user typed; or one that a file names, of a package that `--import` named.
 
     A function is called with arguments from the file, so that its module is known is not enough.
@@ -99,7 +99,7 @@ def _trusted(name: str) -> Callable[..., Any]:
     return factory
 
 
-def _arguments(factory: Callable[..., Any]) -> set[str]:
+def _arguments(factory: Callable[..., object]) -> set[str]:
     try:
         return set(inspect.signature(factory).parameters)
     except ValueError:  # of some builtins
@@ -113,7 +113,7 @@ def _side(size: tuple[int, ...]) -> int | tuple[int, ...]:
 
 def _torchvision(
     name: str,
-    sizes: Mapping[str, Any],
+    sizes: Arguments,
     kind: Kind | None,
     *,
     pretrained: bool = False,
@@ -185,12 +185,14 @@ def with_fresh_head(
     return {**weights, **other}, theirs.pop()
 
 
-def _repeat_grey(model: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _repeat_grey(model: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     images, *rest = args
     return (images.expand(-1, 3, -1, -1), *rest)
 
 
-def _unwrap_logits(model: nn.Module, args: tuple[Any, ...], out: Any, *, name: str, classes: int, kind: Kind) -> Tensor:
+def _unwrap_logits(
+    model: nn.Module, args: tuple[Tensor, ...], out: object, *, name: str, classes: int, kind: Kind
+) -> Tensor:
     if isinstance(out, Mapping):
         out = out.get("out", out.get("logits"))
     out = getattr(out, "logits", out)

@@ -51,7 +51,6 @@ class PatchStem(Stem):
         self.set_input_size(img_size)
 
     def set_input_size(self, img_size: Size) -> None:
-        """Set the image size."""
         size = pair(img_size)
         if any(side % self.patch_size or side < self.patch_size for side in size):
             near = max(1, round(min(size) / self.patch_size)) * self.patch_size
@@ -69,7 +68,6 @@ class PatchStem(Stem):
         return self.proj(images).flatten(2).transpose(1, 2).contiguous()
 
     def macs(self) -> int:
-        """Multiply-adds of one image."""
         return self.grid_size[0] * self.grid_size[1] * self.dim * self.in_chans * self.patch_size**2
 
 
@@ -113,7 +111,6 @@ class ConvStem(PatchStem):
         return self.proj(self.convs(images)).flatten(2).transpose(1, 2).contiguous()
 
     def macs(self) -> int:
-        """Multiply-adds of one image."""
         total, area = 0, self.img_size[0] * self.img_size[1]
         for conv in (layer for layer in self.convs if isinstance(layer, nn.Conv2d)):
             area //= conv.stride[0] ** 2

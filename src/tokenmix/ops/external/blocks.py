@@ -208,7 +208,7 @@ def _written(tensors: Sequence[Any], num_steps: int) -> tuple[Callable[..., Tens
         given: list[Any] = [None if tensor is None else next(found) for tensor in tensors[:5]]
         factors = Factors(*given, mask=tensors[5])
         normalization = "double" if num_steps else "softmax"
-        return reference(**factors._asdict(), normalization=normalization, num_steps=max(1, num_steps))
+        return reference(factors, normalization, max(1, num_steps))
 
     return run, [tensor for tensor in tensors[:5] if tensor is not None]
 
