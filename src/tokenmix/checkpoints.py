@@ -211,19 +211,15 @@ def _unwrapped(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _translated(state_dict: Mapping[str, Tensor], source: str, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
     found = {}
     for key, value in state_dict.items():
-        name = _rename(key, source)
+        matches = ((re.fullmatch(pattern, key), ours) for pattern, ours in LAYOUTS[source])
+        match, ours = next(((match, ours) for match, ours in matches if match), (None, ""))
+        if match is None:
+            raise UserError(f"{key!r} is not a key of the {source} layout; is the checkpoint of another model?")
+        # <1> counts from one in their names and from nought in ours.
+        name = re.sub(r"<(\d)>", lambda m: str(int(m[1]) - 1), match.expand(ours))
         if name.endswith(TRANSPOSED):
             value = value.flatten(1).mT.contiguous()
         elif name in wanted and value.dim() > wanted[name].dim():
             value = value.flatten(1)
         found[name] = value
     return found
-
-
-def _rename(key: str, source: str) -> str:
-    for pattern, replacement in LAYOUTS[source]:
-        match = re.fullmatch(pattern, key)
-        if match:
-            # <1> counts from one in their names and from nought in ours.
-            return re.sub(r"<(\d)>", lambda m: str(int(m[1]) - 1), match.expand(replacement))
-    raise UserError(f"{key!r} is not a key of the {source} layout; is the checkpoint of another model?")

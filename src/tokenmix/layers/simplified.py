@@ -59,14 +59,16 @@ class SimplifiedSelfAttention(Mixer):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Mix the tokens of x. `mask` is (B, N) bool, True = the token takes part."""
-        features, mask = self._features(x, mask)
+        x, mask = self.checked(x, mask)
+        features = x.unsqueeze(1)
         dropout = self.attention_dropout if self.training else 0.0
         out = attention(features, features, features, mask=mask, scale=self.scale, dropout=dropout)
         return finish(self.dropout(self.proj(out.squeeze(1))), mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The map (B, 1, N, N): rows are queries and sum to 1, those of masked tokens are 0."""
-        features, mask = self._features(x, mask)
+        x, mask = self.checked(x, mask)
+        features = x.unsqueeze(1)
         return attention_probabilities(features, features, mask=mask, scale=self.scale)
 
     def macs(self, num_tokens: int) -> int:
@@ -74,7 +76,3 @@ class SimplifiedSelfAttention(Mixer):
         check_whole(num_tokens=num_tokens)
         projection = num_tokens * self.dim**2 if isinstance(self.proj, nn.Linear) else 0
         return 2 * num_tokens**2 * self.dim + projection
-
-    def _features(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        x, mask = self.checked(x, mask)
-        return x.unsqueeze(1), mask

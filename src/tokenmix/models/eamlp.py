@@ -231,7 +231,10 @@ class EAMLP(IsotropicNet):
         check_choice("attention", attention, ("external", *get_args(AttentionNormalization)))
         check_choice("init", init, ("paper", "torch"))
         if attention != "external" and num_slots is not None:
-            raise UserError(f"num_slots={num_slots} is of attention='external', got {attention!r}; leave it out")
+            raise UserError(
+                f"num_slots={num_slots} is of attention='external', got {attention!r}; leave it out, or "
+                "take a t2t_vit model"
+            )
         factory: Factory = {"device": device, "dtype": dtype}
         normalization = None if attention == "external" else attention
         stem = T2TStem(

@@ -260,22 +260,19 @@ class SelfAttention2d(Mixer):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """x (B, dim, H, W) to (B, dim, H, W)."""
         x, mask = self.checked(x, mask)
-        mixed = attention(*self._pixels(x), mask=mask).squeeze(1).transpose(1, 2).unflatten(2, x.shape[2:])
+        query, key, value = self.conv1(x).flatten(2).transpose(1, 2).unsqueeze(1).chunk(3, dim=-1)
+        mixed = attention(query, key, value, mask=mask).squeeze(1).transpose(1, 2).unflatten(2, x.shape[2:])
         return zero_masked(F.relu(x + self.norm(self.conv2(mixed))), mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """A (B, 1, H * W, H * W)."""
         x, mask = self.checked(x, mask)
-        query, key, _ = self._pixels(x)
+        query, key, _ = self.conv1(x).flatten(2).transpose(1, 2).unsqueeze(1).chunk(3, dim=-1)
         return attention_probabilities(query, key, mask=mask)
 
     def macs(self, num_tokens: int) -> int:
         """4 N D^2 + 2 N^2 D for N = H * W pixels."""
         return 4 * num_tokens * self.dim**2 + 2 * num_tokens**2 * self.dim
-
-    def _pixels(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value = self.conv1(x).flatten(2).transpose(1, 2).unsqueeze(1).chunk(3, dim=-1)
-        return query, key, value
 
 
 class MixerBlock2d(Mixer):

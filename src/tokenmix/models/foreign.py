@@ -146,26 +146,22 @@ def _torchvision(
                 "--img-size"
             ) from error
     weights = weights or ("DEFAULT" if pretrained else None)
-    if weights is not None:
-        _put_pretrained(model, name, weights, sizes.get("num_classes"))
-    return model
-
-
-def _put_pretrained(model: nn.Module, name: str, weights: str, num_classes: int | None) -> None:
-    from torchvision.models import get_model_weights
-
-    rows = get_model_weights(name)
+    if weights is None:
+        return model
+    rows = models.get_model_weights(name)
     if weights not in rows.__members__:
         raise unknown_name(f"weights of {name}", weights, rows.__members__)
     row: Any = rows[weights]
     with fetching(f"torchvision:{name}", ELSEWHERE):
         fetched = row.get_state_dict(progress=False, check_hash=True, weights_only=True)
     try:
-        missing = model.load_state_dict(with_fresh_head(fetched, model, num_classes)[0], strict=False).missing_keys
+        fitting, _ = with_fresh_head(fetched, model, sizes.get("num_classes"))
+        missing = model.load_state_dict(fitting, strict=False).missing_keys
     except RuntimeError as error:
         raise UserError(f"the weights {weights} do not fit torchvision:{name}: {one_line(error)}") from error
     if missing:
         raise UserError(f"the weights {weights} of torchvision:{name} have no {missing[0]}; leave --model-kwargs out")
+    return model
 
 
 def with_fresh_head(

@@ -41,14 +41,9 @@ Residual = Literal["none", "pooled", "kept"]
 
 @dataclass(frozen=True)
 class StageSpec:
-    """One stage.
+    """One stage, see `LaViT`.
 
     Attributes:
-        dim: width D.
-        depth: number of blocks.
-        num_vanilla: blocks at the front with vanilla attention; the others have less-attention.
-        num_heads: heads H.
-        mlp_ratio: hidden width of the MLP over D.
         key_reduction: side r of the block of tokens that makes one key and value of vanilla attention.
         residual: whether the stage before passes its scores to the first layer, and what becomes of its keys then.
     """

@@ -68,7 +68,6 @@ class LBRs(nn.ModuleList):
         return x
 
     def macs(self, num_tokens: int) -> int:
-        """Those of the layers."""
         return sum(layer.macs(num_tokens) for layer in self)  # type: ignore[operator]
 
 
@@ -107,7 +106,6 @@ class NaiveEmbedding(nn.Module):
         return Embedded(zero_masked(tokens, mask), points[..., :3], mask, None)
 
     def num_tokens(self, num_points: int) -> int:
-        """As many as points."""
         return num_points
 
     def macs(self, num_points: int) -> int:
@@ -196,7 +194,6 @@ class NeighbourEmbedding(nn.Module):
         return Embedded(zero_masked(self.entry(x, mask), mask), places, mask, zero_masked(x, mask))
 
     def num_tokens(self, num_points: int) -> int:
-        """Those of the last stage."""
         return num_points if self.centres is None else self.centres[-1]
 
     def macs(self, num_points: int) -> int:
@@ -422,7 +419,11 @@ class PointSegmenter(_PointModel):
         features, mask = self.trunk(points, mask)
         known = F.one_hot(category, self.num_categories).to(features.dtype)
         known = F.leaky_relu(self.category_norm(self.category(known)), 0.2)
-        whole = torch.cat([largest(features, mask), masked_mean(features, mask), known], -1)
+        if mask is None:
+            mean = features.mean(1)
+        else:
+            mean = zero_masked(features, mask).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+        whole = torch.cat([largest(features, mask), mean, known], -1)
         x = torch.cat([features, whole.unsqueeze(1).expand(-1, features.shape[1], -1)], -1)
         return self.last(self.second(self.dropout(self.first(x, mask)), mask))
 
@@ -439,14 +440,6 @@ def largest(features: Tensor, mask: Tensor | None) -> Tensor:
         return features.amax(1)
     found = features.masked_fill(~mask.unsqueeze(-1), -torch.inf).amax(1)
     return found.masked_fill(torch.isneginf(found), 0.0)
-
-
-def masked_mean(features: Tensor, mask: Tensor | None) -> Tensor:
-    """Of (B, N, C) the mean of each feature (B, C) over the tokens that take part; 0 if none does."""
-    if mask is None:
-        return features.mean(1)
-    kept = features.masked_fill(~mask.unsqueeze(-1), 0.0)
-    return kept.sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
 
 
 def create_point_model(

@@ -66,10 +66,11 @@ def create_model(name: str, **kwargs: Any) -> nn.Module:
     if in_timm:
         register_with_timm(entry)
         return by_timm(name, **kwargs)
-    preset = dict(entry.arguments)
-    if "backbone" in kwargs:
-        # They are of the preset's own backbone.
-        preset.pop("backbone_kwargs", None)
+    # What is of the preset's own backbone or embedding is not for another one.
+    dropped = ("backbone_kwargs",) if "backbone" in kwargs else ()
+    if kwargs.get("embedding") == "naive":
+        dropped += ("stem_dim", "stage_dims", "centres", "num_neighbours")
+    preset = {key: value for key, value in entry.arguments.items() if key not in dropped}
     return build(**{**preset, **kwargs})
 
 

@@ -89,8 +89,8 @@ class Segmenter(OnMaps, nn.Module, ABC):
         self.mixer_name, self.img_size, self.in_chans = mixer, pair(img_size), in_chans
         self.num_classes, self.upsampling = num_classes, upsampling
         given = {"pretrained": pretrained_backbone, "in_chans": in_chans, **(backbone_kwargs or {})}
-        self.backbone_name = backbone
-        self.backbone = self.make_backbone(stem, output_stride, given, factory)
+        self.backbone_name, self.stem_kind, self.output_stride = backbone, stem, output_stride
+        self.backbone = self.make_backbone(given, factory)
         self.feature_info: list[MapInfo] = list(self.backbone.feature_info.get_dicts())
         options = {"num_slots": num_slots, "tie": tie, "normalization": normalization, "chunk_size": chunk_size}
         self.context = make_context(mixer, width, options, factory)
@@ -110,9 +110,7 @@ class Segmenter(OnMaps, nn.Module, ABC):
         return self.own is not None
 
     @abstractmethod
-    def make_backbone(
-        self, stem: StemKind | None, output_stride: int | None, kwargs: dict[str, Any], factory: Factory
-    ) -> Any:
+    def make_backbone(self, kwargs: Arguments, factory: Factory) -> Any:
         """Images to maps, finest first, with timm's `feature_info`."""
 
     @abstractmethod
@@ -234,11 +232,9 @@ class EANetSegmenter(Segmenter):
     Arguments are those of `Segmenter`.
     """
 
-    def make_backbone(
-        self, stem: StemKind | None, output_stride: int | None, kwargs: dict[str, Any], factory: Factory
-    ) -> Any:
+    def make_backbone(self, kwargs: Arguments, factory: Factory) -> Any:
         """Its last map alone, reduced by `output_stride`."""
-        stem, output_stride = stem or "large", output_stride or 8
+        stem, output_stride = self.stem_kind or "large", self.output_stride or 8
         check_choice("stem", stem, get_args(StemKind))
         strides = (8, 16, 32) if stem == "large" else (4, 8, 16)
         if output_stride not in strides:
@@ -262,12 +258,11 @@ class EANetSegmenter(Segmenter):
             for block, grid in list(zip(last, MULTI_GRID, strict=False))[1:]:
                 dilation = block.conv2.dilation[0] * grid
                 block.conv2.dilation = block.conv2.padding = (dilation, dilation)
-        self.output_stride = output_stride
         return backbone
 
     def add_head(self, width: int, head_width: int, factory: Factory) -> None:
         """The two 3 x 3 convolutions around the block."""
-        self.feature_info[-1]["reduction"] = self.output_stride
+        self.feature_info[-1]["reduction"] = self.output_stride or 8
         self.reduce = _conv_norm_relu(self.feature_info[-1]["num_chs"], width, factory)
         self.head = _conv_norm_relu(width, head_width, factory)
 
@@ -299,11 +294,9 @@ class FPNSegmenter(Segmenter):
     Arguments are those of `Segmenter`, without `stem` and `output_stride`; a backbone of ours takes `img_size` alone.
     """
 
-    def make_backbone(
-        self, stem: StemKind | None, output_stride: int | None, kwargs: dict[str, Any], factory: Factory
-    ) -> Any:
+    def make_backbone(self, kwargs: Arguments, factory: Factory) -> Any:
         """All maps; of a backbone of ours, whose last three they are by default, the levels."""
-        for option, value in (("stem", stem), ("output_stride", output_stride)):
+        for option, value in (("stem", self.stem_kind), ("output_stride", self.output_stride)):
             if value is not None:
                 raise UserError(f"{option}={value!r} is for a dilated backbone, an eanet_seg model; leave it out")
         if self.backbone_name.split(".")[0] in list_models(task="image-classification"):

@@ -91,7 +91,11 @@ class ConvStem(PatchStem):
     ) -> None:
         super().__init__(dim, img_size=img_size, patch_size=patch_size, in_chans=in_chans, **factory)
         del self.proj  # Modules are listed in the order in which they run.
-        strides = prime_factors(patch_size)
+        strides, left = [], patch_size
+        for factor in range(2, patch_size + 1):
+            while left % factor == 0:
+                strides.append(factor)
+                left //= factor
         strides = [1, *strides] if len(strides) < 2 else strides
         widths = [in_chans, *[max(1, dim // 2)] * (len(strides) - 1), dim]
         layers: list[nn.Module] = []
@@ -116,14 +120,3 @@ class ConvStem(PatchStem):
             area //= conv.stride[0] ** 2
             total += area * conv.weight.numel()
         return total + area * self.dim**2
-
-
-def prime_factors(number: int) -> list[int]:
-    """The prime factors of a number, ascending; none of 1."""
-    found, factor = [], 2
-    while number > 1:
-        while number % factor == 0:
-            found.append(factor)
-            number //= factor
-        factor += 1
-    return found

@@ -91,7 +91,12 @@ def external_attention(
     in_graph = torch.compiler.is_exporting() or torch.jit.is_tracing()
     if chunk_size is not None and not in_graph and chunk_size < query.shape[-2]:
         return external_by_blocks(factors, num_steps=steps, chunk_size=chunk_size)
-    chosen = backend or _choose(query, key_memory.shape[0], num_steps, dropout)
+    chosen = backend or "eager"
+    # A saved graph holds PyTorch's operators only, and a compiler fuses them.
+    written = in_graph or torch.compiler.is_compiling()
+    if backend is None and query.is_cpu and query.dim() > 3 and dropout == 0.0 and num_steps == 1 and not written:
+        entries = query.shape[:-1].numel() * key_memory.shape[0]
+        chosen = "tiled" if query.shape[-3] > 1 and entries > LEAST_ENTRIES else "eager"
     if chosen == "eager":
         return _eager(factors, normalization, num_steps, dropout)
     if num_steps != 1:
@@ -198,16 +203,6 @@ def checked_factors(factors: Factors) -> Factors:
         # Other than masked_fill it keeps the layout of heads that lie side by side.
         query = torch.where(mask.unsqueeze(-1), query, 0.0)
     return Factors(query, key_memory, value_memory, key_bias, value_bias, mask)
-
-
-def _choose(query: Tensor, num_slots: int, num_steps: int, dropout: float) -> Backend:
-    if query.device.type != "cpu" or dropout > 0.0 or num_steps != 1 or query.dim() < 4:
-        return "eager"
-    # A saved graph holds PyTorch's operators only, and a compiler fuses them.
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return "eager"
-    heads, map_entries = query.shape[-3], query.shape[:-1].numel() * num_slots
-    return "tiled" if heads > 1 and map_entries > LEAST_ENTRIES else "eager"
 
 
 def _eager(factors: Factors, normalization: Normalization, num_steps: int, dropout: float) -> Tensor:

@@ -16,16 +16,7 @@ Normalization = Literal["double", "softmax", "sigmoid", "l2", "entmax15"]
 
 
 class Factors(NamedTuple):
-    """The tensors of external attention, as a form of it takes them.
-
-    Attributes:
-        query: F, (..., N, d).
-        key_memory: M_k, (S, d).
-        value_memory: M_v, (S, d_v).
-        key_bias: b_k, (S,), or None.
-        value_bias: b_v, (d_v,), or None.
-        mask: bool, broadcastable to (..., N), True = the token takes part; the others are 0 in the output. Or None.
-    """
+    """The tensors of `external_attention`, the mask one that broadcasts against (..., N)."""
 
     query: Tensor
     key_memory: Tensor
