@@ -36,7 +36,7 @@ LAYOUTS: dict[str, list[tuple[str, str]]] = {
         (r"(blocks\.\d+)\.attn\.linear_0\.bias", r"\1.mixer.memory.key_bias"),
         (r"(blocks\.\d+)\.attn\.linear_1\.weight", r"\1.mixer.memory.value_memory"),
         (r"(blocks\.\d+)\.attn\.linear_1\.bias", r"\1.mixer.memory.value_bias"),
-        (r"(blocks\.\d+)\.attn\.proj\.(\w+)", r"\1.mixer.out.\2"),
+        (r"(blocks\.\d+)\.attn\.proj\.(\w+)", r"\1.mixer.proj.\2"),
         (r"(blocks\.\d+)\.mlp\.fc1\.(\w+)", r"\1.mlp.0.\2"),
         (r"(blocks\.\d+)\.mlp\.fc2\.(\w+)", r"\1.mlp.2.\2"),
         (r"((?:blocks\.\d+\.norm[12]|norm|head)\.\w+|cls_token|pos_embed)", r"\1"),
@@ -104,7 +104,16 @@ def convert(state_dict: Mapping[str, Tensor], source: Source, to: nn.Module) -> 
     )
     counters = {key: torch.tensor(0) for key in wanted if key.endswith("num_batches_tracked")}
     found = {**counters, **_translated(state_dict, layout, wanted)}
-    _check_keys(found, wanted, source)
+    missing, extra = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
+    if missing or extra:
+        what = f"lacks {missing[0]!r}" if missing else f"has {extra[0]!r}, which the model has not"
+        raise UserError(f"the {source} checkpoint {what}; was the model built with the same depth and options?")
+    for name, value in found.items():
+        if value.shape != wanted[name].shape:
+            raise UserError(
+                f"the {source} checkpoint has {name} of shape {tuple(value.shape)}, the model "
+                f"{tuple(wanted[name].shape)}; build the model with the checkpoint's sizes and number of classes"
+            )
     return found
 
 
@@ -179,18 +188,17 @@ def _square(key: str, theirs: Tensor, ours: Tensor, model: Any) -> int:
 
 def to_timm_gmlp(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state dict of our gMLP in timm's layout."""
-    back = [
-        (r"(blocks\.\d+)\.norm1\.", r"\1.norm."),
-        (r"\.mixer\.proj_in\.", ".mlp_channels.fc1."),
-        (r"\.mixer\.gating\.norm\.", ".mlp_channels.gate.norm."),
-        (r"\.mixer\.gating\.", ".mlp_channels.gate.proj."),
-        (r"\.mixer\.proj_out\.", ".mlp_channels.fc2."),
-    ]
+    back = {
+        ".norm1.": ".norm.",
+        ".mixer.proj_in.": ".mlp_channels.fc1.",
+        ".mixer.gating.norm.": ".mlp_channels.gate.norm.",
+        ".mixer.gating.": ".mlp_channels.gate.proj.",
+        ".mixer.proj_out.": ".mlp_channels.fc2.",
+    }
     renamed = {}
     for key, value in state_dict.items():
-        for pattern, replacement in back:
-            key = re.sub(pattern, replacement, key)
-        renamed[key] = value
+        ours = next((part for part in back if part in key), None)
+        renamed[key if ours is None else key.replace(ours, back[ours])] = value
     return renamed
 
 
@@ -203,32 +211,15 @@ def _unwrapped(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _translated(state_dict: Mapping[str, Tensor], source: str, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
     found = {}
     for key, value in state_dict.items():
-        name = _rename(key, source)
+        matches = ((re.fullmatch(pattern, key), ours) for pattern, ours in LAYOUTS[source])
+        match, ours = next(((match, ours) for match, ours in matches if match), (None, ""))
+        if match is None:
+            raise UserError(f"{key!r} is not a key of the {source} layout; is the checkpoint of another model?")
+        # <1> counts from one in their names and from nought in ours.
+        name = re.sub(r"<(\d)>", lambda m: str(int(m[1]) - 1), match.expand(ours))
         if name.endswith(TRANSPOSED):
             value = value.flatten(1).mT.contiguous()
         elif name in wanted and value.dim() > wanted[name].dim():
             value = value.flatten(1)
         found[name] = value
     return found
-
-
-def _rename(key: str, source: str) -> str:
-    for pattern, replacement in LAYOUTS[source]:
-        match = re.fullmatch(pattern, key)
-        if match:
-            # <1> counts from one in their names and from nought in ours.
-            return re.sub(r"<(\d)>", lambda m: str(int(m[1]) - 1), match.expand(replacement))
-    raise UserError(f"{key!r} is not a key of the {source} layout; is the checkpoint of another model?")
-
-
-def _check_keys(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source: str) -> None:
-    missing, extra = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
-    if missing or extra:
-        what = f"lacks {missing[0]!r}" if missing else f"has {extra[0]!r}, which the model has not"
-        raise UserError(f"the {source} checkpoint {what}; was the model built with the same depth and options?")
-    for name, value in found.items():
-        if value.shape != wanted[name].shape:
-            raise UserError(
-                f"the {source} checkpoint has {name} of shape {tuple(value.shape)}, the model "
-                f"{tuple(wanted[name].shape)}; build the model with the checkpoint's sizes and number of classes"
-            )

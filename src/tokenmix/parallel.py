@@ -150,7 +150,7 @@ def own_rows(total: int, unit: int, rank: int, size: int) -> slice:
     return slice(unit * (units * rank // size), unit * (units * (rank + 1) // size))
 
 
-def _own_tokens(shard: "TokenShard", _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _own_tokens(shard: "TokenShard", _: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """This process's of the tokens that enter the first block."""
     return args[0].tensor_split(shard.size, 1)[shard.rank], *args[1:]
 
@@ -346,7 +346,7 @@ class TokenShard:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
         """Itself: the copy of a module exchanges with the same processes."""
         return self
 

@@ -250,13 +250,7 @@ SEGMENTER_NANO: Arguments = {
     "head_width": 64,
 }
 BLOCK = Published(0.55, None, None, "arXiv:2105.02358, from memory, not looked up", part="block")
-EANET_SEG: Arguments = {
-    "mixer": "external",
-    "width": 512,
-    "head_width": 256,
-    "img_size": 513,
-    "upsampling": "corners",
-}
+EANET_SEG: Arguments = {"mixer": "external", "width": 512, "head_width": 256, "img_size": 513, "upsampling": "corners"}
 _eanet_seg = partial(_register, ("semantic-segmentation",), "models.segmentation:EANetSegmenter", None, **EANET_SEG)
 _eanet_seg("eanet_seg_resnet50", "dilated ResNet-50 and the EANet block", BLOCK, backbone="resnet50s")
 _eanet_seg("eanet_seg_resnet101", "dilated ResNet-101 and the EANet block", BLOCK, backbone="resnet101s")

@@ -18,12 +18,16 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from tokenmix.errors import UserError, needs, one_line, unknown_name
 from tokenmix.trust import check_typed
 
-Target = str | Callable[..., Any]
+Arguments = Mapping[str, Any]
+"""Keyword arguments of a constructor or a function that is called by name."""
+
+Target = str | Callable[..., object]
 """A function or class, or "module:name" of one."""
 
 
@@ -80,8 +84,8 @@ class ModelEntry(Entry):
 
     tasks: tuple[str, ...]
     build: Target
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    pretrained_cfg: Mapping[str, Any] | None = None
+    arguments: Arguments = field(default_factory=dict)
+    pretrained_cfg: Arguments | None = None
     published: Published | None = None
 
 
@@ -159,8 +163,7 @@ def load_plugin(module: str) -> None:
         if module.endswith(".py"):
             _import_file(Path(module))
         else:
-            _search_here(module)
-            importlib.import_module(module)
+            _import(module)
     except UserError:
         raise
     except (Exception, SystemExit) as error:
@@ -185,12 +188,12 @@ def _import_file(file: Path) -> None:
     importlib.import_module(file.stem)
 
 
-def _search_here(module: str) -> None:
-    """Search the current folder for a module that is nowhere else, and after every other folder."""
-    top = module.partition(".")[0]
-    here = os.getcwd()
+def _import(module: str) -> ModuleType:
+    """Import a module; the current folder is searched for one that is nowhere else, after every other folder."""
+    top, here = module.partition(".")[0], os.getcwd()
     if top not in sys.modules and here not in sys.path and importlib.util.find_spec(top) is None:
         sys.path.append(here)
+    return importlib.import_module(module)
 
 
 def import_object(target: str) -> Callable[..., Any]:
@@ -206,8 +209,7 @@ def import_object(target: str) -> Callable[..., Any]:
         remedy = f"tokenmix --import {module_name} VERB ..., in Python import {module_name}"
         check_typed(target, "code", "imported", remedy)
     try:
-        _search_here(module_name)
-        module = importlib.import_module(module_name)
+        module = _import(module_name)
     except ModuleNotFoundError as error:
         hint = f"no module {error.name!r} here or in the environment; run from the folder that holds it or install it"
         raise UserError(f"cannot import {module_name!r}: {hint}") from error
@@ -235,8 +237,11 @@ def is_foreign(model: str) -> bool:
 def may_be_others(model: str) -> bool:
     """Whether it may be a model of torchvision's, one that the user's function builds, or one of timm's.
 
-    timm is asked, whose import takes seconds; without it the answer is yes, so that the import says what is missing.
+    timm is asked about a name that is none of ours, and its import takes seconds. Without timm the answer is yes, so
+    that the import says what is missing.
     """
+    if model in MODELS:
+        return False
     if ":" in model or importlib.util.find_spec("timm") is None:
         return True
     import timm

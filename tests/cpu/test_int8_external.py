@@ -144,7 +144,7 @@ def test_what_stays_as_it_is(options: dict) -> None:
     kept = to_int8(nn.Sequential(layer), _tokens())[0]  # type: ignore[index]
     assert isinstance(kept, MultiHeadExternalAttention)
     assert isinstance(kept.query, Int8Linear)
-    assert isinstance(kept.out, Int8Linear)
+    assert isinstance(kept.proj, Int8Linear)
 
 
 def test_multiply_adds_are_those_of_the_folded_products() -> None:

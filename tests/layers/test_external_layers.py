@@ -59,7 +59,7 @@ def test_external_attention_is_algorithm_1_with_an_output_projection() -> None:
     weights = dict(layer.named_parameters())
     query = x @ weights["query.weight"].mT + weights["query.bias"]
     mixed = two_steps(query @ weights["memory.key_memory"].mT) @ weights["memory.value_memory"]
-    torch.testing.assert_close(layer(x), mixed @ weights["out.weight"].mT + weights["out.bias"])
+    torch.testing.assert_close(layer(x), mixed @ weights["proj.weight"].mT + weights["proj.bias"])
 
 
 def test_bare_external_attention_equals_a_port() -> None:
@@ -106,7 +106,7 @@ def test_multi_head_equals_linear_layers() -> None:
         head = query[..., 4 * h : 4 * h + 4]
         shares = two_steps(head @ weights["memory.key_memory"].mT + weights["memory.key_bias"])
         heads.append(shares @ weights["memory.value_memory"] + weights["memory.value_bias"])
-    torch.testing.assert_close(layer(x), layer.out(torch.cat(heads, -1)))
+    torch.testing.assert_close(layer(x), layer.proj(torch.cat(heads, -1)))
     assert layer.attention_map(x).shape == (2, 12, 7, 5)
 
 

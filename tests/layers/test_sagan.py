@@ -105,8 +105,8 @@ def test_spectral_norm_bounds_the_convolutions():
 
     assert largest(layer.value.weight) == pytest.approx(1, abs=2e-2)
     assert largest(layer.value.parametrizations.weight.original) != pytest.approx(1, abs=2e-2)
-    assert awake("paper", spectral_norm=True).normed
-    assert not awake(spectral_norm=False).normed
+    assert awake("paper", spectral_norm=True).spectral_norm
+    assert not awake(spectral_norm=False).spectral_norm
 
 
 def test_evaluation_changes_nothing_and_training_only_the_estimate():

@@ -12,6 +12,7 @@ import tokenmix
 from tokenmix import UserError, list_models
 from tokenmix.lab.registry import TASKS
 from tokenmix.models import GMLP
+from tokenmix.models.interface import CountedModel
 from tokenmix.models.registry import create_on_meta
 from tokenmix.registry import MODELS
 from tokenmix.text import create_config, describe
@@ -19,6 +20,7 @@ from tokenmix.text import create_config, describe
 DOCS = Path(__file__).parents[2] / "docs"
 CLASSIFIERS = list_models(task="image-classification")
 TEXT = list_models(task="masked-lm")
+POINTS = [*list_models(task="point-classification"), *list_models(task="point-segmentation")]
 
 EXPECTED: dict[str, tuple[str, int]] = {
     "mixer_nano": ("self", 162_410),
@@ -123,6 +125,7 @@ def test_size_and_mixer(name: str) -> None:
     model = counted(name)
     assert all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     assert (model.mixer_name, sum(p.numel() for p in model.parameters())) == EXPECTED[name]
+    assert isinstance(model, CountedModel) or name in POINTS
 
 
 @pytest.mark.parametrize("name", TEXT)

@@ -15,6 +15,7 @@ from tokenmix.ops.attention import attention
 from tokenmix.ops.attention import reference as attention_reference
 from tokenmix.ops.external import reference as external
 from tokenmix.ops.external.api import external_attention, external_attention_map
+from tokenmix.ops.external.reference import Factors
 from tokenmix.ops.gating import spatial_gate
 from tokenmix.ops.less import Scores, attention_from_scores, next_scores
 
@@ -53,8 +54,9 @@ def test_backends_of_external_attention(backend: Any, options: dict[str, Any], b
     if backend != "eager" and options.get("num_steps", 1) != 1:
         pytest.skip("has one step")
     inputs = {k: v.requires_grad_() for k, v in _external().items() if biased or not k.endswith("bias")}
-    options = {**options, "mask": MASK if masked else None}
-    ours, expected = external_attention(**inputs, **options, backend=backend), external.reference(**inputs, **options)
+    mask = MASK if masked else None
+    ours = external_attention(**inputs, **options, mask=mask, backend=backend)
+    expected = external.reference(Factors(**inputs, mask=mask), **options)
     torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-12)
     upstream = torch.randn_like(expected)
     grads = (torch.autograd.grad(out, list(inputs.values()), upstream) for out in (ours, expected))
@@ -66,7 +68,7 @@ def test_the_reference_of_external_attention_is_the_published_two_divisions() ->
     query, keys, values = tensors["query"], tensors["key_memory"], tensors["value_memory"]
     over_tokens = torch.softmax(query @ keys.mT, dim=-2)
     expected = over_tokens / over_tokens.sum(-1, keepdim=True) @ values
-    torch.testing.assert_close(external.reference(query, keys, values), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(external.reference(Factors(query, keys, values)), expected, rtol=1e-12, atol=1e-12)
     shares = external_attention_map(query, keys)
     torch.testing.assert_close(shares @ values, expected, rtol=1e-12, atol=1e-12)
 
@@ -115,6 +117,7 @@ def test_fused_attention(width: int, masked: bool, causal: bool) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_references_in_half_precision(dtype: torch.dtype) -> None:
     tensors = {name: tensor.to(dtype) for name, tensor in _external().items()}
-    found, exact = external.reference(**tensors), external.reference(**{k: v.double() for k, v in tensors.items()})
+    found = external.reference(Factors(**tensors))
+    exact = external.reference(Factors(**{k: v.double() for k, v in tensors.items()}))
     assert found.dtype == dtype
     torch.testing.assert_close(found.double(), exact, rtol=0, atol=16 * torch.finfo(dtype).eps)

@@ -24,8 +24,8 @@ def test_external_attention_keeps_what_reads_and_what_writes_tokens(make: Callab
     assert row.kept == ("query", "out")
     assert torch.equal(layer.query.weight, old.qkv.weight[:32])
     assert torch.equal(layer.query.bias, old.qkv.bias[:32])
-    assert torch.equal(layer.out.weight, old.proj.weight)
-    assert torch.equal(layer.out.bias, old.proj.bias)
+    assert torch.equal(layer.proj.weight, old.proj.weight)
+    assert torch.equal(layer.proj.bias, old.proj.bias)
     assert layer.memory.key_memory.shape == (8, 32)
 
 
@@ -33,7 +33,7 @@ def test_a_projection_without_a_bias_goes_on_with_zero(make: Callable[..., Any])
     layer, row = swapped(make(qkv_bias=False, proj_bias=False), "external")
     assert row.kept == ("query", "out")
     assert not layer.query.bias.any()
-    assert not layer.out.bias.any()
+    assert not layer.proj.bias.any()
 
 
 def test_simplified_keeps_values_and_output_as_one_map(make: Callable[..., Any]) -> None:
@@ -100,7 +100,7 @@ def test_a_key_of_its_own_makes_query_and_key_another_thing() -> None:
 
 def test_dropout_goes_over_where_there_is_a_place_for_it(make: Callable[..., Any]) -> None:
     layer, _ = swapped(make(attn_drop_rate=0.1, proj_drop_rate=0.2), "self")
-    assert (layer.attention_dropout, layer.drop.p) == (0.1, 0.2)
+    assert (layer.attention_dropout, layer.dropout.p) == (0.1, 0.2)
     layer, row = swapped(make(attn_drop_rate=0.1, proj_drop_rate=0.2), "external")
     assert layer.dropout.p == 0.2
     assert "dropout of 0.1" in row.why
@@ -108,7 +108,7 @@ def test_dropout_goes_over_where_there_is_a_place_for_it(make: Callable[..., Any
 
 def test_what_is_asked_for_comes_first(make: Callable[..., Any]) -> None:
     layer, _ = swapped(make(proj_drop_rate=0.2), "self", mixer_kwargs={"dropout": 0.0, "num_heads": 4})
-    assert (layer.drop.p, layer.num_heads) == (0.0, 4)
+    assert (layer.dropout.p, layer.num_heads) == (0.0, 4)
 
 
 def test_mixers_without_attention_s_projections_give_none() -> None:

@@ -99,7 +99,7 @@ def _layer(place: Place) -> Built:
     @torch.no_grad()
     def bare() -> Tensor:
         heads = layer.query(x).unflatten(-1, (32, 64))
-        return layer.out(products(heads, memory.key_memory, values).flatten(2))
+        return layer.proj(products(heads, memory.key_memory, values).flatten(2))
 
     @torch.no_grad()
     def ours() -> Tensor:
@@ -113,7 +113,7 @@ def _layer(place: Place) -> Built:
         assert wide.value_memory is not None
         assert wide.value_bias is not None
         mixed = references.external_attention(heads, wide.key_memory, wide.value_memory) + wide.value_bias
-        return agreement(ours(), expected.out(mixed.transpose(1, 2).flatten(2)), place, "float64")
+        return agreement(ours(), expected.proj(mixed.transpose(1, 2).flatten(2)), place, "float64")
 
     return Built({"tokenmix": Variant("ours", ours), "four products": Variant("floor", bare)}, check)
 

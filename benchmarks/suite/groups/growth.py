@@ -57,7 +57,7 @@ def _by_map(layer: Mixer, x: Tensor) -> Tensor:
     memory = layer.memory
     assert memory.value_memory is not None
     mixed = shares @ memory.value_memory + (0.0 if memory.value_bias is None else memory.value_bias)
-    return layer.out(mixed.transpose(1, 2).flatten(2))
+    return layer.proj(mixed.transpose(1, 2).flatten(2))
 
 
 def _alone(name: str, sizes: Sequence[int]) -> Callable[[Place], Built]:

@@ -186,7 +186,7 @@ def folded(layer: Folding) -> tuple[Map, Map]:
     heads, memory = num_heads(layer), layer.memory
     values = memory.key_memory if memory.value_memory is None else memory.value_memory
     keys = fold_keys(linear_map(layer.query, layer.dim), memory.key_memory, memory.key_bias, heads)
-    return keys, fold_values(linear_map(layer.out, layer.dim), values, memory.value_bias, heads)
+    return keys, fold_values(linear_map(layer.proj, layer.dim), values, memory.value_bias, heads)
 
 
 def num_heads(layer: Folding) -> int:

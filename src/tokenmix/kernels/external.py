@@ -19,6 +19,7 @@ from tokenmix.kernels.support import (
     MAX_SLOTS,
     Tiles,
     backward_tiles,
+    empty_like_heads,
     forward_tiles,
     input_precision,
     num_programs,
@@ -122,13 +123,6 @@ def _strides(*tensors: Tensor | None) -> list[tuple[int, ...] | None]:
     return [None if t is None else t.stride() for t in tensors]
 
 
-def _like(query: Tensor, width: int) -> Tensor:
-    """An unwritten (B, H, N, width), heads inside tokens where the query has them so."""
-    inside = query.stride(1) < query.stride(2)
-    order = (0, 2, 1, 3) if inside else (0, 1, 2, 3)
-    return torch.empty_permuted((*query.shape[:3], width), order, dtype=query.dtype, device=query.device)
-
-
 @torch.library.custom_op("tokenmix::external_forward", mutates_args=())
 def external_forward(
     query: Tensor,
@@ -144,7 +138,7 @@ def external_forward(
     `mask` is (B, H, N) or None.
     """
     slots, width = value_memory.shape
-    out = _like(query, width)
+    out = empty_like_heads(query, width)
     offset = query.new_empty((query.shape[0] if double else 0, query.shape[1], slots), dtype=torch.float32)
     if query.numel() == 0:
         return out, offset.zero_()
@@ -211,7 +205,7 @@ def external_backward(
     """
     slots, width = value_memory.shape
     double = offset.shape[0] > 0
-    grad_query = _like(query, query.shape[-1])
+    grad_query = empty_like_heads(query, query.shape[-1])
     if query.numel() == 0:
         zeros = [torch.zeros_like(t) for t in (key_memory, value_memory, key_memory[:, 0], value_memory[0])]
         return grad_query, zeros[0], zeros[1], zeros[2], zeros[3]
@@ -244,14 +238,14 @@ def _memory_parts(walk: _Walk, slots: int, width: int, block: int) -> tuple[tupl
 @external_forward.register_fake
 def _(query: Tensor, key_memory: Tensor, value_memory: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     offset = query.new_empty((query.shape[0] if rest[3] else 0, query.shape[1], key_memory.shape[0]))
-    return _like(query, value_memory.shape[1]), offset.float()
+    return empty_like_heads(query, value_memory.shape[1]), offset.float()
 
 
 @external_backward.register_fake
 def _(grad: Tensor, query: Tensor, key_memory: Tensor, value_memory: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     slots, width = value_memory.shape
     memories = query.new_empty((slots, query.shape[-1])), query.new_empty((slots, width))
-    return _like(query, query.shape[-1]), *memories, query.new_empty(slots), query.new_empty(width)
+    return empty_like_heads(query, query.shape[-1]), *memories, query.new_empty(slots), query.new_empty(width)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

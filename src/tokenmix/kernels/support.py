@@ -52,6 +52,14 @@ def autocast_inputs(*tensors: torch.Tensor | None) -> tuple[Any, ...]:
     return tuple(t if t is None else t.to(dtype) for t in tensors)
 
 
+def empty_like_heads(query: torch.Tensor, width: int) -> torch.Tensor:
+    """An unwritten (..., N, width), heads inside tokens where a query (B, H, N, d) has them so."""
+    shape = *query.shape[:-1], width
+    if query.dim() == 4 and query.stride(1) < query.stride(2):
+        return torch.empty_permuted(shape, (0, 2, 1, 3), dtype=query.dtype, device=query.device)
+    return query.new_empty(shape)
+
+
 def input_precision(dtype: torch.dtype) -> str:
     """How a kernel multiplies: float32 as torch is set to, by `torch.set_float32_matmul_precision` or another switch.
 

@@ -5,6 +5,7 @@ slots.
 """
 
 import copy
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypedDict, TypeVar
@@ -63,7 +64,8 @@ class Mixer(nn.Module):
     """A token mixer: built with a width, maps tokens (B, N, D) to (B, N, D), or (B, C, H, W) to the same.
 
     The output at a masked position is 0, so a row in which no token takes part is 0 and never NaN. Padding may hold
-    anything, NaN included: every method that is given x and mask begins with `checked`.
+    anything, NaN included: every method that is given x and mask begins with `checked`, and so raises `UserError` for
+    one of a wrong shape or type. Constructors raise it for an argument that is out of bounds.
 
     Attributes:
         inside: part of another mixer, which checks what it passes on and sets masked positions of its own output to 0.
@@ -109,6 +111,11 @@ class Mixer(nn.Module):
                 f"{type(self).__name__} has no map, as its capabilities state; take a mixer with one, such as self"
             )
         return self.capabilities.map
+
+    def extra_repr(self) -> str:
+        """The arguments of the constructor that the layer keeps as plain values."""
+        kept = {name: vars(self).get(name) for name in inspect.signature(type(self)).parameters}
+        return ", ".join(f"{name}={value!r}" for name, value in kept.items() if isinstance(value, (int, float, str)))
 
     def macs(self, num_tokens: int) -> int:
         """Multiply-adds of one sample, from the equation; norms, biases and softmax are not counted."""

@@ -43,9 +43,6 @@ class DepthwiseConvolution(_Depthwise):
         x (B, N, D) to (B, N, D).
 
     Cost: k N D multiply-adds.
-
-    Raises:
-        UserError: an even kernel, or x or mask of a wrong shape or type.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(linear=True, map=None, equivariant=False)
@@ -81,9 +78,6 @@ class DepthwiseConvolution2d(_Depthwise):
         x (B, dim, H, W) to the same; mask (B, H * W).
 
     Cost: k^2 N D multiply-adds for N = H * W positions.
-
-    Raises:
-        UserError: an even kernel, or x or mask of a wrong shape or type.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(layout="2d", linear=True, map=None, equivariant=False)

@@ -37,9 +37,6 @@ class EMAttention(Mixer):
         x (B, N, D) to (B, N, D); `attention_map` Z (B, H, N, S).
 
     Cost: 2 N D^2 + (2 T + 1) N S D multiply-adds.
-
-    Raises:
-        UserError: heads that do not divide dim, or x or mask of a wrong shape or type.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(linear=True, map="slots")
@@ -61,7 +58,7 @@ class EMAttention(Mixer):
         check_numbers(temperature=temperature)
         check_rates(dropout=dropout)
         self.dim, self.num_heads, self.head_dim = dim, num_heads, check_heads(dim, num_heads)
-        self.num_steps, self.temperature = num_steps, temperature
+        self.num_slots, self.num_steps, self.temperature = num_slots, num_steps, temperature
         self.query = nn.Linear(dim, dim, device=device, dtype=dtype)
         self.bases = nn.Parameter(torch.empty(num_heads, num_slots, self.head_dim, device=device, dtype=dtype))
         self.proj = nn.Linear(dim, dim, device=device, dtype=dtype)
@@ -103,8 +100,4 @@ class EMAttention(Mixer):
     def macs(self, num_tokens: int) -> int:
         """2 N D^2 for the projections, (2 T + 1) N S D for T steps of two products and the output."""
         check_whole(num_tokens=num_tokens)
-        slots = self.bases.shape[1]
-        return 2 * num_tokens * self.dim**2 + (2 * self.num_steps + 1) * num_tokens * slots * self.dim
-
-    def extra_repr(self) -> str:
-        return f"num_heads={self.num_heads}, num_slots={self.bases.shape[1]}, num_steps={self.num_steps}"
+        return num_tokens * self.dim * (2 * self.dim + (2 * self.num_steps + 1) * self.num_slots)

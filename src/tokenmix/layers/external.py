@@ -177,16 +177,16 @@ class ExternalAttention(Mixer):
             device=device,
             dtype=dtype,
         )
-        self.out = nn.Linear(dim, dim, device=device, dtype=dtype) if output_projection else nn.Identity()
+        self.proj = nn.Linear(dim, dim, device=device, dtype=dtype) if output_projection else nn.Identity()
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """x (B, N, dim) to (B, N, dim)."""
         x, mask = self.checked(x, mask, weight=self.memory.key_memory)
         mixed = self.memory(self.query(x), mask)
-        if isinstance(self.out, nn.Identity):  # no view, and masked tokens are 0 in it
+        if isinstance(self.proj, nn.Identity):  # no view, and masked tokens are 0 in it
             return self.dropout(mixed)
-        return finish(self.dropout(self.out(mixed)), mask)
+        return finish(self.dropout(self.proj(mixed)), mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """A (B, 1, N, num_slots)."""
@@ -196,7 +196,7 @@ class ExternalAttention(Mixer):
     def macs(self, num_tokens: int) -> int:
         """N (2 D S + D^2 for each projection)."""
         check_whole(num_tokens=num_tokens)
-        projections = sum(isinstance(layer, nn.Linear) for layer in (self.query, self.out))
+        projections = sum(isinstance(layer, nn.Linear) for layer in (self.query, self.proj))
         return num_tokens * projections * self.dim**2 + self.memory.macs(num_tokens)
 
 

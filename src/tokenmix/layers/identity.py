@@ -24,9 +24,6 @@ class IdentityMixer(Mixer):
 
     Shape:
         x (B, N, D) to (B, N, D).
-
-    Raises:
-        UserError: x or mask of a wrong shape or type.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(linear=True, map=None)

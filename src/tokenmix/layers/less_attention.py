@@ -81,7 +81,7 @@ class LessAttention(Mixer):
         check_rates(dropout=dropout, attention_dropout=attention_dropout)
         self.dim, self.num_heads, self.head_dim = dim, num_heads, check_heads(dim, num_heads)
         self.num_tokens, self.scores_from, self.mode = num_tokens, scores_from, mode
-        self.attention_dropout = attention_dropout
+        self.share_heads, self.residual, self.attention_dropout = share_heads, residual, attention_dropout
         self.qk = nn.Linear(dim, 2 * dim, bias=qkv_bias, **factory) if scores_from == "own" else None
         self.v = nn.Linear(dim, dim, bias=qkv_bias, **factory)
         heads = () if share_heads else (num_heads,)
@@ -91,7 +91,7 @@ class LessAttention(Mixer):
         self.psi_bias = nn.Parameter(torch.empty(*heads, num_tokens, **factory))
         self.residual_scale = nn.Parameter(torch.empty(num_heads, **factory)) if residual else None
         self.proj = nn.Linear(dim, dim, **factory)
-        self.drop = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
         self.reset_transform()
 
     @torch.no_grad()
@@ -103,12 +103,6 @@ class LessAttention(Mixer):
             weight.zero_().diagonal(dim1=-2, dim2=-1).fill_(1.0)
             bias.zero_()
 
-    def extra_repr(self) -> str:
-        return (
-            f"num_tokens={self.num_tokens}, num_heads={self.num_heads}, scores_from={self.scores_from!r}, "
-            f"mode={self.mode!r}, share_heads={self.theta.dim() == 2}, residual={self.residual_scale is not None}"
-        )
-
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Mix the tokens of x with scores of the layer's own. `mask` is (B, N) bool, True = the token takes part."""
         return self.mix(x, None, mask)[0]
@@ -119,7 +113,7 @@ class LessAttention(Mixer):
         scores = self._scores(x, carry, mask)
         dropout = self.attention_dropout if self.training else 0.0
         out = attention_from_scores(scores, _heads(self.v(x), self.num_heads), mask=mask, dropout=dropout)
-        return finish(self.drop(self.proj(out.transpose(1, 2).flatten(2))), mask), scores
+        return finish(self.dropout(self.proj(out.transpose(1, 2).flatten(2))), mask), scores
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The map (B, H, N, N): rows are queries and sum to 1, those of masked tokens are 0."""

@@ -34,9 +34,6 @@ class LinearAttention(Mixer):
         x (B, N, D) to (B, N, D); `attention_map` (B, H, N, N), which `forward` never makes.
 
     Cost: 4 N D^2 + 2 N D (d + 1) multiply-adds with heads of width d.
-
-    Raises:
-        UserError: heads that do not divide dim, or x or mask of a wrong shape or type.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(linear=True, map="tokens")

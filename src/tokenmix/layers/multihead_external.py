@@ -78,14 +78,14 @@ class MultiHeadExternalAttention(Mixer):
             dtype=dtype,
         )
         self.memory.check_dropout(attention_dropout)
-        self.out = nn.Linear(expansion * dim, dim, device=device, dtype=dtype)
+        self.proj = nn.Linear(expansion * dim, dim, device=device, dtype=dtype)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """x (B, N, dim) to (B, N, dim)."""
         x, mask = self.checked(x, mask)
         mixed = self.memory(self._heads(x), mask, self.attention_dropout if self.training else 0.0)
-        return finish(self.dropout(self.out(mixed.transpose(1, 2).flatten(2))), mask)
+        return finish(self.dropout(self.proj(mixed.transpose(1, 2).flatten(2))), mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """A (B, expansion * num_heads, N, num_slots), before dropout."""

@@ -22,9 +22,6 @@ class MaskedBatchNorm(nn.BatchNorm1d):
         x (B, N, C), mask (B, N) bool, to (B, N, C); masked positions may hold arbitrary finite values.
     """
 
-    def __init__(self, dim: int, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
-        super().__init__(dim, device=device, dtype=dtype)
-
     def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
         """Normalise the features of input (B, N, C)."""
         if mask is None or not self.training:
@@ -93,9 +90,6 @@ class OffsetAttention(Mixer):
 
     Shape:
         x (B, N, D) to (B, N, D); `attention_map` (B, 1, N, N). Any N.
-
-    Raises:
-        UserError: a reduction that does not divide dim, chunk_size below 1, or x or mask of a wrong shape or type.
     """
 
     capabilities = Capabilities(map="tokens", independent=False)
@@ -121,8 +115,8 @@ class OffsetAttention(Mixer):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """x (B, N, dim) to (B, N, dim)."""
-        x, query, mask = self._prepared(x, mask)
-        value = self.value(x).unsqueeze(1)
+        x, mask = self.checked(x, mask)
+        query, value = self.query(x).unsqueeze(1), self.value(x).unsqueeze(1)
         if self.chunk_size is None:
             mixed = attention(query, query, value, mask=mask, normalization="double", scale=1.0)
         else:
@@ -131,7 +125,8 @@ class OffsetAttention(Mixer):
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """A (B, 1, N, N): rows sum to 1, those of masked tokens are 0."""
-        _, query, mask = self._prepared(x, mask)
+        x, mask = self.checked(x, mask)
+        query = self.query(x).unsqueeze(1)
         return attention_probabilities(query, query, mask=mask, normalization="double", scale=1.0)
 
     def macs(self, num_tokens: int) -> int:
@@ -142,8 +137,3 @@ class OffsetAttention(Mixer):
         check_whole(num_tokens=num_tokens)
         width = self.query.out_features
         return num_tokens * self.dim * (2 * self.dim + width) + num_tokens**2 * (self.dim + width)
-
-    def _prepared(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """x, q (B, 1, N, d) and the mask, checked."""
-        x, mask = self.checked(x, mask)
-        return x, self.query(x).unsqueeze(1), mask

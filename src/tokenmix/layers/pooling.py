@@ -28,9 +28,6 @@ class Pooling2d(Mixer):
         x (B, dim, H, W) to the same; mask (B, H * W).
 
     Cost: no multiply-adds; pool_size^2 additions a value.
-
-    Raises:
-        UserError: an even window, or x or mask of a wrong shape or type.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(layout="2d", linear=True, map=None, equivariant=False)
@@ -58,6 +55,3 @@ class Pooling2d(Mixer):
         """0: sums alone."""
         check_whole(num_tokens=num_tokens)
         return 0
-
-    def extra_repr(self) -> str:
-        return f"{self.dim}, pool_size={self.pool_size}"

@@ -82,9 +82,6 @@ class SAGANAttention2d(Mixer):
 
     Cost: with N pixels, `official` 5/4 N C^2 + 5/8 N N_k C multiply-adds, N_k = N/4; `paper` 1/2 N C^2 + 1/4 N^2 C;
     `compact` 5/4 N C^2 + 9/8 N^2 C.
-
-    Raises:
-        UserError: dim not a multiple of 8, an unknown variant, or x or mask of a wrong shape or type.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(layout="2d", map="tokens", equivariant=False)
@@ -110,12 +107,12 @@ class SAGANAttention2d(Mixer):
             )
         values = {"official": dim // 2, "paper": dim // 8, "compact": dim}
         self.dim, self.variant, self.pooled = dim, variant, variant == "official"
-        self.normed = self.pooled if spectral_norm is None else spectral_norm
+        self.spectral_norm = self.pooled if spectral_norm is None else spectral_norm
         self.head_dim, self.value_dim = dim // 8, values[variant]
 
         def conv(width_in: int, width_out: int) -> nn.Module:
             layer = nn.Conv2d(width_in, width_out, 1, bias=variant == "compact", device=device, dtype=dtype)
-            if self.normed:
+            if self.spectral_norm:
                 parametrize.register_parametrization(layer, "weight", SpectralNorm(layer.weight))
             return layer
 
@@ -123,9 +120,6 @@ class SAGANAttention2d(Mixer):
         self.value = conv(dim, self.value_dim)
         self.proj = nn.Identity() if variant == "compact" else conv(self.value_dim, dim)
         self.gamma = nn.Parameter(torch.zeros(1, device=device, dtype=dtype))
-
-    def extra_repr(self) -> str:
-        return f"dim={self.dim}, variant={self.variant!r}, spectral_norm={self.normed}"
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Mix the pixels of x. `mask` is (B, H*W) bool, True = the pixel takes part."""

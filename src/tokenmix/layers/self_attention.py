@@ -36,10 +36,6 @@ class SelfAttention(Mixer):
         x (B, N, D) to (B, N, D); `attention_map` (B, H, N, N).
 
     Cost: 4 N D^2 + 2 N^2 D multiply-adds.
-
-    Raises:
-        UserError: heads that do not divide dim, an unknown normalisation, causal with `"double"`, or x or mask of a
-            wrong shape or type.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(map="tokens", causal=True)
@@ -67,10 +63,7 @@ class SelfAttention(Mixer):
         self.causal, self.attention_dropout = causal, attention_dropout
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias, **factory)
         self.proj = nn.Linear(dim, dim, **factory)
-        self.drop = nn.Dropout(dropout)
-
-    def extra_repr(self) -> str:
-        return f"num_heads={self.num_heads}, normalization={self.normalization!r}, causal={self.causal}"
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Mix the tokens of x. `mask` is (B, N) bool, True = the token takes part."""
@@ -118,7 +111,7 @@ class SelfAttention(Mixer):
                 normalization=self.normalization,
                 dropout=dropout,
             )
-        return finish(self.drop(self.proj(out.transpose(1, 2).flatten(2))), mask), query, key
+        return finish(self.dropout(self.proj(out.transpose(1, 2).flatten(2))), mask), query, key
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The map (B, H, N, N): rows are queries and sum to 1, those of masked tokens are 0."""

@@ -33,9 +33,6 @@ class SimplifiedSelfAttention(Mixer):
         x (B, N, D) to (B, N, D); `attention_map` (B, 1, N, N).
 
     Cost: 2 N^2 D multiply-adds, and N D^2 with the output projection.
-
-    Raises:
-        UserError: x or mask of a wrong shape or type.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(map="tokens")
@@ -58,21 +55,20 @@ class SimplifiedSelfAttention(Mixer):
         check_rates(dropout=dropout, attention_dropout=attention_dropout)
         self.dim, self.scale, self.attention_dropout = dim, scale, attention_dropout
         self.proj = nn.Linear(dim, dim, device=device, dtype=dtype) if output_projection else nn.Identity()
-        self.drop = nn.Dropout(dropout)
-
-    def extra_repr(self) -> str:
-        return f"dim={self.dim}, scale={self.scale}"
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Mix the tokens of x. `mask` is (B, N) bool, True = the token takes part."""
-        features, mask = self._features(x, mask)
+        x, mask = self.checked(x, mask)
+        features = x.unsqueeze(1)
         dropout = self.attention_dropout if self.training else 0.0
         out = attention(features, features, features, mask=mask, scale=self.scale, dropout=dropout)
-        return finish(self.drop(self.proj(out.squeeze(1))), mask)
+        return finish(self.dropout(self.proj(out.squeeze(1))), mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The map (B, 1, N, N): rows are queries and sum to 1, those of masked tokens are 0."""
-        features, mask = self._features(x, mask)
+        x, mask = self.checked(x, mask)
+        features = x.unsqueeze(1)
         return attention_probabilities(features, features, mask=mask, scale=self.scale)
 
     def macs(self, num_tokens: int) -> int:
@@ -80,7 +76,3 @@ class SimplifiedSelfAttention(Mixer):
         check_whole(num_tokens=num_tokens)
         projection = num_tokens * self.dim**2 if isinstance(self.proj, nn.Linear) else 0
         return 2 * num_tokens**2 * self.dim + projection
-
-    def _features(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        x, mask = self.checked(x, mask)
-        return x.unsqueeze(1), mask

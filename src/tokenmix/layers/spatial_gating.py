@@ -150,6 +150,3 @@ class SpatialGatingUnit(Mixer):
         if self.gate == "toeplitz-fft":
             return fft_macs(num_tokens, self.out_dim)
         return num_tokens**2 * self.out_dim
-
-    def extra_repr(self) -> str:
-        return f"{self.dim}, {self.num_tokens}, variant={self.variant!r}, gate={self.gate!r}, causal={self.causal}"

@@ -1,7 +1,7 @@
 """Mixers by name: the table, rows of the user's, and how a mixer is built."""
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tokenmix.errors import OwnMixerError, UserError, one_line, unknown_name
 from tokenmix.layers.base import Capabilities, GridMixer, Mixer
-from tokenmix.registry import TORCHVISION, import_object
+from tokenmix.registry import TORCHVISION, Arguments, import_object
 from tokenmix.trust import from_caller
 
 
@@ -28,9 +28,9 @@ class MixerSpec:
 
     layer: type[Mixer]
     about: str
-    fixed: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Arguments = field(default_factory=dict)
     leader: type[Mixer] | None = None
-    later: Mapping[str, Any] = field(default_factory=dict)
+    later: Arguments = field(default_factory=dict)
 
 
 MIXERS: dict[str, MixerSpec] = {}
@@ -64,7 +64,7 @@ def register_mixer(name: str, layer: type[Mixer], about: str = "", **fixed: Any)
         raise UserError(f"the mixer {name!r} is registered already; choose another name")
 
 
-def spec_of(name: str, layer: Any, about: str = "", fixed: Mapping[str, Any] | None = None) -> MixerSpec:
+def spec_of(name: str, layer: object, about: str = "", fixed: Arguments | None = None) -> MixerSpec:
     """The row for a class under a name; `UserError` if it is no class of mixers."""
     stated = getattr(layer, "capabilities", None)
     if not (isinstance(layer, type) and issubclass(layer, Mixer) and isinstance(stated, Capabilities | property)):
@@ -98,7 +98,7 @@ def get_spec(name: str) -> MixerSpec:
     return spec_of(name, import_object(name))
 
 
-def resolve_mixer(mixer: str | type[Mixer]) -> tuple[str, type[Mixer], Mapping[str, Any]]:
+def resolve_mixer(mixer: str | type[Mixer]) -> tuple[str, type[Mixer], Arguments]:
     """Label, class and fixed arguments of a mixer, given by name or as a class."""
     if isinstance(mixer, str):
         spec = get_spec(mixer)
@@ -121,7 +121,7 @@ def create_mixer(name: str, dim: int, *, num_tokens: int | None = None, **kwargs
     return build_mixer(spec.layer, f"mixer {name!r}", dim, num_tokens, {**spec.fixed, **kwargs})
 
 
-def build_mixer(layer: type[Mixer], label: str, dim: int, num_tokens: int | None, kwargs: Mapping[str, Any]) -> Mixer:
+def build_mixer(layer: type[Mixer], label: str, dim: int, num_tokens: int | None, kwargs: Arguments) -> Mixer:
     """Call a layer's constructor with checked arguments; `UserError` if it cannot be called with them."""
     parameters = inspect.signature(layer).parameters
     unknown = sorted(set(kwargs) - set(parameters))
@@ -150,18 +150,12 @@ def build_on_grid(
     label: str,
     dim: int,
     grid: Sequence[int],
-    offered: Mapping[str, Any],
-    kwargs: Mapping[str, Any],
+    offered: Arguments,
+    kwargs: Arguments,
 ) -> Mixer:
-    """One layer for tokens that form a grid, row by row; a 2-d layer inside a `GridMixer`.
+    """One layer for tokens that form a grid (height, width), row by row; a 2-d layer inside a `GridMixer`.
 
-    Args:
-        layer: the class.
-        label: for messages.
-        dim: width D.
-        grid: (height, width) of the tokens.
-        offered: arguments for layers that have them.
-        kwargs: arguments that the layer must have.
+    A layer must have the arguments `kwargs`, and gets those of `offered` that it has. The label is for messages.
     """
     known = inspect.signature(layer).parameters
     given = {name: value for name, value in offered.items() if name in known}
@@ -177,14 +171,13 @@ def build_stack(
     depth: int,
     *,
     num_leading: int = 1,
-    mixer_kwargs: Mapping[str, Any] | None = None,
+    mixer_kwargs: Arguments | None = None,
     **offered: Any,
 ) -> list[Mixer]:
     """One mixer for each block of a network whose blocks see the same grid of tokens.
 
     Args:
-        name: for messages.
-        spec: the mixer's row.
+        name, spec: the mixer's row; the name is for messages.
         dim: width D.
         grid: (height, width) of the tokens.
         depth: number of blocks.
@@ -238,7 +231,7 @@ def checked_own_mixers(model: nn.Module) -> Iterator[None]:
             hook.remove()
 
 
-def _check_call(mixer: Mixer, args: tuple[Any, ...], out: Any) -> None:
+def _check_call(mixer: Mixer, args: tuple[Tensor, ...], out: object) -> None:
     x, name = args[0], type(mixer).__name__
     if not isinstance(out, Tensor) or out.shape != x.shape:
         got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__

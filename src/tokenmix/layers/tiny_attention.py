@@ -24,9 +24,6 @@ class TinyAttention(Mixer):
 
     Shape:
         (B, N, D) to (B, N, out_dim).
-
-    Raises:
-        UserError: a width below 1, or input of another shape or type.
     """
 
     capabilities = Capabilities(causal=True, map="tokens")
@@ -54,7 +51,7 @@ class TinyAttention(Mixer):
     def forward(self, x: Tensor, mask: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
         """Attend over the tokens of x (B, N, D); `weights` (B, 1, N, N) replaces the layer's own map."""
         x, mask = self.checked(x, mask)
-        query, key, value = self._project(x)
+        query, key, value = self.qkv(x).unsqueeze(1).chunk(3, dim=-1)
         if weights is None:
             mixed = attention(query, key, value, mask=mask, causal=self.causal)
         else:
@@ -64,12 +61,8 @@ class TinyAttention(Mixer):
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, 1, N, N): what token i took from token j."""
         x, mask = self.checked(x, mask)
-        query, key, _ = self._project(x)
+        query, key, _ = self.qkv(x).unsqueeze(1).chunk(3, dim=-1)
         return attention_probabilities(query, key, mask=mask, causal=self.causal)
-
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value = self.qkv(x).unsqueeze(1).chunk(3, dim=-1)
-        return query, key, value
 
     def macs(self, num_tokens: int) -> int:
         """3 N D d + 2 N^2 d + N d out_dim."""

@@ -33,9 +33,6 @@ class TokenMLP(Mixer):
         x (B, N, D) to (B, N, D), exactly N tokens.
 
     Cost: 2 N T D multiply-adds.
-
-    Raises:
-        UserError: another number of tokens, or x or mask of a wrong shape or type.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(length="fixed", map=None, equivariant=False)

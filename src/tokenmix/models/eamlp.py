@@ -58,20 +58,19 @@ class StemAttention(nn.Module):
         self.proj = nn.Linear(dim, dim, **factory)
         self.norm2 = nn.LayerNorm(dim, **factory)
         self.mlp = nn.Sequential(nn.Linear(dim, dim, **factory), nn.GELU(), nn.Linear(dim, dim, **factory))
-        self.drop = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
         for memory in (self.key_memory, self.value_memory):
             trunc_normal_(memory, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens (B, N, in_dim) to (B, N, dim)."""
         h = self.query(self.norm1(x))
-        dropout = self.drop.p if self.training else 0.0
+        dropout = self.dropout.p if self.training else 0.0
         mixed = external_attention(h, self.key_memory, self.value_memory, value_bias=self.value_bias, dropout=dropout)
-        y = h + self.drop(self.proj(mixed))
+        y = h + self.dropout(self.proj(mixed))
         return y + self.mlp(self.norm2(y))
 
     def macs(self, num_tokens: int) -> int:
-        """Multiply-adds on one sample."""
         d = self.dim
         return num_tokens * (self.in_dim * d + 2 * self.num_slots * d + 3 * d * d)
 
@@ -101,18 +100,17 @@ class StemSelfAttention(nn.Module):
         self.proj = nn.Linear(dim, dim, **factory)
         self.norm2 = nn.LayerNorm(dim, **factory)
         self.mlp = nn.Sequential(nn.Linear(dim, dim, **factory), nn.GELU(), nn.Linear(dim, dim, **factory))
-        self.drop = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens (B, N, in_dim) to (B, N, dim)."""
         query, key, value = self.qkv(self.norm1(x)).unsqueeze(1).chunk(3, -1)
-        dropout = self.drop.p if self.training else 0.0
+        dropout = self.dropout.p if self.training else 0.0
         mixed = attention(query, key, value, normalization=self.normalization, dropout=dropout)
-        y = (value + self.drop(self.proj(mixed))).squeeze(1)
+        y = (value + self.dropout(self.proj(mixed))).squeeze(1)
         return y + self.mlp(self.norm2(y))
 
     def macs(self, num_tokens: int) -> int:
-        """Multiply-adds on one sample."""
         d = self.dim
         return num_tokens * (3 * self.in_dim * d + 2 * num_tokens * d + 3 * d * d)
 
@@ -154,7 +152,6 @@ class T2TStem(Stem):
         self.set_input_size(img_size)
 
     def set_input_size(self, img_size: Size) -> None:
-        """Set the image size."""
         size = pair(img_size)
         if min(size) < self.reduction:
             raise UserError(
@@ -175,7 +172,6 @@ class T2TStem(Stem):
         return self.project(_unfolded(x, self.splits[-1]))
 
     def macs(self) -> int:
-        """Multiply-adds of one image."""
         blocks = sum(a.macs(h * w) for a, (h, w) in zip(self.attentions, self.grids, strict=False))  # type: ignore[operator]
         return blocks + self.grid_size[0] * self.grid_size[1] * self.project.in_features * self.dim
 
@@ -194,9 +190,7 @@ class EAMLP(IsotropicNet):
     attention reports +0.1 to 0.3 points for double normalisation in it.
 
     Args:
-        img_size: side of the image, or (height, width).
-        in_chans: channels of the image.
-        num_classes: width of the head; 0 for none.
+        img_size, in_chans, num_classes, drop_rate, drop_path_rate: as of every `Classifier`.
         global_pool: `"token"` for the class token, `"avg"`, or `""` for all tokens.
         embed_dim: width D of the tokens.
         depth: number of blocks.
@@ -207,10 +201,8 @@ class EAMLP(IsotropicNet):
         num_splits: unfoldings of the stem, 3 for 1/16 of the sides, 2 for 1/4.
         norm: `"layer"`, or `"batch"` for the BatchNorm form that the author reports for EAMLP-7.
         init: `"paper"`, the start of the released code; `"torch"`, that of the layers, which learns faster at first.
-        drop_rate: dropout before the head.
         proj_drop_rate: dropout in the blocks' MLPs.
         attn_drop_rate: dropout of the maps and after the projections in the stem; the released stem has 0.1.
-        drop_path_rate: stochastic depth of the last block, linear in depth.
     """
 
     def __init__(
@@ -239,7 +231,10 @@ class EAMLP(IsotropicNet):
         check_choice("attention", attention, ("external", *get_args(AttentionNormalization)))
         check_choice("init", init, ("paper", "torch"))
         if attention != "external" and num_slots is not None:
-            raise UserError(f"num_slots={num_slots} is of attention='external', got {attention!r}; leave it out")
+            raise UserError(
+                f"num_slots={num_slots} is of attention='external', got {attention!r}; leave it out, or "
+                "take a t2t_vit model"
+            )
         factory: Factory = {"device": device, "dtype": dtype}
         normalization = None if attention == "external" else attention
         stem = T2TStem(

@@ -5,7 +5,6 @@ arXiv:2105.02358.
 """
 
 import inspect
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal, Unpack, cast
 
@@ -32,6 +31,7 @@ from tokenmix.models.isotropic import MixerCost, mix
 from tokenmix.models.pretrained import timm_resnet
 from tokenmix.ops.attention import attention, attention_probabilities
 from tokenmix.ops.checks import check_choice
+from tokenmix.registry import Arguments
 
 torch.fx.wrap("mix")
 
@@ -85,7 +85,7 @@ class EANet(OnMaps, Classifier):
         self,
         *,
         backbone: str = "resnet50",
-        backbone_kwargs: Mapping[str, Any] | None = None,
+        backbone_kwargs: Arguments | None = None,
         stem: Literal["large", "small"] = "large",
         num_slots: int = 64,
         tie: Tie = "none",
@@ -193,7 +193,6 @@ class EANet(OnMaps, Classifier):
         return backbone + sum(row.mixer_macs for row in self.cost_table())
 
     def cost_table(self) -> list[MixerCost]:
-        """What the block has and takes."""
         mixers = [cast(ExternalAttention2d, block.mixer) for block in self.blocks]
         return [
             MixerCost(i, type(mixer).__name__, count_parameters(mixer), mixer.macs(self.num_tokens))
@@ -206,11 +205,9 @@ class EANet(OnMaps, Classifier):
         self.record_input_size(self.img_size)
 
     def get_classifier(self) -> nn.Module:
-        """The head."""
         return self.backbone.fc
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new head, 0 classes for none; and if given, another pooling."""
         pool = self.global_pool if global_pool is None else self.checked_pool(global_pool)
         _check_unpooled(pool, num_classes)
         self.global_pool = pool
@@ -220,10 +217,9 @@ class EANet(OnMaps, Classifier):
         self.num_classes = num_classes
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute the backbone's stages in the backward pass instead of keeping what they made."""
         self.backbone.set_grad_checkpointing(enable)
 
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+    def group_matcher(self, coarse: bool = False) -> dict[str, object]:
         """Groups of parameters by depth: stem, the backbone's blocks (its stages if `coarse`), the EANet block."""
         stages = r"^backbone\.layer(\d+)" if coarse else r"^backbone\.layer(\d+)\.(\d+)"
         return {"stem": r"^backbone\.(?:conv1|bn1)", "stages": stages, "blocks": r"^blocks\.(\d+)"}
@@ -264,22 +260,19 @@ class SelfAttention2d(Mixer):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """x (B, dim, H, W) to (B, dim, H, W)."""
         x, mask = self.checked(x, mask)
-        mixed = attention(*self._pixels(x), mask=mask).squeeze(1).transpose(1, 2).unflatten(2, x.shape[2:])
+        query, key, value = self.conv1(x).flatten(2).transpose(1, 2).unsqueeze(1).chunk(3, dim=-1)
+        mixed = attention(query, key, value, mask=mask).squeeze(1).transpose(1, 2).unflatten(2, x.shape[2:])
         return zero_masked(F.relu(x + self.norm(self.conv2(mixed))), mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """A (B, 1, H * W, H * W)."""
         x, mask = self.checked(x, mask)
-        query, key, _ = self._pixels(x)
+        query, key, _ = self.conv1(x).flatten(2).transpose(1, 2).unsqueeze(1).chunk(3, dim=-1)
         return attention_probabilities(query, key, mask=mask)
 
     def macs(self, num_tokens: int) -> int:
         """4 N D^2 + 2 N^2 D for N = H * W pixels."""
         return 4 * num_tokens * self.dim**2 + 2 * num_tokens**2 * self.dim
-
-    def _pixels(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value = self.conv1(x).flatten(2).transpose(1, 2).unsqueeze(1).chunk(3, dim=-1)
-        return query, key, value
 
 
 class MixerBlock2d(Mixer):
@@ -328,7 +321,7 @@ class MixerBlock2d(Mixer):
         return x if self.mixer.capabilities.layout == "2d" else x.flatten(2).transpose(1, 2)
 
 
-def make_context(name: str, dim: int, options: Mapping[str, Any], factory: Factory) -> nn.Module:
+def make_context(name: str, dim: int, options: Arguments, factory: Factory) -> nn.Module:
     """The block of that name: external, self, none, or any mixer of the table that learns no matrix over tokens.
 
     `options` are those of `ExternalAttention2d`, None where they are its own.

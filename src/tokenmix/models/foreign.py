@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from tokenmix.errors import UserError, one_line, unknown_name
 from tokenmix.models.pretrained import fetching
-from tokenmix.registry import TORCHVISION, import_object, imported_plugins
+from tokenmix.registry import TORCHVISION, Arguments, import_object, imported_plugins
 from tokenmix.trust import check_typed, is_typed
 
 ELSEWHERE = "connect to the internet, or give --init-from FILE.safetensors"
@@ -51,7 +51,7 @@ def create_foreign(
     return model
 
 
-def load_foreign(name: str, sizes: Mapping[str, Any], kind: Kind | None = None, **kwargs: Any) -> nn.Module:
+def load_foreign(name: str, sizes: Arguments, kind: Kind | None = None, **kwargs: Any) -> nn.Module:
     """A model of torchvision's, or what the user's factory returns, as it is.
 
     Args:
@@ -81,7 +81,7 @@ def load_foreign(name: str, sizes: Mapping[str, Any], kind: Kind | None = None, 
     return model
 
 
-def _trusted(name: str) -> Callable[..., Any]:
+def _trusted(name: str) -> Callable[..., object]:
     """The factory that a user typed; or one that a file names, of a package that `--import` named.
 
     A function is called with arguments from the file, so that its module is known is not enough.
@@ -99,7 +99,7 @@ def _trusted(name: str) -> Callable[..., Any]:
     return factory
 
 
-def _arguments(factory: Callable[..., Any]) -> set[str]:
+def _arguments(factory: Callable[..., object]) -> set[str]:
     try:
         return set(inspect.signature(factory).parameters)
     except ValueError:  # of some builtins
@@ -113,7 +113,7 @@ def _side(size: tuple[int, ...]) -> int | tuple[int, ...]:
 
 def _torchvision(
     name: str,
-    sizes: Mapping[str, Any],
+    sizes: Arguments,
     kind: Kind | None,
     *,
     pretrained: bool = False,
@@ -146,26 +146,22 @@ def _torchvision(
                 "--img-size"
             ) from error
     weights = weights or ("DEFAULT" if pretrained else None)
-    if weights is not None:
-        _put_pretrained(model, name, weights, sizes.get("num_classes"))
-    return model
-
-
-def _put_pretrained(model: nn.Module, name: str, weights: str, num_classes: int | None) -> None:
-    from torchvision.models import get_model_weights
-
-    rows = get_model_weights(name)
+    if weights is None:
+        return model
+    rows = models.get_model_weights(name)
     if weights not in rows.__members__:
         raise unknown_name(f"weights of {name}", weights, rows.__members__)
     row: Any = rows[weights]
     with fetching(f"torchvision:{name}", ELSEWHERE):
         fetched = row.get_state_dict(progress=False, check_hash=True, weights_only=True)
     try:
-        missing = model.load_state_dict(with_fresh_head(fetched, model, num_classes)[0], strict=False).missing_keys
+        fitting, _ = with_fresh_head(fetched, model, sizes.get("num_classes"))
+        missing = model.load_state_dict(fitting, strict=False).missing_keys
     except RuntimeError as error:
         raise UserError(f"the weights {weights} do not fit torchvision:{name}: {one_line(error)}") from error
     if missing:
         raise UserError(f"the weights {weights} of torchvision:{name} have no {missing[0]}; leave --model-kwargs out")
+    return model
 
 
 def with_fresh_head(
@@ -185,12 +181,14 @@ def with_fresh_head(
     return {**weights, **other}, theirs.pop()
 
 
-def _repeat_grey(model: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _repeat_grey(model: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     images, *rest = args
     return (images.expand(-1, 3, -1, -1), *rest)
 
 
-def _unwrap_logits(model: nn.Module, args: tuple[Any, ...], out: Any, *, name: str, classes: int, kind: Kind) -> Tensor:
+def _unwrap_logits(
+    model: nn.Module, args: tuple[Tensor, ...], out: object, *, name: str, classes: int, kind: Kind
+) -> Tensor:
     if isinstance(out, Mapping):
         out = out.get("out", out.get("logits"))
     out = getattr(out, "logits", out)

@@ -139,13 +139,7 @@ class Generator(nn.Module):
 
     Shapes: noise (B, latent_dim), labels (B,) int64; image (B, channels, S, S) in -1 .. 1, S = 4 * 2^blocks.
 
-    Args:
-        widths: channels at 4 x 4 pixels and after each block.
-        latent_dim: length of the noise.
-        num_classes: classes.
-        channels: of the image.
-        attention: layer of maps with as many channels as the block has that it follows, or None.
-        attention_after: the block that it follows, counted from 1.
+    `widths` are the channels at 4 x 4 pixels and after each block; blocks count from 1 in `attention_after`.
     """
 
     def __init__(
@@ -220,10 +214,7 @@ class Discriminator(nn.Module):
 
     Shapes: image (B, channels, S, S), labels (B,) int64; score (B,).
 
-    Args:
-        widths: channels after each block.
-        num_halvings: how many of the first blocks halve the sides.
-        num_classes, channels, attention, attention_after: as the generator's.
+    `widths` are the channels after each block, of which the first `num_halvings` halve the sides.
     """
 
     def __init__(
@@ -305,6 +296,9 @@ class GAN(nn.Module):
             PartCost("generator", count_parameters(self.generator), generating),
             PartCost("discriminator", count_parameters(self.discriminator), judging),
         ]
+
+    def warnings(self) -> list[str]:
+        return []
 
     def keep_average(self) -> "GAN":
         """Start an average of the generator; call `update_average` after each of its steps."""

@@ -49,10 +49,8 @@ class GMLP(IsotropicNet):
     """gMLP, and with `attention_dim` aMLP.
 
     Args:
-        img_size: side of the image, or (height, width); a multiple of the patch.
+        img_size, in_chans, num_classes, drop_rate, drop_path_rate: as of every `Classifier`, a side of whole patches.
         patch_size: side of a patch.
-        in_chans: channels of the image.
-        num_classes: width of the head; 0 for none.
         global_pool: `"avg"`, or `""` for the tokens themselves.
         embed_dim: width D of the tokens.
         depth: number of blocks.
@@ -60,9 +58,7 @@ class GMLP(IsotropicNet):
         attention_dim: width of tiny attention's one head; 0 for none.
         gate: `"dense"` as in the paper's vision models, or `"toeplitz"`.
         init: `"timm"`, since the paper prints none; `"torch"`, that of the layers, which learns faster at first.
-        drop_rate: dropout before the head.
         proj_drop_rate: dropout in the branches.
-        drop_path_rate: stochastic depth of the last block, linear in depth.
     """
 
     def __init__(

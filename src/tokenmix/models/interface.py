@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, Protocol, Unpack, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypedDict, Unpack, runtime_checkable
 
 import torch
 from timm.models._features import feature_take_indices
@@ -35,6 +35,14 @@ class BlockMap(NamedTuple):
     prefix: int = 0
 
 
+class MapInfo(TypedDict):
+    """A map that a network can give, as timm tells of it: where, its channels, and pixels on a side of a position."""
+
+    module: str
+    num_chs: int
+    reduction: int
+
+
 class PartCost(NamedTuple):
     """Parameters and multiply-adds of one part of a network."""
 
@@ -53,11 +61,8 @@ class CostRow(Protocol):
 class CountedModel(Protocol):
     """A model that says what mixes its tokens, how many these are, and what that costs; all ours for images do.
 
-    Attributes:
-        mixer_name: as in the table of mixers, for listings.
-        img_size: (height, width) for which it is counted.
-        grid_size: (height, width) of the tokens, of the last ones if there are several grids.
-        num_tokens: N, one class token included.
+    Counts are of one image of `img_size`; `grid_size` and `num_tokens` are those of the last grid, N with the class
+    token. `cost_table` has a row for each part or each block, `warnings` a line for each that does not pay.
     """
 
     mixer_name: str
@@ -69,30 +74,24 @@ class CountedModel(Protocol):
     @property
     def num_tokens(self) -> int: ...
 
-    def macs(self) -> int:
-        """Multiply-adds of one image."""
-        ...
+    def macs(self) -> int: ...
 
-    def cost_table(self) -> Sequence[CostRow]:
-        """What each part, or the mixer of each block, has and takes."""
-        ...
+    def cost_table(self) -> Sequence[CostRow]: ...
 
-    def warnings(self) -> list[str]:
-        """A line for each part that does not pay at this size."""
-        ...
+    def warnings(self) -> list[str]: ...
 
 
 class OnMaps:
     """A network with maps that `feature_info` tells of, finest first, counted for images of `img_size`."""
 
     img_size: tuple[int, int]
-    feature_info: Any
+    feature_info: list[MapInfo]
 
     def meta_maps(self) -> list[Tensor]:
         """Maps of these sizes, shapes alone."""
         return [torch.empty(1, entry["num_chs"], *self._grid(entry), device="meta") for entry in self.feature_info]
 
-    def _grid(self, entry: dict[str, Any]) -> tuple[int, int]:
+    def _grid(self, entry: MapInfo) -> tuple[int, int]:
         return -(-self.img_size[0] // entry["reduction"]), -(-self.img_size[1] // entry["reduction"])
 
     @property
@@ -110,6 +109,13 @@ class Classifier(nn.Module, ABC):
     """Features, a pooling of them, and a linear head that can be replaced: timm's interface.
 
     A family implements what is abstract, and `get_classifier` if its head has another name.
+
+    Args:
+        img_size: side of the image, or (height, width).
+        in_chans: channels of the image.
+        num_classes: width of the head; 0 for none.
+        drop_rate: dropout before the head.
+        drop_path_rate: stochastic depth of the last block, linear in depth.
     """
 
     num_classes: int
@@ -118,7 +124,7 @@ class Classifier(nn.Module, ABC):
     global_pool: str
     head: nn.Module
     mixer_name: str
-    feature_info: list[dict[str, Any]]
+    feature_info: list[MapInfo]
 
     @property
     def pools(self) -> tuple[str, ...]:

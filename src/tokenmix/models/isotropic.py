@@ -282,7 +282,6 @@ class IsotropicNet(Classifier):
 
     @torch.no_grad()
     def attention_maps(self, images: Tensor) -> list[BlockMap]:
-        """The map that each block used on these images, from the first to the last; of mixers without one none."""
         x, carry, maps = self.tokens(images), None, []
         for i, block in enumerate(self.blocks):
             mixer = cast(Mixer, block.mixer)
@@ -299,7 +298,6 @@ class IsotropicNet(Classifier):
         return self.stem.macs() + blocks + self.embed_dim * self.num_classes
 
     def cost_table(self) -> list[MixerCost]:
-        """What the mixer of each block has and takes."""
         rows = []
         for i, block in enumerate(self.blocks):
             mixer = cast(Mixer, block.mixer)
@@ -323,14 +321,12 @@ class IsotropicNet(Classifier):
         ]
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute the blocks in the backward pass instead of keeping what they made."""
         self.grad_checkpointing = enable
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters without weight decay."""
         return {name for name, _ in self.named_parameters(recurse=False)}
 
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+    def group_matcher(self, coarse: bool = False) -> dict[str, object]:
         """Groups of parameters by depth, for layer-wise learning rates: stem and positions, each block, the rest.
 
         With `coarse` all blocks are one group, since there are no stages.

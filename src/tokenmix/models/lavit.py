@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Unpack, cast
 
 import torch
 import torch.fx
-from timm.layers.drop import DropPath, calculate_drop_path_rates
+from timm.layers.drop import calculate_drop_path_rates
 from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.layers.weight_init import trunc_normal_
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from tokenmix.layers.base import Capabilities, Device, Factory, Mixer, check_inp
 from tokenmix.layers.less_attention import LessAttention
 from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.models.interface import BlockMap, Classifier, OnMaps, Size, check_images, make_head, pair, take_indices
-from tokenmix.models.isotropic import mix
+from tokenmix.models.isotropic import MixerBlock, mix
 from tokenmix.ops.attention import attention, attention_probabilities
 from tokenmix.ops.checks import check_heads
 from tokenmix.ops.less import Scores
@@ -36,18 +36,14 @@ torch.fx.wrap("padded_image")
 
 Grid = tuple[int, int]
 Mode = Literal["factored", "dense"]
+Residual = Literal["none", "pooled", "kept"]
 
 
 @dataclass(frozen=True)
 class StageSpec:
-    """One stage.
+    """One stage, see `LaViT`.
 
     Attributes:
-        dim: width D.
-        depth: number of blocks.
-        num_vanilla: blocks at the front with vanilla attention; the others have less-attention.
-        num_heads: heads H.
-        mlp_ratio: hidden width of the MLP over D.
         key_reduction: side r of the block of tokens that makes one key and value of vanilla attention.
         residual: whether the stage before passes its scores to the first layer, and what becomes of its keys then.
     """
@@ -58,7 +54,7 @@ class StageSpec:
     num_heads: int
     mlp_ratio: float
     key_reduction: int
-    residual: Literal["none", "pooled", "kept"]
+    residual: Residual
 
     @property
     def dense(self) -> bool:
@@ -121,21 +117,22 @@ def stage_specs(
                 f"{stage} has less-attention and key reduction {reduction}: the scores that it transforms must be "
                 f"square; give that stage key_reductions 1, or num_vanilla {depth}"
             )
-        residual = _residual_keys(i, key_reductions[i - 1], reduction) if i and residuals[i - 1] else "none"
+        residual: Residual = "none"
+        if i and residuals[i - 1]:
+            # Both stages must see the same keys, or each all of its own tokens.
+            before = key_reductions[i - 1]
+            if before == 2 * reduction:
+                residual = "kept"
+            elif before == reduction == 1:
+                residual = "pooled"
+            else:
+                raise UserError(
+                    f"no attention residual from stage {i} to {i + 1}: with key reductions {before} and {reduction} "
+                    f"their keys are on different grids; give {2 * reduction} and {reduction}, or residuals[{i - 1}] = "
+                    "False"
+                )
         specs.append(StageSpec(dim, depth, vanilla, heads, mlp_ratio, reduction, residual))
     return specs
-
-
-def _residual_keys(index: int, before: int, reduction: int) -> Literal["pooled", "kept"]:
-    """Both stages must see the same keys, or each all of its own tokens."""
-    if before == 2 * reduction:
-        return "kept"
-    if before == reduction == 1:
-        return "pooled"
-    raise UserError(
-        f"no attention residual from stage {index} to {index + 1}: with key reductions {before} and {reduction} "
-        f"their keys are on different grids; give {2 * reduction} and {reduction}, or residuals[{index - 1}] = False"
-    )
 
 
 def less_macs(spec: StageSpec, num_tokens: int, index: int, mode: Mode) -> int:
@@ -263,46 +260,27 @@ class ReducedAttention(Mixer):
         return query * self.head_dim**-0.5, key, value
 
 
-class LaViTBlock(nn.Module):
+class LaViTBlock(MixerBlock):
     """x + s1 * mixer(norm(x)), then x + s2 * mlp(norm(x)), with LayerScale s1, s2."""
 
-    def __init__(
-        self,
-        mixer: Mixer,
-        *,
-        mlp_ratio: float,
-        layer_scale: float,
-        drop: float,
-        drop_path: float,
-        **factory: Unpack[Factory],
-    ) -> None:
-        super().__init__()
-        dim = mixer.dim
-        self.hidden = int(dim * mlp_ratio)
-        self.norm1, self.norm2 = nn.LayerNorm(dim, **factory), nn.LayerNorm(dim, **factory)
-        self.mixer = mixer
-        self.mlp = nn.Sequential(
-            nn.Linear(dim, self.hidden, **factory), nn.GELU(), nn.Linear(self.hidden, dim, **factory), nn.Dropout(drop)
-        )
-        self.scale1 = nn.Parameter(torch.full((dim,), layer_scale, **factory))
-        self.scale2 = nn.Parameter(torch.full((dim,), layer_scale, **factory))
-        self.drop_path = DropPath(drop_path)
+    def __init__(self, mixer: Mixer, *, layer_scale: float, **options: Any) -> None:
+        super().__init__(mixer, **options)
+        self.scale1, self.scale2 = (nn.Parameter(torch.full_like(self.norm1.weight, layer_scale)) for _ in range(2))
 
-    def forward(self, x: Tensor, carry: Scores | None, residual: Tensor | None) -> tuple[Tensor, Scores]:
+    def forward(
+        self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None, residual: Tensor | None = None
+    ) -> tuple[Tensor, Scores | None]:
         """Tokens and the scores of the block before, to the same for the block after; the residual joins the scores."""
-        out, scores = mix(self.mixer, self.norm1(x), carry, **_given(residual))
-        assert scores is not None
+        # Only vanilla attention, the first of a stage, has an argument for the residual.
+        more = {} if residual is None else {"residual": residual}
+        out, carry = mix(self.mixer, self.norm1(x), carry, mask, **more)
         x = x + self.drop_path(self.scale1 * out)
-        return x + self.drop_path(self.scale2 * self.mlp(self.norm2(x))), scores
+        return x + self.drop_path(self.scale2 * self.mlp(self.norm2(x))), carry
 
     def map(self, x: Tensor, carry: Scores | None, residual: Tensor | None) -> Tensor:
         """The map that `forward` used on the same arguments."""
-        return self.mixer.mix_map(self.norm1(x), carry, **_given(residual))
-
-
-def _given(residual: Tensor | None) -> dict[str, Any]:
-    """Only vanilla attention, the first of a stage, has an argument for it."""
-    return {} if residual is None else {"residual": residual}
+        more = {} if residual is None else {"residual": residual}
+        return self.mixer.mix_map(self.norm1(x), carry, **more)
 
 
 @torch.fx.wrap
@@ -342,9 +320,19 @@ class LaViTStage(nn.Module):
         self.residual = None
         if before is not None and spec.residual != "none":
             self.residual = AttentionResidual(before.num_heads, spec.num_heads, keys=spec.residual, **factory)
+
+        def mixer(index: int) -> Mixer:
+            dim, heads = spec.dim, spec.num_heads
+            if index >= spec.num_vanilla:
+                n = self.num_tokens
+                return LessAttention(dim, n, num_heads=heads, scores_from="previous", mode=less_mode, **factory)
+            if spec.key_reduction > 1:
+                return ReducedAttention(dim, grid, num_heads=heads, reduction=spec.key_reduction, **factory)
+            return SelfAttention(dim, num_heads=heads, **factory)
+
         self.blocks = nn.ModuleList(
             LaViTBlock(
-                self._mixer(i, **factory),
+                mixer(i),
                 mlp_ratio=spec.mlp_ratio,
                 layer_scale=layer_scale,
                 drop=drop,
@@ -353,15 +341,6 @@ class LaViTStage(nn.Module):
             )
             for i, rate in enumerate(drop_path)
         )
-
-    def _mixer(self, index: int, **factory: Unpack[Factory]) -> Mixer:
-        spec = self.spec
-        heads: dict[str, Any] = {"num_heads": spec.num_heads, **factory}
-        if index >= spec.num_vanilla:
-            return LessAttention(spec.dim, self.num_tokens, scores_from="previous", mode=self.less_mode, **heads)
-        if spec.key_reduction > 1:
-            return ReducedAttention(spec.dim, self.grid, reduction=spec.key_reduction, **heads)
-        return SelfAttention(spec.dim, **heads)
 
     @property
     def num_tokens(self) -> int:
@@ -381,9 +360,9 @@ class LaViTStage(nn.Module):
         transformed: list[Scores] = []
         for block in self.blocks:
             if self.grad_checkpointing and torch.is_grad_enabled():
-                x, carry = checkpoint(block, x, carry, residual, use_reentrant=False)  # type: ignore[misc]
+                x, carry = checkpoint(block, x, carry, None, residual, use_reentrant=False)  # type: ignore[misc]
             else:
-                x, carry = block(x, carry, residual)
+                x, carry = block(x, carry, None, residual)
             assert carry is not None
             if isinstance(block.mixer, LessAttention):
                 transformed.append(carry)
@@ -399,7 +378,7 @@ class LaViTStage(nn.Module):
             mixer = cast(Mixer, block.mixer)
             used = block.map(x, carry, residual)  # type: ignore[operator]
             maps.append(BlockMap(f"{name}.blocks.{i}.mixer", mixer.map_kind(), used, self.grid))
-            x, carry = block(x, carry, residual)
+            x, carry = block(x, carry, None, residual)
             residual = None
         return maps
 
@@ -461,10 +440,8 @@ class LaViT(OnMaps, Classifier):
     What does not divide is padded with zeros below and to the right: any image size works, and sides round up.
 
     Args:
-        img_size: side of the image, or (height, width).
+        img_size, in_chans, num_classes, drop_rate, drop_path_rate: as of every `Classifier`.
         patch_size: side of a patch of the first stage.
-        in_chans: channels of the image.
-        num_classes: width of the head; 0 for none.
         global_pool: `"avg"`, or `""` for the tokens themselves.
         embed_dims: width D of each stage.
         depths: blocks of each stage.
@@ -477,9 +454,7 @@ class LaViT(OnMaps, Classifier):
         mlp_ratio: hidden width of the MLPs over D.
         less_mode: `"factored"`, or `"dense"`, the reference; the same result.
         layer_scale: LayerScale of the branches at the start.
-        drop_rate: dropout before the head.
         proj_drop_rate: dropout after the MLPs.
-        drop_path_rate: stochastic depth of the last block, linear in depth.
 
     Shape:
         images (B, in_chans, H, W) to logits (B, num_classes).
@@ -562,12 +537,9 @@ class LaViT(OnMaps, Classifier):
             transformed += scores
         return maps, transformed
 
-    def _normed(self, last: Tensor) -> Tensor:
-        return self.norm(last.flatten(2).transpose(1, 2))
-
     def forward_features(self, images: Tensor) -> Tensor:
         """Images to the normalised tokens (B, N, D) of the last stage."""
-        return self._normed(self._run(images)[0][-1])
+        return self.norm(self._run(images)[0][-1].flatten(2).transpose(1, 2))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Tokens (B, N, D) to pooled features, and unless `pre_logits` to logits."""
@@ -577,7 +549,7 @@ class LaViT(OnMaps, Classifier):
     def forward_with_scores(self, images: Tensor) -> tuple[Tensor, list[Scores]]:
         """Logits, and the scores that each less-attention layer made, for a loss such as `losses.diagonality_loss`."""
         maps, transformed = self._run(images)
-        return self.forward_head(self._normed(maps[-1])), transformed
+        return self.forward_head(self.norm(maps[-1].flatten(2).transpose(1, 2))), transformed
 
     def forward_intermediates(
         self,
@@ -588,15 +560,9 @@ class LaViT(OnMaps, Classifier):
         output_fmt: Literal["NCHW", "NLC"] = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """The maps of chosen stages, and the final features unless `intermediates_only`.
+        """The maps of chosen stages, and the final features unless `intermediates_only`; see `IsotropicNet`.
 
-        Args:
-            images: (B, C, H, W).
-            indices: stages by number, the last n if one number, all if none.
-            norm: put the last stage's map through the last norm; the others have another width.
-            stop_early: leave out the stages after the last one chosen; the final features are then its map's tokens.
-            output_fmt: maps (B, D, h, w), or sequences (B, h * w, D).
-            intermediates_only: return only the list.
+        The last norm is for the last stage's map alone: the others have another width.
         """
         total = len(self.stages)
         take, last = take_indices(total, indices, output_fmt)
@@ -675,15 +641,13 @@ class LaViT(OnMaps, Classifier):
         _init_linear(self.head)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute the blocks in the backward pass instead of keeping what they made."""
         for stage in self.stages:
             stage.grad_checkpointing = enable  # type: ignore[assignment]
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters without weight decay."""
         return {f"stages.{i}.pos_embed" for i in range(len(self.stages))}
 
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+    def group_matcher(self, coarse: bool = False) -> dict[str, object]:
         """Groups of parameters by depth, for layer-wise learning rates: patches, each block or stage, the rest."""
         entry = r"(?:embed|norm|pos_embed|residual)"
         fine = [

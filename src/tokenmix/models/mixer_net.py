@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 from timm.layers.drop import calculate_drop_path_rates
@@ -14,21 +14,20 @@ from tokenmix.models.interface import Size, pair
 from tokenmix.models.isotropic import IsotropicNet, MixerBlock
 from tokenmix.models.stems import ConvStem, PatchStem
 from tokenmix.ops.checks import check_choice
+from tokenmix.registry import Arguments
 
 
 class MixerNet(IsotropicNet):
     """Patches, positions, blocks that differ only in their mixer, mean over tokens, a linear head.
 
     Args:
+        img_size, in_chans, num_classes, drop_path_rate: as of every `Classifier`; a side is a multiple of the patch.
         mixer: a name of `tokenmix.list_mixers()`.
         mixer_kwargs: arguments of the mixer's constructor.
         mixers: a hybrid: the mixer of each block by name, from the first to the last, instead of `mixer`. Then
             `mixer_kwargs` has the arguments by the mixer's name: `{"external": {"num_slots": 32}}`.
-        img_size: side of the image, or (height, width); a multiple of the patch.
         patch_size: side of a patch; 4, or 2 for images under 24 px, if not given.
         stem: `"patch"` for one linear map of each patch, `"conv"` for convolutions down to the grid of patches.
-        in_chans: channels of the image.
-        num_classes: width of the head; 0 for none.
         global_pool: `"avg"`, or `""` for the tokens themselves.
         embed_dim: width D of the tokens.
         depth: number of blocks.
@@ -38,7 +37,6 @@ class MixerNet(IsotropicNet):
         mlp_ratio: hidden width of the MLP over D.
         norm: `"layer"`, or `"batch"` for BatchNorm in the blocks.
         drop_rate: dropout before the head and after each MLP.
-        drop_path_rate: stochastic depth of the last block, linear in depth.
 
     Raises:
         UserError: a mixer that cannot be built, or `mixers` that are not one for each block.
@@ -48,7 +46,7 @@ class MixerNet(IsotropicNet):
         self,
         *,
         mixer: str = "self",
-        mixer_kwargs: Mapping[str, Any] | None = None,
+        mixer_kwargs: Arguments | None = None,
         mixers: Sequence[str] | None = None,
         img_size: Size = 32,
         patch_size: int | None = None,
@@ -107,9 +105,7 @@ class MixerNet(IsotropicNet):
         self.mixer_name = mixer if mixers is None else ", ".join(f"{length} x {name}" for name, length, _ in runs)
 
 
-def _runs(
-    mixers: Sequence[str], depth: int, mixer_kwargs: Mapping[str, Any]
-) -> list[tuple[str, int, Mapping[str, Any]]]:
+def _runs(mixers: Sequence[str], depth: int, mixer_kwargs: Arguments) -> list[tuple[str, int, Arguments]]:
     """The mixers of a hybrid with how many blocks in a row have each, and its arguments."""
     if isinstance(mixers, str) or len(mixers) != depth:
         raise UserError(f"mixers has one name for each of the {depth} blocks, got {mixers!r}")

@@ -4,9 +4,9 @@ Paper: Guo et al., PCT: Point Cloud Transformer, arXiv 2012.09688.
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, Unpack, get_args
+from typing import Any, Literal, NamedTuple, Unpack, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from tokenmix.layers.table import create_mixer, get_spec
 from tokenmix.models.interface import PartCost
 from tokenmix.ops.checks import check_choice
 from tokenmix.ops.points import farthest_points, gather_points, group_points, nearest_neighbours, sort_points
+from tokenmix.registry import Arguments
 
 Position = Literal["none", "each-layer"]
 
@@ -28,10 +29,7 @@ class LBR(nn.Module):
 
         y = act(BN(X W^T + b))
 
-    Args:
-        in_dim, out_dim: widths.
-        bias: give the linear layer one.
-        slope: of the activation below 0; 0 is ReLU.
+    `slope` is that of the activation below 0; 0 is ReLU.
 
     Shape:
         (B, N, in_dim), mask (B, N) bool, to (B, N, out_dim); groups (B, M, k, in_dim) take the mask (B, M).
@@ -70,7 +68,6 @@ class LBRs(nn.ModuleList):
         return x
 
     def macs(self, num_tokens: int) -> int:
-        """Those of the layers."""
         return sum(layer.macs(num_tokens) for layer in self)  # type: ignore[operator]
 
 
@@ -94,10 +91,6 @@ class NaiveEmbedding(nn.Module):
     """Each point by itself, through two layers: as many tokens as points.
 
     Paper: section 3.2 (NPCT).
-
-    Args:
-        in_chans: channels of a point; the first three are its coordinates.
-        dim: width of the tokens.
     """
 
     skip_dim = 0
@@ -113,11 +106,9 @@ class NaiveEmbedding(nn.Module):
         return Embedded(zero_masked(tokens, mask), points[..., :3], mask, None)
 
     def num_tokens(self, num_points: int) -> int:
-        """As many as points."""
         return num_points
 
     def macs(self, num_points: int) -> int:
-        """Multiply-adds of one cloud."""
         return self.layers.macs(num_points)
 
 
@@ -203,12 +194,11 @@ class NeighbourEmbedding(nn.Module):
         return Embedded(zero_masked(self.entry(x, mask), mask), places, mask, zero_masked(x, mask))
 
     def num_tokens(self, num_points: int) -> int:
-        """Those of the last stage."""
         return num_points if self.centres is None else self.centres[-1]
 
     def macs(self, num_points: int) -> int:
         """Multiply-adds of one cloud; distances are not counted."""
-        stages: Any = self.stages
+        stages = cast(list[LBRs], list(self.stages))
         counts = [num_points] * len(stages) if self.centres is None else self.centres
         grouped = sum(stage.macs(count * self.num_neighbours) for stage, count in zip(stages, counts))
         return self.stem.macs(num_points) + grouped + self.entry.macs(self.num_tokens(num_points))
@@ -230,7 +220,7 @@ class OffsetBlock(nn.Module):
         return self.mixer.macs(num_tokens) + num_tokens * self.mixer.dim**2
 
 
-def make_block(mixer: str, dim: int, kwargs: Mapping[str, Any], **factory: Unpack[Factory]) -> nn.Module:
+def make_block(mixer: str, dim: int, kwargs: Arguments, **factory: Unpack[Factory]) -> nn.Module:
     """An attention layer of PCT with a mixer of the table: `offset` is one, others are wrapped in `OffsetBlock`.
 
     Raises:
@@ -257,12 +247,8 @@ class PCT(nn.Module):
 
     Paper: figure 2.
 
-    Args:
-        embedding: clouds to tokens.
-        mixer, mixer_kwargs, depth: of the attention layers, see `make_block`.
-        fuse_dim: width of the output.
-        position: `"each-layer"` adds a linear map of the coordinates to what enters each block, as one of the released
-            forms does; their other form says so and does not.
+    `position="each-layer"` adds a linear map of the coordinates to what enters each block, as one of the released forms
+    does; their other form says so and does not.
 
     Shape:
         points (B, N, 3 or more), mask (B, N) bool, to features (B, M, fuse_dim) and their mask (B, M) or None.
@@ -273,7 +259,7 @@ class PCT(nn.Module):
         embedding: NaiveEmbedding | NeighbourEmbedding,
         *,
         mixer: str,
-        mixer_kwargs: Mapping[str, Any],
+        mixer_kwargs: Arguments,
         depth: int,
         fuse_dim: int,
         position: Position,
@@ -304,10 +290,10 @@ class PCT(nn.Module):
     def cost_table(self, num_points: int) -> list[PartCost]:
         """Parameters and multiply-adds of the parts for a cloud of that many points."""
         n = self.embedding.num_tokens(num_points)
-        blocks: Any = self.blocks
+        blocks = cast(list[OffsetBlock | OffsetAttention], list(self.blocks))
         rows = [
             PartCost("embedding", count_parameters(self.embedding), self.embedding.macs(num_points)),
-            PartCost(f"{len(blocks)} attention layers", count_parameters(blocks), sum(b.macs(n) for b in blocks)),
+            PartCost(f"{len(blocks)} attention layers", count_parameters(self.blocks), sum(b.macs(n) for b in blocks)),
             PartCost("fusion", count_parameters(self.fuse), self.fuse.macs(n)),
         ]
         if self.position is not None:
@@ -424,7 +410,7 @@ class PointSegmenter(_PointModel):
         self.category_norm = MaskedBatchNorm(label_dim, **factory)
         first, second = head_dims
         self.first = LBR(3 * trunk.out_dim + label_dim, first, bias=True, **factory)
-        self.drop = nn.Dropout(drop_rate)
+        self.dropout = nn.Dropout(drop_rate)
         self.second = LBR(first, second, bias=True, **factory)
         self.last = nn.Linear(second, num_parts, **factory)
 
@@ -433,9 +419,13 @@ class PointSegmenter(_PointModel):
         features, mask = self.trunk(points, mask)
         known = F.one_hot(category, self.num_categories).to(features.dtype)
         known = F.leaky_relu(self.category_norm(self.category(known)), 0.2)
-        whole = torch.cat([largest(features, mask), masked_mean(features, mask), known], -1)
+        if mask is None:
+            mean = features.mean(1)
+        else:
+            mean = zero_masked(features, mask).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+        whole = torch.cat([largest(features, mask), mean, known], -1)
         x = torch.cat([features, whole.unsqueeze(1).expand(-1, features.shape[1], -1)], -1)
-        return self.last(self.second(self.drop(self.first(x, mask)), mask))
+        return self.last(self.second(self.dropout(self.first(x, mask)), mask))
 
     def head_macs(self, num_points: int) -> int:
         """Multiply-adds of the head: a row for each point, and the category."""
@@ -452,14 +442,6 @@ def largest(features: Tensor, mask: Tensor | None) -> Tensor:
     return found.masked_fill(torch.isneginf(found), 0.0)
 
 
-def masked_mean(features: Tensor, mask: Tensor | None) -> Tensor:
-    """Of (B, N, C) the mean of each feature (B, C) over the tokens that take part; 0 if none does."""
-    if mask is None:
-        return features.mean(1)
-    kept = features.masked_fill(~mask.unsqueeze(-1), 0.0)
-    return kept.sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
-
-
 def create_point_model(
     *,
     parts: bool = False,
@@ -473,7 +455,7 @@ def create_point_model(
     centres: Sequence[int] | Literal["all"] | None = None,
     num_neighbours: int | None = None,
     mixer: str = "offset",
-    mixer_kwargs: Mapping[str, Any] | None = None,
+    mixer_kwargs: Arguments | None = None,
     dim: int = 256,
     depth: int = 4,
     position: Position = "none",

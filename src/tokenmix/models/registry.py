@@ -16,7 +16,7 @@ from torch import nn
 from tokenmix.environment import warn_untested
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.models.pretrained import by_timm, check_source, checkpoint_filter_fn, fetching
-from tokenmix.registry import MODELS, ModelEntry, load_object
+from tokenmix.registry import MODELS, Arguments, ModelEntry, load_object
 from tokenmix.trust import from_caller, typed
 
 # Arguments of timm's factory, next to those of a model.
@@ -66,10 +66,11 @@ def create_model(name: str, **kwargs: Any) -> nn.Module:
     if in_timm:
         register_with_timm(entry)
         return by_timm(name, **kwargs)
-    preset = dict(entry.arguments)
-    if "backbone" in kwargs:
-        # They are of the preset's own backbone.
-        preset.pop("backbone_kwargs", None)
+    # What is of the preset's own backbone or embedding is not for another one.
+    dropped = ("backbone_kwargs",) if "backbone" in kwargs else ()
+    if kwargs.get("embedding") == "naive":
+        dropped += ("stem_dim", "stage_dims", "centres", "num_neighbours")
+    preset = {key: value for key, value in entry.arguments.items() if key not in dropped}
     return build(**{**preset, **kwargs})
 
 
@@ -98,16 +99,12 @@ def register_with_timm(entry: ModelEntry) -> None:
     default_cfgs.update(generate_default_cfgs({f"{entry.name}.{tag}" if tag else entry.name: cfg}))
 
     def build(**kwargs: Any) -> nn.Module:
-        with typed(_from_caller(kwargs)):
-            return build_here(kwargs)
-
-    def build_here(kwargs: dict[str, Any]) -> nn.Module:
-        pretrained = kwargs.pop("pretrained", False)
+        pretrained, from_caller = kwargs.pop("pretrained", False), _from_caller(kwargs)
         if pretrained:
             overlay = kwargs.get("pretrained_cfg_overlay")
             source = resolve_pretrained_cfg(entry.name, kwargs.get("pretrained_cfg"), overlay)
             check_source(entry.name, source, kwargs.get("cache_dir"))
-        with fetching(entry.name) if pretrained else nullcontext():
+        with typed(from_caller), fetching(entry.name) if pretrained else nullcontext():
             return build_model_with_cfg(
                 load_object(entry.build),
                 entry.name,
@@ -121,7 +118,7 @@ def register_with_timm(entry: ModelEntry) -> None:
     register_model(build)
 
 
-def _from_caller(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _from_caller(kwargs: Arguments) -> dict[str, Any]:
     """The arguments without those that timm took from a config.json of a folder or of the hub."""
     cfg, saved = kwargs.get("pretrained_cfg"), kwargs.get("pretrained_model_args", {})
     if not saved and isinstance(cfg, Mapping) and "source" in cfg:

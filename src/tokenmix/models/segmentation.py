@@ -2,8 +2,8 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Sequence
+from typing import Any, Literal, cast, get_args
 
 import timm
 import torch
@@ -14,12 +14,12 @@ from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.base import Device, Factory, Mixer, count_macs, count_parameters, on_meta
 from tokenmix.layers.external import Tie
 from tokenmix.models.eanet import make_context
-from tokenmix.models.interface import BlockMap, Classifier, OnMaps, PartCost, pair
+from tokenmix.models.interface import BlockMap, Classifier, MapInfo, OnMaps, PartCost, pair
 from tokenmix.models.pretrained import timm_model
 from tokenmix.models.registry import create_model
 from tokenmix.ops.checks import check_choice
 from tokenmix.ops.external.api import Normalization
-from tokenmix.registry import list_models
+from tokenmix.registry import Arguments, list_models
 
 MULTI_GRID = (1, 2, 4)
 """Factors on the dilation of the three blocks of the last stage, as in the released network."""
@@ -64,7 +64,7 @@ class Segmenter(OnMaps, nn.Module, ABC):
         self,
         *,
         backbone: str,
-        backbone_kwargs: Mapping[str, Any] | None = None,
+        backbone_kwargs: Arguments | None = None,
         stem: StemKind | None = None,
         output_stride: int | None = None,
         mixer: str = "none",
@@ -89,13 +89,13 @@ class Segmenter(OnMaps, nn.Module, ABC):
         self.mixer_name, self.img_size, self.in_chans = mixer, pair(img_size), in_chans
         self.num_classes, self.upsampling = num_classes, upsampling
         given = {"pretrained": pretrained_backbone, "in_chans": in_chans, **(backbone_kwargs or {})}
-        self.backbone_name = backbone
-        self.backbone = self.make_backbone(stem, output_stride, given, factory)
-        self.feature_info = list(self.backbone.feature_info.get_dicts())
+        self.backbone_name, self.stem_kind, self.output_stride = backbone, stem, output_stride
+        self.backbone = self.make_backbone(given, factory)
+        self.feature_info: list[MapInfo] = list(self.backbone.feature_info.get_dicts())
         options = {"num_slots": num_slots, "tie": tie, "normalization": normalization, "chunk_size": chunk_size}
         self.context = make_context(mixer, width, options, factory)
         self.classifier = nn.Conv2d(head_width, num_classes, 1, **factory)
-        self.drop = nn.Dropout2d(drop_rate)
+        self.dropout = nn.Dropout2d(drop_rate)
         self.add_head(width, head_width, factory)
 
     @property
@@ -110,9 +110,7 @@ class Segmenter(OnMaps, nn.Module, ABC):
         return self.own is not None
 
     @abstractmethod
-    def make_backbone(
-        self, stem: StemKind | None, output_stride: int | None, kwargs: dict[str, Any], factory: Factory
-    ) -> Any:
+    def make_backbone(self, kwargs: Arguments, factory: Factory) -> Any:
         """Images to maps, finest first, with timm's `feature_info`."""
 
     @abstractmethod
@@ -200,7 +198,7 @@ class Segmenter(OnMaps, nn.Module, ABC):
         return set() if self.own is None else {f"backbone.model.{name}" for name in self.own.no_weight_decay()}
 
 
-def timm_maps(name: str, kwargs: Mapping[str, Any], factory: Factory) -> Any:
+def timm_maps(name: str, kwargs: Arguments, factory: Factory) -> Any:
     """A model of timm's or ours under `features_only`: images to maps, finest first, with timm's `feature_info`.
 
     Raises:
@@ -234,11 +232,9 @@ class EANetSegmenter(Segmenter):
     Arguments are those of `Segmenter`.
     """
 
-    def make_backbone(
-        self, stem: StemKind | None, output_stride: int | None, kwargs: dict[str, Any], factory: Factory
-    ) -> Any:
+    def make_backbone(self, kwargs: Arguments, factory: Factory) -> Any:
         """Its last map alone, reduced by `output_stride`."""
-        stem, output_stride = stem or "large", output_stride or 8
+        stem, output_stride = self.stem_kind or "large", self.output_stride or 8
         check_choice("stem", stem, get_args(StemKind))
         strides = (8, 16, 32) if stem == "large" else (4, 8, 16)
         if output_stride not in strides:
@@ -262,12 +258,11 @@ class EANetSegmenter(Segmenter):
             for block, grid in list(zip(last, MULTI_GRID, strict=False))[1:]:
                 dilation = block.conv2.dilation[0] * grid
                 block.conv2.dilation = block.conv2.padding = (dilation, dilation)
-        self.output_stride = output_stride
         return backbone
 
     def add_head(self, width: int, head_width: int, factory: Factory) -> None:
         """The two 3 x 3 convolutions around the block."""
-        self.feature_info[-1]["reduction"] = self.output_stride
+        self.feature_info[-1]["reduction"] = self.output_stride or 8
         self.reduce = _conv_norm_relu(self.feature_info[-1]["num_chs"], width, factory)
         self.head = _conv_norm_relu(width, head_width, factory)
 
@@ -277,7 +272,7 @@ class EANetSegmenter(Segmenter):
 
     def decode(self, maps: list[Tensor]) -> Tensor:
         """The backbone's map to logits on its grid."""
-        return self.classifier(self.drop(self.head(self.context(self.before_context(maps)))))
+        return self.classifier(self.dropout(self.head(self.context(self.before_context(maps)))))
 
 
 def _conv_norm_relu(width: int, out: int, factory: Factory) -> nn.Sequential:
@@ -299,16 +294,14 @@ class FPNSegmenter(Segmenter):
     Arguments are those of `Segmenter`, without `stem` and `output_stride`; a backbone of ours takes `img_size` alone.
     """
 
-    def make_backbone(
-        self, stem: StemKind | None, output_stride: int | None, kwargs: dict[str, Any], factory: Factory
-    ) -> Any:
+    def make_backbone(self, kwargs: Arguments, factory: Factory) -> Any:
         """All maps; of a backbone of ours, whose last three they are by default, the levels."""
-        for option, value in (("stem", stem), ("output_stride", output_stride)):
+        for option, value in (("stem", self.stem_kind), ("output_stride", self.output_stride)):
             if value is not None:
                 raise UserError(f"{option}={value!r} is for a dilated backbone, an eanet_seg model; leave it out")
         if self.backbone_name.split(".")[0] in list_models(task="image-classification"):
-            entries: Any = create_model(self.backbone_name, device="meta").feature_info
-            kwargs = {"img_size": self.img_size, "out_indices": self._levels(entries), **kwargs}
+            meta = cast(Classifier, create_model(self.backbone_name, device="meta"))
+            kwargs = {"img_size": self.img_size, "out_indices": self._levels(meta.feature_info), **kwargs}
         return timm_maps(self.backbone_name, kwargs, factory)
 
     def add_head(self, width: int, head_width: int, factory: Factory) -> None:
@@ -320,7 +313,7 @@ class FPNSegmenter(Segmenter):
         self.laterals = nn.ModuleList(nn.Conv2d(entry["num_chs"], width, 1, **factory) for entry in chosen)
         self.ups = nn.ModuleList(_ladder(width, head_width, entry["reduction"], factory) for entry in chosen)
 
-    def _levels(self, maps: Sequence[Mapping[str, Any]]) -> list[int]:
+    def _levels(self, maps: Sequence[MapInfo]) -> list[int]:
         """The last map of each scale from a quarter of the image on."""
         reductions = [entry["reduction"] for entry in maps]
         chosen = {reduction: i for i, reduction in enumerate(reductions) if reduction >= FINEST}
@@ -346,7 +339,7 @@ class FPNSegmenter(Segmenter):
         first, *others = (_climb(steps, level, size) for steps, level in zip(self.ups, levels, strict=True))
         for other in others:
             first = first + other
-        return self.classifier(self.drop(first))
+        return self.classifier(self.dropout(first))
 
 
 def _ladder(width: int, out: int, reduction: int, factory: Factory) -> nn.ModuleList:

@@ -51,7 +51,6 @@ class PatchStem(Stem):
         self.set_input_size(img_size)
 
     def set_input_size(self, img_size: Size) -> None:
-        """Set the image size."""
         size = pair(img_size)
         if any(side % self.patch_size or side < self.patch_size for side in size):
             near = max(1, round(min(size) / self.patch_size)) * self.patch_size
@@ -69,7 +68,6 @@ class PatchStem(Stem):
         return self.proj(images).flatten(2).transpose(1, 2).contiguous()
 
     def macs(self) -> int:
-        """Multiply-adds of one image."""
         return self.grid_size[0] * self.grid_size[1] * self.dim * self.in_chans * self.patch_size**2
 
 
@@ -93,7 +91,11 @@ class ConvStem(PatchStem):
     ) -> None:
         super().__init__(dim, img_size=img_size, patch_size=patch_size, in_chans=in_chans, **factory)
         del self.proj  # Modules are listed in the order in which they run.
-        strides = prime_factors(patch_size)
+        strides, left = [], patch_size
+        for factor in range(2, patch_size + 1):
+            while left % factor == 0:
+                strides.append(factor)
+                left //= factor
         strides = [1, *strides] if len(strides) < 2 else strides
         widths = [in_chans, *[max(1, dim // 2)] * (len(strides) - 1), dim]
         layers: list[nn.Module] = []
@@ -113,20 +115,8 @@ class ConvStem(PatchStem):
         return self.proj(self.convs(images)).flatten(2).transpose(1, 2).contiguous()
 
     def macs(self) -> int:
-        """Multiply-adds of one image."""
         total, area = 0, self.img_size[0] * self.img_size[1]
         for conv in (layer for layer in self.convs if isinstance(layer, nn.Conv2d)):
             area //= conv.stride[0] ** 2
             total += area * conv.weight.numel()
         return total + area * self.dim**2
-
-
-def prime_factors(number: int) -> list[int]:
-    """The prime factors of a number, ascending; none of 1."""
-    found, factor = [], 2
-    while number > 1:
-        while number % factor == 0:
-            found.append(factor)
-            number //= factor
-        factor += 1
-    return found

@@ -61,18 +61,7 @@ def attention(
     given = query, key, value, mask, key_mask, bias, causal, scale
     out = None if normalization != "softmax" else _fused(*given, dropout)
     if out is None:
-        return reference(
-            query,
-            key,
-            value,
-            mask=mask,
-            key_mask=key_mask,
-            bias=bias,
-            causal=causal,
-            normalization=normalization,
-            scale=scale,
-            dropout=dropout,
-        )
+        return reference(*given, dropout, normalization)
     in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
     # With dropout the entries that a kernel dropped are not known.
     if not in_graph and dropout == 0.0 and torch.is_grad_enabled() and out.requires_grad:
@@ -84,14 +73,13 @@ def reference(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
     mask: Tensor | None = None,
     key_mask: Tensor | None = None,
     bias: Tensor | None = None,
     causal: bool = False,
-    normalization: AttentionNormalization = "softmax",
     scale: float | None = None,
     dropout: float = 0.0,
+    normalization: AttentionNormalization = "softmax",
 ) -> Tensor:
     """The equation of `attention` with its map materialized, which the fused kernels are tested against.
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from math import isfinite
 from numbers import Integral, Real
-from typing import Any
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ EXAMPLES: dict[str, object] = {
 """A usual value of an argument, by its name; 1 for any other."""
 
 
-def check_whole(least: int = 1, **values: Any) -> None:
+def check_whole(least: int = 1, **values: object) -> None:
     """Raise `UserError` unless every value is a whole number of at least `least`."""
     for name, value in values.items():
         whole = _is_whole(value)
@@ -32,7 +32,7 @@ def check_whole(least: int = 1, **values: Any) -> None:
             raise UserError(f"{name} must be {bound}, got {value!r}; for example {name}={EXAMPLES.get(name, 1)}")
 
 
-def _is_whole(value: Any) -> bool:
+def _is_whole(value: object) -> TypeGuard[int]:
     # The first test is the usual case, a tenth of the time of the second: some checks run at every call of an op.
     # torch 2.8 compiles no isinstance with a union.
     return type(value) is int or (isinstance(value, (Integral, torch.SymInt)) and not isinstance(value, bool))
@@ -44,21 +44,21 @@ def check_chunk_size(chunk_size: int | None) -> None:
         raise UserError(f"chunk_size must be at least 1 token, got {chunk_size!r}; None does all tokens at once")
 
 
-def check_flags(**values: Any) -> None:
+def check_flags(**values: object) -> None:
     """Raise `UserError` unless every value is True or False."""
     for name, value in values.items():
         if not isinstance(value, bool):
             raise UserError(f"{name} must be True or False, got {value!r}; the default is to leave {name} out")
 
 
-def check_rates(**values: Any) -> None:
+def check_rates(**values: object) -> None:
     """Raise `UserError` unless every value is a probability."""
     for name, value in values.items():
         if not isinstance(value, Real) or not 0.0 <= float(value) <= 1.0:
             raise UserError(f"{name} must be a number between 0 and 1, got {value!r}; {name}=0 drops nothing")
 
 
-def check_numbers(least: float | None = None, **values: Any) -> None:
+def check_numbers(least: float | None = None, **values: object) -> None:
     """Raise `UserError` unless every value is a finite number, of at least `least` if given."""
     for name, value in values.items():
         if not isinstance(value, Real) or not isfinite(value) or (least is not None and value < least):
@@ -66,7 +66,7 @@ def check_numbers(least: float | None = None, **values: Any) -> None:
             raise UserError(f"{name} must be a finite number{bound}, got {value!r}; leave {name} out for the default")
 
 
-def check_choice(name: str, value: Any, known: Collection[str]) -> None:
+def check_choice(name: str, value: object, known: Collection[str]) -> None:
     """Raise `UserError` with the nearest names unless the value is one of those known."""
     if not isinstance(value, str):
         raise UserError(f"{name} must be one of {', '.join(known)}, got {value!r}")
@@ -84,7 +84,7 @@ def check_heads(dim: int, num_heads: int) -> int:
     return dim // num_heads
 
 
-def check_tensor(taker: str, value: Any) -> None:
+def check_tensor(taker: str, value: object) -> None:
     """Raise `UserError` with the way to convert the value unless it is a tensor; `taker` begins the sentence."""
     if isinstance(value, Tensor):
         return
@@ -101,7 +101,7 @@ def check_tensor(taker: str, value: Any) -> None:
     raise UserError(f"{taker} must be a torch.Tensor, got {name}; {remedy}")
 
 
-def check_mask_type(mask: Any) -> None:
+def check_mask_type(mask: Tensor) -> None:
     """Raise `UserError` with the way to convert each convention unless the mask is a boolean tensor."""
     check_tensor("mask", mask)
     if mask.dtype != torch.bool:

@@ -167,7 +167,13 @@ def next_scores(
             rest = rest + scores.common_query @ scores.common_key.transpose(-1, -2)
         return Scores(query, key, transform_scores(rest, theta, theta_bias, psi, psi_bias, mask=mask))
     b, c = _row(theta_bias, num_tokens), _row(psi_bias, num_tokens)
-    common_query = _columns(query, _row_sums(psi, mask), c)
+    # U 1 over the tokens that take part: (H or 1, N), or (B, H or 1, N) with a mask.
+    if mask is None:
+        sums = psi.sum(-1).reshape(-1, num_tokens)
+    else:
+        sums = mask.to(psi.dtype) @ psi.transpose(-1, -2)
+        sums = sums.unsqueeze(1) if psi.dim() == 2 else sums.transpose(0, 1)
+    common_query = _columns(query, sums, c)
     common_key = _columns(key, b, torch.ones_like(b))
     if scores.common_query is not None and scores.common_key is not None:
         common_query = _side_by_side(psi @ kept(scores.common_query), common_query)
@@ -257,14 +263,6 @@ def _row(bias: Tensor, num_tokens: int) -> Tensor:
     if _recorded() or num_tokens != bias.shape[-1]:
         bias = F.pad(bias, (0, num_tokens - bias.shape[-1]))
     return bias.reshape(-1, num_tokens)
-
-
-def _row_sums(psi: Tensor, mask: Tensor | None) -> Tensor:
-    """U 1 over the tokens that take part: (H or 1, N), or (B, H or 1, N) with a mask."""
-    if mask is None:
-        return psi.sum(-1).reshape(-1, psi.shape[-1])
-    sums = mask.to(psi.dtype) @ psi.transpose(-1, -2)
-    return sums.unsqueeze(1) if psi.dim() == 2 else sums.transpose(0, 1)
 
 
 def _mix_tokens(weight: Tensor, x: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ class TokenmixAdapter(AttentionAdapter):
             out=Affine.of(module.proj),
             qkv_bias=module.qkv.bias is not None,
             causal=causal,
-            dropout=module.drop.p,
+            dropout=module.dropout.p,
             attention_dropout=module.attention_dropout,
         )
 

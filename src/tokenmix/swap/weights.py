@@ -80,7 +80,8 @@ def _attention(
 
 
 def _external(old: AttentionWeights, mixer: ExternalAttention) -> KeptWeights:
-    kept = [name for name in ("query", "out") if _into(getattr(old, name), getattr(mixer, name))]
+    pairs = {"query": (old.query, mixer.query), "out": (old.out, mixer.proj)}
+    kept = [name for name, (theirs, ours) in pairs.items() if _into(theirs, ours)]
     return KeptWeights(
         tuple(kept), "its memories stand for the keys and values that attention made from the tokens, so they are new"
     )
@@ -92,7 +93,8 @@ def _multihead_external(old: AttentionWeights, mixer: MultiHeadExternalAttention
         return KeptWeights(
             (), f"it has {heads} heads and attention {old.num_heads or 'none'}: copies would stay copies"
         )
-    kept = [name for name in ("query", "out") if _into(getattr(old, name), getattr(mixer, name))]
+    pairs = {"query": (old.query, mixer.query), "out": (old.out, mixer.proj)}
+    kept = [name for name, (theirs, ours) in pairs.items() if _into(theirs, ours)]
     return KeptWeights(tuple(kept), "its memories, which all heads share, are new")
 
 

@@ -1,14 +1,13 @@
 """The configuration of the text models."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.ops.checks import check_choice, check_whole
-from tokenmix.registry import MODELS, list_models
+from tokenmix.registry import MODELS, Arguments, list_models
 
 # Field: the values that it may have.
 CHOICES = {
@@ -61,7 +60,7 @@ class GMLPConfig(PreTrainedConfig):
     """
 
     model_type: ClassVar[str] = "gmlp"
-    base_model_fsdp_plan: ClassVar[dict[Any, str]] = {
+    base_model_fsdp_plan: ClassVar[dict[str, str]] = {
         "embeddings": "free_full_weight",
         "layers.*": "free_full_weight",
         "norm": "keep_full_weight",
@@ -142,7 +141,7 @@ def create_config(name: str, **overrides: Any) -> GMLPConfig:
     return config_of({**MODELS[name].arguments, **overrides})
 
 
-def config_of(fields: Mapping[str, Any]) -> GMLPConfig:
+def config_of(fields: Arguments) -> GMLPConfig:
     """The configuration with these fields; `UserError` for one that there is not."""
     known = {field.name for field in dataclasses.fields(GMLPConfig)} | {"num_labels"}
     unknown = sorted(set(fields) - known)

@@ -179,10 +179,13 @@ class GMLPModel(GMLPPreTrainedModel):
                 gates.append(gate)
             else:
                 x = layer(x, mask)
-        last = rotate_back(self.norm(x), start)
+        last, pooled = rotate_back(self.norm(x), start), None
+        if self.pooler is not None:
+            first = last[:, 0] if start is None else last[torch.arange(last.shape[0], device=last.device), start]
+            pooled = torch.tanh(self.pooler(first))
         return GMLPModelOutput(
             last_hidden_state=last,
-            pooler_output=None if self.pooler is None else torch.tanh(self.pooler(_first(last, start))),
+            pooler_output=pooled,
             hidden_states=(*states, last) if want_states else None,
             attentions=_all_or_none(attentions),
             gates=_all_or_none(gates),
@@ -222,11 +225,6 @@ def _check_vocabulary(ids: Tensor, vocab_size: int) -> None:
             f"token {largest} for a model with a vocabulary of {vocab_size}; load the tokenizer that belongs to the "
             "model, or call model.resize_token_embeddings(len(tokenizer)) and train the new words"
         )
-
-
-def _first(x: Tensor, start: Tensor | None) -> Tensor:
-    """The first token (B, D) of each row of x (B, N, D)."""
-    return x[:, 0] if start is None else x[torch.arange(x.shape[0], device=x.device), start]
 
 
 def _all_or_none(maps: list[Any]) -> tuple[Tensor, ...] | None:

@@ -140,6 +140,7 @@ def test_coordinates_reach_each_layer_if_wanted(position: str) -> None:
 
 
 def test_normals_and_any_mixer_of_tokens() -> None:
+    assert create_model("pct_cls_nano", embedding="naive")(torch.randn(2, 30, 3)).shape == (2, 40)
     for mixer in ("offset", "external", "self", "multihead-external"):
         model = create_model("pct_cls_nano", mixer=mixer, in_chans=6, num_classes=3).eval()
         assert model(torch.randn(2, 30, 6)).shape == (2, 3)

@@ -142,7 +142,7 @@ def test_maps_of_the_block() -> None:
     assert pairs.map.shape == (2, 1, 96, 96)
     # The map is the one that the fused path used.
     x = model.before_context(model.forward_features(images))
-    value = model.context._pixels(x)[2]
+    value = model.context.conv1(x).flatten(2).transpose(1, 2).unsqueeze(1).chunk(3, -1)[2]
     mixed = (pairs.map @ value).squeeze(1).mT.unflatten(2, (8, 12))
     with torch.no_grad():
         expected = torch.relu(x + model.context.norm(model.context.conv2(mixed)))

@@ -1,7 +1,7 @@
 """Backbones of a detector's pyramid: a ResNet with a block of attention after its last stage, or a LaViT."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -19,7 +19,7 @@ from tokenmix.models.interface import BlockMap
 from tokenmix.models.lavit import LaViT
 from tokenmix.models.pretrained import timm_resnet
 from tokenmix.models.registry import create_model
-from tokenmix.registry import list_models
+from tokenmix.registry import Arguments, list_models
 
 Norm = Literal["batch", "frozen", "group"]
 Size = tuple[int, int]
@@ -94,7 +94,7 @@ class ResNetBackbone(Backbone):
         self,
         *,
         backbone: str = "resnet50",
-        backbone_kwargs: Mapping[str, Any] | None = None,
+        backbone_kwargs: Arguments | None = None,
         pretrained_backbone: bool = False,
         levels: Sequence[int] = (1, 2, 3, 4),
         mixer: str = "external",
@@ -148,7 +148,6 @@ class ResNetBackbone(Backbone):
         return counted + block
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """timm's, stage by stage."""
         self.net.set_grad_checkpointing(enable)
 
 
@@ -169,7 +168,7 @@ class LaViTBackbone(Backbone):
         self,
         *,
         backbone: str = "lavit_tiny",
-        backbone_kwargs: Mapping[str, Any] | None = None,
+        backbone_kwargs: Arguments | None = None,
         img_size: Size = (512, 512),
         levels: Sequence[int] = (0, 1, 2, 3),
         device: Device = None,
@@ -192,25 +191,19 @@ class LaViTBackbone(Backbone):
         return [norm(x) for norm, x in zip(self.norms, maps, strict=True)]
 
     def attention_maps(self, images: Tensor) -> list[BlockMap]:
-        """LaViT's own, of every block."""
         return self.net.attention_maps(images)
 
     def macs(self, size: Size) -> int:
-        """LaViT's own, at the size for which it is built."""
         return self.net.macs()
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Block by block."""
         self.net.set_grad_checkpointing(enable)
 
     def set_input_size(self, size: Size) -> None:
-        """Interpolate what is learned over the positions of a grid."""
         self.net.set_input_size(size)
 
     def warnings(self) -> list[str]:
-        """LaViT's own."""
         return self.net.warnings()
 
     def no_weight_decay(self) -> set[str]:
-        """LaViT's own."""
         return {f"net.{name}" for name in self.net.no_weight_decay()}

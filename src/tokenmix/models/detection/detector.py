@@ -13,7 +13,8 @@ from tokenmix.layers.external import Tie
 from tokenmix.models.detection.backbones import Backbone, LaViTBackbone, Norm, ResNetBackbone
 from tokenmix.models.detection.networks import HeadSizes, Kind, build_network
 from tokenmix.models.detection.pictures import place_masks, with_dense_masks
-from tokenmix.models.interface import BlockMap, OnMaps, PartCost, Size, pair
+from tokenmix.models.interface import BlockMap, MapInfo, OnMaps, PartCost, Size, pair
+from tokenmix.registry import Arguments
 
 Target = Mapping[str, Tensor]
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -141,9 +142,10 @@ class Detector(OnMaps, nn.Module):
         return detections
 
     @property
-    def feature_info(self) -> list[dict[str, Any]]:  # pyrefly: ignore[bad-override]
+    def feature_info(self) -> list[MapInfo]:  # pyrefly: ignore[bad-override]
         """Channels and stride of the backbone's maps."""
-        return [{"num_chs": w, "reduction": r} for w, r in zip(self.body.widths, self.body.reductions, strict=True)]
+        maps = zip(self.body.widths, self.body.reductions, strict=True)
+        return [{"module": f"body.{i}", "num_chs": w, "reduction": r} for i, (w, r) in enumerate(maps)]
 
     @torch.no_grad()
     def attention_maps(self, images: Tensor) -> list[BlockMap]:
@@ -248,9 +250,9 @@ def _of_a_classifier(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -
 def resnet_detector(
     *,
     kind: Kind,
-    heads: Mapping[str, Any] | None = None,
+    heads: Arguments | None = None,
     backbone: str = "resnet50",
-    backbone_kwargs: Mapping[str, Any] | None = None,
+    backbone_kwargs: Arguments | None = None,
     levels: Sequence[int] = (1, 2, 3, 4),
     mixer: str = "external",
     num_slots: int | None = None,
@@ -316,9 +318,9 @@ def resnet_detector(
 def lavit_detector(
     *,
     kind: Kind,
-    heads: Mapping[str, Any] | None = None,
+    heads: Arguments | None = None,
     backbone: str = "lavit_tiny",
-    backbone_kwargs: Mapping[str, Any] | None = None,
+    backbone_kwargs: Arguments | None = None,
     levels: Sequence[int] = (0, 1, 2, 3),
     score: float = 0.05,
     nms: float = 0.5,

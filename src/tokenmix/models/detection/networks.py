@@ -3,7 +3,7 @@
 So memory does not grow with the product of boxes and anchors.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -21,6 +21,7 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP
 
 from tokenmix.models.detection.backbones import Backbone
 from tokenmix.models.detection.pictures import PictureTransform
+from tokenmix.registry import Arguments
 
 Kind = Literal["retinanet", "faster-rcnn", "mask-rcnn"]
 RATIOS = (0.5, 1.0, 2.0)
@@ -166,18 +167,9 @@ def build_network(
     score: float,
     nms: float,
     detections: int,
-    transform: Mapping[str, Any],
+    transform: Arguments,
 ) -> nn.Module:
-    """torchvision's class of that kind, with its background class added where it has one.
-
-    Args:
-        kind: RetinaNet, Faster R-CNN or Mask R-CNN.
-        body: what gives the maps.
-        sizes: of pyramid and heads.
-        num_classes: without background.
-        score, nms, detections: see `Detector`.
-        transform: arguments of torchvision's transform: sizes, mean and std.
-    """
+    """torchvision's class of that kind, with its background class added where it has one; see `Detector`."""
     pyramid, anchors = Pyramid(body, sizes), AnchorGenerator(sizes.sides(), (RATIOS,) * len(sizes.anchors))
     if kind == "retinanet":
         net = BlockRetinaNet(

@@ -81,7 +81,7 @@ def external_attention(
             does not support the call.
     """
     check_options(normalization, num_steps, chunk_size, dropout, backend)
-    factors = checked_factors(query, key_memory, value_memory, key_bias, value_bias, mask)
+    factors = checked_factors(Factors(query, key_memory, value_memory, key_bias, value_bias, mask))
     if normalization == "l2":
         query, key_memory = cosine(factors.query, factors.key_memory)
         factors, normalization = factors._replace(query=query, key_memory=key_memory), "double"
@@ -91,7 +91,12 @@ def external_attention(
     in_graph = torch.compiler.is_exporting() or torch.jit.is_tracing()
     if chunk_size is not None and not in_graph and chunk_size < query.shape[-2]:
         return external_by_blocks(factors, num_steps=steps, chunk_size=chunk_size)
-    chosen = backend or _choose(query, key_memory.shape[0], num_steps, dropout)
+    chosen = backend or "eager"
+    # A saved graph holds PyTorch's operators only, and a compiler fuses them.
+    written = in_graph or torch.compiler.is_compiling()
+    if backend is None and query.is_cpu and query.dim() > 3 and dropout == 0.0 and num_steps == 1 and not written:
+        entries = query.shape[:-1].numel() * key_memory.shape[0]
+        chosen = "tiled" if query.shape[-3] > 1 and entries > LEAST_ENTRIES else "eager"
     if chosen == "eager":
         return _eager(factors, normalization, num_steps, dropout)
     if num_steps != 1:
@@ -120,10 +125,8 @@ def external_attention_map(
 ) -> Tensor:
     """The map A (..., N, S) that `external_attention` uses with the same arguments; rows of masked tokens are 0."""
     check_options(normalization, num_steps)
-    query, *_, mask = checked_factors(query, key_memory, key_memory, key_bias, None, mask)
-    return reference_map(
-        query, key_memory, key_bias=key_bias, mask=mask, normalization=normalization, num_steps=num_steps
-    )
+    factors = checked_factors(Factors(query, key_memory, key_memory, key_bias, None, mask))
+    return reference_map(factors, normalization, num_steps)
 
 
 def check_options(
@@ -165,20 +168,14 @@ def check_options(
             raise UserError(f"normalization={normalization!r} does all tokens at once; leave chunk_size out")
 
 
-def checked_factors(
-    query: Tensor,
-    key_memory: Tensor,
-    value_memory: Tensor,
-    key_bias: Tensor | None,
-    value_bias: Tensor | None,
-    mask: Tensor | None,
-) -> Factors:
+def checked_factors(factors: Factors) -> Factors:
     """The tensors if they fit each other, the query with 0 where no token takes part, so that no value there, NaN
     included, reaches a memory's gradient. The mask then broadcasts against the tokens (..., N).
 
     Raises:
         UserError: tensors that do not fit.
     """
+    query, key_memory, value_memory, key_bias, value_bias, mask = factors
     for name, tensor in (("query", query), ("key_memory", key_memory), ("value_memory", value_memory)):
         check_tensor(name, tensor)
     if query.dim() < 2 or key_memory.dim() != 2 or query.shape[-1] != key_memory.shape[-1]:
@@ -208,16 +205,6 @@ def checked_factors(
     return Factors(query, key_memory, value_memory, key_bias, value_bias, mask)
 
 
-def _choose(query: Tensor, num_slots: int, num_steps: int, dropout: float) -> Backend:
-    if query.device.type != "cpu" or dropout > 0.0 or num_steps != 1 or query.dim() < 4:
-        return "eager"
-    # A saved graph holds PyTorch's operators only, and a compiler fuses them.
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return "eager"
-    heads, map_entries = query.shape[-3], query.shape[:-1].numel() * num_slots
-    return "tiled" if heads > 1 and map_entries > LEAST_ENTRIES else "eager"
-
-
 def _eager(factors: Factors, normalization: Normalization, num_steps: int, dropout: float) -> Tensor:
     query, key_memory, value_memory, key_bias, value_bias, mask = factors
     plain = mask is None and key_bias is None and normalization == "double" and num_steps == 1
@@ -232,9 +219,7 @@ def _eager(factors: Factors, normalization: Normalization, num_steps: int, dropo
         else:
             weights = double_normalize(weights)
     else:
-        weights = reference_map(
-            query, key_memory, key_bias=key_bias, mask=mask, normalization=normalization, num_steps=num_steps
-        )
+        weights = reference_map(factors, normalization, num_steps)
     if dropout > 0.0:
         weights = F.dropout(weights, dropout)
     out = F.linear(weights, value_memory.t(), value_bias)
@@ -310,7 +295,7 @@ def sharded_external_attention(
         UserError: no process group, or what `external_attention` refuses.
     """
     check_options("double", num_steps, chunk_size)
-    factors = checked_factors(query, key_memory, value_memory, key_bias, value_bias, mask)
+    factors = checked_factors(Factors(query, key_memory, value_memory, key_bias, value_bias, mask))
     if not (dist.is_available() and dist.is_initialized()):
         raise UserError(
             "sharded_external_attention found no process group: start the program with torchrun and call "

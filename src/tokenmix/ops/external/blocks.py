@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tokenmix.kernels.support import autocast_inputs
+from tokenmix.kernels.support import autocast_inputs, empty_like_heads
 from tokenmix.ops.external.reference import Factors, reference
 from tokenmix.ops.normalize import slot_offset
 
@@ -208,7 +208,7 @@ def _written(tensors: Sequence[Any], num_steps: int) -> tuple[Callable[..., Tens
         given: list[Any] = [None if tensor is None else next(found) for tensor in tensors[:5]]
         factors = Factors(*given, mask=tensors[5])
         normalization = "double" if num_steps else "softmax"
-        return reference(**factors._asdict(), normalization=normalization, num_steps=max(1, num_steps))
+        return reference(factors, normalization, max(1, num_steps))
 
     return run, [tensor for tensor in tensors[:5] if tensor is not None]
 
@@ -231,14 +231,6 @@ def _blocks(query: Tensor, slots: int, size: int | None, merge: Merge | None) ->
     for sample in range(0, num_samples, samples):
         for head in range(0, num_heads, heads):
             yield (slice(sample, sample + samples), slice(head, head + heads)), [slice(0, num_tokens)]
-
-
-def empty_like_heads(query: Tensor, width: int) -> Tensor:
-    """An unwritten (..., N, width), heads inside tokens where a query (B, H, N, d) has them so."""
-    shape = *query.shape[:-1], width
-    if query.dim() == 4 and query.stride(1) < query.stride(2):
-        return torch.empty_permuted(shape, (0, 2, 1, 3), dtype=query.dtype, device=query.device)
-    return query.new_empty(shape)
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:

@@ -16,16 +16,7 @@ Normalization = Literal["double", "softmax", "sigmoid", "l2", "entmax15"]
 
 
 class Factors(NamedTuple):
-    """The tensors of external attention, as a form of it takes them.
-
-    Attributes:
-        query: F, (..., N, d).
-        key_memory: M_k, (S, d).
-        value_memory: M_v, (S, d_v).
-        key_bias: b_k, (S,), or None.
-        value_bias: b_v, (d_v,), or None.
-        mask: bool, broadcastable to (..., N), True = the token takes part; the others are 0 in the output. Or None.
-    """
+    """The tensors of `external_attention`, the mask one that broadcasts against (..., N)."""
 
     query: Tensor
     key_memory: Tensor
@@ -35,35 +26,16 @@ class Factors(NamedTuple):
     mask: Tensor | None = None
 
 
-def reference(
-    query: Tensor,
-    key_memory: Tensor,
-    value_memory: Tensor,
-    *,
-    key_bias: Tensor | None = None,
-    value_bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    normalization: Normalization = "double",
-    num_steps: int = 1,
-) -> Tensor:
-    """Arguments are those of `external_attention`, in any dtype; the map is materialized."""
-    attention = reference_map(
-        query, key_memory, key_bias=key_bias, mask=mask, normalization=normalization, num_steps=num_steps
-    )
-    out = F.linear(attention, value_memory.t(), value_bias)
+def reference(factors: Factors, normalization: Normalization = "double", num_steps: int = 1) -> Tensor:
+    """The equation with its map materialized, in any dtype; arguments are those of `external_attention`."""
+    query, _, value_memory, _, value_bias, mask = factors
+    out = F.linear(reference_map(factors, normalization, num_steps), value_memory.t(), value_bias)
     return out if mask is None else out.masked_fill(~broadcast_mask(mask, query).unsqueeze(-1), 0.0)
 
 
-def reference_map(
-    query: Tensor,
-    key_memory: Tensor,
-    *,
-    key_bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    normalization: Normalization = "double",
-    num_steps: int = 1,
-) -> Tensor:
+def reference_map(factors: Factors, normalization: Normalization = "double", num_steps: int = 1) -> Tensor:
     """A (..., N, S): double normalisation over tokens and slots, a form of it, or a softmax over the slots only."""
+    query, key_memory, _, key_bias, _, mask = factors
     if normalization == "l2":
         query, key_memory = cosine(query, key_memory)
     logits = F.linear(query, key_memory, key_bias)
