@@ -40,7 +40,7 @@ from tokenmix.lab.compare.tuning import (
 )
 from tokenmix.lab.compare.variant_costs import measure_steps, measure_variants, skeleton_of
 from tokenmix.lab.compare.variant_runs import check_folder, claim_folder, plan_runs, read_run, read_sampling, variant_of
-from tokenmix.lab.compare.variants import reference_of, with_usual_mixers
+from tokenmix.lab.compare.variants import naming, reference_of, with_usual_mixers
 from tokenmix.lab.grid.cells import Cell, Engine
 from tokenmix.lab.grid.engines import in_turn, make_engine, parallel_runs
 from tokenmix.lab.registry import get_task
@@ -250,13 +250,15 @@ def _prepare(name: str, config: CompareConfig, out: Path) -> Comparison:
     if not config.seeds:
         raise UserError("a comparison needs at least one seed, for example --seeds 0")
     cells = plan_runs(config, out, name)
-    check_config(cells[0].config)
-    task.check(cells[0].config, cells[0].config.loop.batch_size // cells[0].config.optim.accumulate)
+    for variant, cell in _first_of_each(cells).items():
+        with naming(config, variant):
+            check_config(cell.config)
+            task.check(cell.config, cell.config.loop.batch_size // cell.config.optim.accumulate)
     data = task.load_data(cells[0].config)
     make_plan(cells[0].config, data.num_train, unit=data.unit)
     if rates_of(config) and not data.num_validation:
         raise UserError("tune chooses on validation samples, and none are held out; give --validation N, or more data")
-    return Comparison(name, config, out, data, _new_variants(cells, data), cells)
+    return Comparison(name, config, out, data, _new_variants(config, cells, data), cells)
 
 
 def _with_steps(one: Comparison, measured: Sequence[Variant]) -> Comparison:
@@ -303,21 +305,24 @@ def _first_of_each(cells: Iterable[Cell]) -> dict[str, Cell]:
     return first
 
 
-def _new_variants(cells: Sequence[Cell], data: TaskData) -> dict[str, TaskModule]:
+def _new_variants(config: CompareConfig, cells: Sequence[Cell], data: TaskData) -> dict[str, TaskModule]:
     """A fresh task for each variant, built and run once before any training so that a mistake is reported at once."""
     variants = {}
     description = json.loads(to_json(data.describe()))
     for name, cell in _first_of_each(cells).items():
-        config, kind = cell.config, get_task(cell.config.task)
-        task = kind(kind.model_from_config(config, description), config, description)
-        if config.swap.swap is not None:
-            try:
-                find_sites(task.model)
-            except UserError as error:
-                raise UserError(f"{error}; give --insert-after MODULE, to insert each mixer there instead") from None
-        start_and_swap(task, config.loop.init_from)
-        check_own_mixers(task)
-        task.macs()
+        run, kind = cell.config, get_task(cell.config.task)
+        with naming(config, name):
+            task = kind(kind.model_from_config(run, description), run, description)
+            if run.swap.swap is not None:
+                try:
+                    find_sites(task.model)
+                except UserError as error:
+                    raise UserError(
+                        f"{error}; give --insert-after MODULE, to insert each mixer there instead"
+                    ) from None
+            start_and_swap(task, run.loop.init_from)
+            check_own_mixers(task)
+            task.macs()
         variants[name] = task
     return variants
 
@@ -331,7 +336,7 @@ def predict_steps(config: CompareConfig) -> dict[str, float]:
     batch = next(iter(data.train_batches(batch_size=config.loop.batch_size, epoch=0, start=0)))
     torch.set_num_threads(1)
     try:
-        return measure_steps(_new_variants(cells, data), batch, first, _device(config))
+        return measure_steps(_new_variants(config, cells, data), batch, first, _device(config))
     finally:
         torch.set_num_threads(before)
 
