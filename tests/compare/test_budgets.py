@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from tokenmix.errors import UserError
-from tokenmix.lab.compare.budgets import equal_steps
 from tokenmix.lab.compare.compare import compare
 from tokenmix.lab.compare.notes import budget_sentence, uncertainty
 from tokenmix.lab.compare.results import Variant, load_results
-from tokenmix.lab.compare.tuning import best_rate, rates_of
+from tokenmix.lab.compare.schedule import best_rate, equal_steps, rates_of
 from tokenmix.lab.train.config import CompareConfig
 from tokenmix.profiling.speed import Timing
 from verbs import refused

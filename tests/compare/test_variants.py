@@ -13,7 +13,7 @@ import tokenmix
 from tokenmix.errors import UserError
 from tokenmix.lab.cli import parse
 from tokenmix.lab.compare.baselines import frequencies, nearest_mean
-from tokenmix.lab.compare.result import ComparisonResult
+from tokenmix.lab.compare.report import ComparisonResult
 from tokenmix.lab.compare.results import load_results
 from tokenmix.lab.compare.variants import plan_variants, reference_of
 from tokenmix.lab.train.config import CompareConfig, comparison_config
@@ -153,7 +153,7 @@ def test_a_caller_gets_tables_and_a_figure(text: ComparisonResult) -> None:
         ("[variants.mine]\nmodel_kwargs = 3", "model_kwargs=3 must be a table"),
         ("[variants.mine]\nmixup = 0.1\n[variants.other]\nlr = 0", "other.*lr must be a positive number"),
         ("[variants]\nmine = 3", r"it must be a table \[variants.NAME\]"),
-        ('[variants.mine]\nout = "elsewhere"', "out must be equal for all variants; move it above the tables"),
+        ('[variants.mine]\nout = "elsewhere"', "out must be equal for all variants; leave it out of this table"),
         ("[variants.mine]\nseed = 3", "seed must be equal for all variants"),
         ("[variants.mine]\nloop = {seed = 3}", "loop must be equal for all variants"),
         ('[variants.mine]\ndata = "fashion-mnist"', "data must be equal for all variants"),

@@ -21,23 +21,23 @@ from tokenmix.environment import environment
 from tokenmix.errors import UserError, printable
 from tokenmix.files import make_folder, one_writer, replace_file, to_json
 from tokenmix.lab.compare.baselines import fit_baselines
-from tokenmix.lab.compare.budgets import equal_steps, with_steps
-from tokenmix.lab.compare.columns import markdown_table, rich_table
-from tokenmix.lab.compare.examples import make_examples
 from tokenmix.lab.compare.grid import choose_cells, copy_runs, merge_settings, split_grid, write_grid
 from tokenmix.lab.compare.notes import budget_sentence, failed_runs, finding_sentence, notes, uncertainty
-from tokenmix.lab.compare.report import write_report
-from tokenmix.lab.compare.result import ComparisonResult
+from tokenmix.lab.compare.pictures import make_examples
+from tokenmix.lab.compare.report import ComparisonResult, write_report
 from tokenmix.lab.compare.results import Results, Run, Variant
-from tokenmix.lab.compare.tuning import (
+from tokenmix.lab.compare.schedule import (
     Scores,
     Trials,
     best_rate,
+    equal_steps,
     plan_trials,
     rates_of,
     trial_scores,
     validation_score,
+    with_steps,
 )
+from tokenmix.lab.compare.table import table_of
 from tokenmix.lab.compare.variant_costs import measure_steps, measure_variants, skeleton_of
 from tokenmix.lab.compare.variant_runs import check_folder, claim_folder, plan_runs, read_run, read_sampling, variant_of
 from tokenmix.lab.compare.variants import naming, reference_of, with_usual_mixers
@@ -528,7 +528,7 @@ def _report(one: Comparison, runs: Runs, measured: Sequence[Variant], console: C
     results.save(one.out / "results.json")
     replace_file(one.out / "results.md", _markdown(results).encode())
     report = write_report(results, one.out / "report.html", shown)
-    console.print(rich_table(results))
+    console.print(table_of(results).rich())
     console.print(printable(finding_sentence(results)), highlight=False, markup=False)
     for note in [*failed_runs(results), *uncertainty(results)]:
         console.print(printable(note), highlight=False, markup=False)
@@ -539,7 +539,7 @@ def _report(one: Comparison, runs: Runs, measured: Sequence[Variant], console: C
 def _markdown(results: Results) -> str:
     listed = "\n".join(f"- {note}" for note in notes(results))
     text = f"{finding_sentence(results)}\n\n{budget_sentence(results)}"
-    return f"{text}\n\n{markdown_table(results)}\n\n{listed}\n\n    {results.command}\n"
+    return f"{text}\n\n{table_of(results).markdown()}\n\n{listed}\n\n    {results.command}\n"
 
 
 def repeat_command(config: CompareConfig) -> str:

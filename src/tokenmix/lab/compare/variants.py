@@ -42,7 +42,7 @@ def plan_variants(config: CompareConfig) -> dict[str, dict[str, Any]]:
                 raise UserError("one of the mixers has this name; give the variant another one, or leave the mixer out")
             taken = next((key for key in options if key in SHARED), None)
             if taken is not None:
-                raise UserError(f"{taken} must be equal for all variants; move it above the tables, or leave it out")
+                raise UserError(f"{taken} must be equal for all variants; leave it out of this table")
             kwargs = options.get("model_kwargs", {})
             own[name] = {**options, "model_kwargs": {**shared, **kwargs}} if isinstance(kwargs, dict) else options
     return rows | own
