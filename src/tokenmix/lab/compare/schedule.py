@@ -6,7 +6,7 @@ by short runs.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +19,7 @@ from tokenmix.lab.train.config import CompareConfig
 from tokenmix.lab.train.plan import make_plan
 from tokenmix.lab.train.schema import Range, fitted
 from tokenmix.lab.train.sources import read_part, read_result
+from tokenmix.lab.train.task import TaskData
 
 FILE = "steps.json"
 """The steps of each variant: a time that is measured again is another."""
@@ -28,6 +29,41 @@ Trials = dict[tuple[str, float], Cell]
 """The short runs by variant and learning rate."""
 Scores = dict[float, float | None]
 """Scores on validation samples by learning rate; None where a run has none."""
+START = 10.0
+"""Seconds that a process takes to start: shorter runs are trained in turn."""
+SETUP = 1.0
+"""Seconds of a run outside of its data, steps and evaluations: the model, the first step, the files that it leaves."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Measured seconds of reading the data, and by variant of a training batch and a test batch with their loading."""
+
+    read: float
+    step: Mapping[str, float] = field(default_factory=dict)
+    evaluate: Mapping[str, float] = field(default_factory=dict)
+
+
+def run_seconds(pace: Pace, variant: str, cell: Cell, data: TaskData) -> float:
+    """About how long a run takes, with its evaluations.
+
+        read + setup + batches * step + (epochs * validation + 1.5 * test) / batch * evaluate
+
+    The test samples are evaluated once, or twice if an earlier epoch was better.
+    """
+    plan = make_plan(cell.config, data.num_train)
+    tested = math.ceil(data.num_validation / plan.batch_size) * plan.epochs
+    tested += 1.5 * math.ceil(data.num_test / plan.batch_size)
+    batches = plan.total_steps * plan.accumulate
+    return pace.read + SETUP + batches * pace.step.get(variant, 0.0) + tested * pace.evaluate.get(variant, 0.0)
+
+
+def side_by_side(seconds: Sequence[float], jobs: int) -> float:
+    """How long runs take that begin in this order as soon as one of `jobs` processes is free; 0 for in turn."""
+    ends = [0.0] * max(1, jobs)
+    for one in seconds:
+        ends[ends.index(min(ends))] += one + (START if jobs else 0.0)
+    return max(ends)
 
 
 def equal_steps(config: CompareConfig, out: Path, total: int, measured: Sequence[Variant]) -> dict[str, int]:
