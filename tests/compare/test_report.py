@@ -193,6 +193,9 @@ def test_sentences_say_what_was_equal_what_failed_and_where_costs_cross(results:
     assert f"Two mixers whose accuracy differs by less than {critical:.4f} may differ by chance" in listed
     assert "more seeds of each would settle whether external is 0.0600 better than self." in listed
     assert "One seed" not in listed
+    assert "The accuracy, the confusion matrix and the samples shown are of the weights" in listed
+    boxes = replace(results, metric="map")
+    assert finding_sentence(boxes).startswith("No clear best mAP: ")
     beaten = replace(results, baselines={"logistic regression": 0.85})
     assert "No network here" not in finding_sentence(beaten)
     better = replace(results, baselines={"logistic regression": 0.89})

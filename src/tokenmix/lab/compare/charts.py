@@ -192,7 +192,7 @@ def learning_curves(results: Results) -> list[str]:
     """Score and loss, each over the samples seen and over the seconds: means over the finished runs."""
     over = {"samples": Axis(f"training {results.unit} seen", count), "seconds": Axis("seconds of training", _short)}
     charts = []
-    for pick, label in (("score_curve", f"validation {results.metric}"), ("loss_curve", "training loss")):
+    for pick, label in (("score_curve", f"validation {results.measure}"), ("loss_curve", "training loss")):
         for name, x in over.items():
             series = []
             for i, variant in enumerate(results.variants):
@@ -235,7 +235,7 @@ def cost_charts(results: Results) -> list[str]:
             for i, v in enumerate(results.variants)
             if v.score is not None and (value := cost(v))
         ]
-        y = Axis(f"test {results.metric}", _short)
+        y = Axis(f"test {results.measure}", _short)
         charts.append(scatter_chart(points, Axis(label, text, log=True), y, results.baselines))
     return charts
 

@@ -186,6 +186,12 @@ class Results:
         return (max if higher else min)(values) if values else None
 
     @property
+    def measure(self) -> str:
+        """The headline metric in words."""
+        known = {"map": "mAP", "miou": "mIoU", "instance_miou": "instance mIoU"}
+        return known.get(self.metric, self.metric.replace("_", " "))
+
+    @property
     def budget(self) -> str:
         """What was equal for all variants."""
         return {"macs": "multiply-adds", "seconds": "seconds"}.get(self.config.get("budget", ""), self.unit)
