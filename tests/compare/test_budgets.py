@@ -8,11 +8,21 @@ from typing import Any
 import pytest
 
 from tokenmix.errors import UserError
-from tokenmix.lab.compare.budgets import equal_steps
 from tokenmix.lab.compare.compare import compare
 from tokenmix.lab.compare.notes import budget_sentence, uncertainty
 from tokenmix.lab.compare.results import Variant, load_results
-from tokenmix.lab.compare.tuning import best_rate, rates_of
+from tokenmix.lab.compare.schedule import (
+    SETUP,
+    START,
+    Pace,
+    best_rate,
+    equal_steps,
+    rates_of,
+    run_seconds,
+    side_by_side,
+)
+from tokenmix.lab.compare.variant_runs import plan_runs
+from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.config import CompareConfig
 from tokenmix.profiling.speed import Timing
 from verbs import refused
@@ -134,3 +144,18 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "tune='fast' is not valid" in refused(capsys, *words, "--tune", "fast")
     assert "none are held out; give --validation" in refused(capsys, *words, "--tune", "auto", "--validation", "0")
     assert not (tmp_path / "x").exists()
+
+
+def test_runs_side_by_side_begin_as_soon_as_a_process_is_free() -> None:
+    assert side_by_side([3.0, 4.0, 5.0], 0) == 12.0
+    # Three runs in two processes: the third waits for the first.
+    assert side_by_side([3.0, 4.0, 5.0], 2) == 3.0 + 5.0 + 2 * START
+    assert side_by_side([], 2) == 0.0
+
+
+def test_a_run_takes_its_steps_its_evaluations_and_the_reading_of_its_data(tmp_path: Path) -> None:
+    cell = plan_runs(small(tmp_path, mixers=("self",)), tmp_path)[0]
+    data = get_task(cell.config.task).load_data(cell.config)
+    pace = Pace(read=7.0, step={"self": 0.5}, evaluate={"self": 0.25})
+    # Two epochs of four steps; after each one batch for validation; one and a half times two test batches.
+    assert run_seconds(pace, "self", cell, data) == 7.0 + SETUP + 8 * 0.5 + (2 * 1 + 1.5 * 2) * 0.25

@@ -12,13 +12,12 @@ import pytest
 import torch
 
 from tokenmix.errors import UserError
-from tokenmix.lab.compare.charts import Series, heatmap, line_chart, place_labels, ticks
-from tokenmix.lab.compare.columns import cells, columns, markdown_table
-from tokenmix.lab.compare.map_figures import ExampleMaps
+from tokenmix.lab.compare.charts import Axis, Series, cost_charts, line_chart, place_labels, ticks
 from tokenmix.lab.compare.notes import budget_sentence, finding_sentence, notes, uncertainty
+from tokenmix.lab.compare.pictures import ExampleMaps
 from tokenmix.lab.compare.report import write_report
-from tokenmix.lab.compare.report_figures import cost_charts
 from tokenmix.lab.compare.results import Curve, Example, Results, Run, Sampling, Variant, load_results
+from tokenmix.lab.compare.table import cells, columns, table_of
 from tokenmix.lab.inspect import Tile
 from tokenmix.lab.train.config import CompareConfig
 from tokenmix.profiling.speed import Timing
@@ -165,7 +164,7 @@ def test_times_whose_quartiles_overlap_are_a_tie(results: Results):
 
 
 def test_markdown_table_is_a_table(results: Results):
-    lines = markdown_table(results).splitlines()
+    lines = table_of(results).markdown().splitlines()
     assert {line.count("|") for line in lines} == {len(columns(results)) + 2}
     assert "**0.8800 ± 0.0424**" in lines[3]
 
@@ -194,6 +193,9 @@ def test_sentences_say_what_was_equal_what_failed_and_where_costs_cross(results:
     assert f"Two mixers whose accuracy differs by less than {critical:.4f} may differ by chance" in listed
     assert "more seeds of each would settle whether external is 0.0600 better than self." in listed
     assert "One seed" not in listed
+    assert "The accuracy, the confusion matrix and the samples shown are of the weights" in listed
+    boxes = replace(results, metric="map")
+    assert finding_sentence(boxes).startswith("No clear best mAP: ")
     beaten = replace(results, baselines={"logistic regression": 0.85})
     assert "No network here" not in finding_sentence(beaten)
     better = replace(results, baselines={"logistic regression": 0.89})
@@ -334,7 +336,7 @@ def test_ticks_are_round(low: float, high: float, expected: list[float]):
 
 
 def test_lines_lie_where_their_values_are():
-    text = line_chart([Series("a", 0, [0, 10], [1.0, 3.0])], "x", "y", str, str)
+    text = line_chart([Series("a", 0, [0, 10], [1.0, 3.0])], Axis("x", str), Axis("y", str))
     (first, last) = re.search(r'points="([^"]+)"', text)[1].split()  # type: ignore[index]
     (x0, y0), (x1, y1) = (tuple(map(float, place.split(","))) for place in (first, last))
     assert x0 < x1
@@ -353,7 +355,10 @@ def test_labels_of_points_do_not_cover_each_other_or_other_points():
     assert all(l >= 50 and r <= 440 for l, _, r, _ in boxes)
 
 
-def test_heatmap_says_what_was_taken_for_what():
-    text = heatmap([[3, 1], [0, 4]], ["cat", "dog"])
-    assert "cat taken for dog: 1 of 4" in text
+def test_confusion_says_what_was_taken_for_what(results: Results, tmp_path: Path):
+    first = replace(results.variants[0], runs=[replace(results.variants[0].runs[0], confusion=[[3, 1], [0, 4]])])
+    one = replace(results, variants=[first], classes=["cat", "dog"], examples=[])
+    text = write_report(one, tmp_path / "report.html").read_text()
+    assert '<td class="wrong l5" title="cat taken for dog: 1 of 4">1</td>' in text
+    assert '<td class="right l10" title="dog taken for dog: 4 of 4">4</td>' in text
     assert "dog taken for cat" not in text

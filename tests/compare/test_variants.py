@@ -2,6 +2,7 @@
 
 import csv
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import tokenmix
 from tokenmix.errors import UserError
 from tokenmix.lab.cli import parse
 from tokenmix.lab.compare.baselines import frequencies, nearest_mean
-from tokenmix.lab.compare.result import ComparisonResult
+from tokenmix.lab.compare.report import ComparisonResult
 from tokenmix.lab.compare.results import load_results
 from tokenmix.lab.compare.variants import plan_variants, reference_of
 from tokenmix.lab.train.config import CompareConfig, comparison_config
@@ -140,3 +141,38 @@ def test_a_caller_gets_tables_and_a_figure(text: ComparisonResult) -> None:
     assert text.plot().axes[0].get_ylabel().startswith("test ")
     frame = pytest.importorskip("pandas") and text.to_pandas()
     assert list(frame["variant"]) == ["original", "external"]
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("[variants.mine]\nlearning = 1", "unknown option of image-classification 'learning'"),
+        ('[variants.mine]\nlr = "fast"', "lr='fast' must be a number"),
+        ('[variants.mine]\nswap = "externl"', "unknown mixer 'externl'; did you mean external"),
+        ("[variants.mine]\nmodel_kwargs = {depht = 3}", "mixer_nano' has no argument 'depht'"),
+        ("[variants.mine]\nmodel_kwargs = 3", "model_kwargs=3 must be a table"),
+        ("[variants.mine]\nmixup = 0.1\n[variants.other]\nlr = 0", "other.*lr must be a positive number"),
+        ("[variants]\nmine = 3", r"it must be a table \[variants.NAME\]"),
+        ('[variants.mine]\nout = "elsewhere"', "out must be equal for all variants; leave it out of this table"),
+        ("[variants.mine]\nseed = 3", "seed must be equal for all variants"),
+        ("[variants.mine]\nloop = {seed = 3}", "loop must be equal for all variants"),
+        ('[variants.mine]\ndata = "fashion-mnist"', "data must be equal for all variants"),
+        ('[variants.mine]\ntask = "masked-lm"', "task must be equal for all variants"),
+        ("[variants.mine]\nmixers = 3", "has no option mixers|unknown option"),
+    ],
+)
+def test_a_wrong_row_of_a_file_is_named_before_anything_is_written(tmp_path: Path, table: str, message: str) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(f'data = "digits"\nlimit = 64\nbatch_size = 16\nmax_steps = 1\ncontrols = false\n{table}\n')
+    with pytest.raises(UserError, match=message) as raised:
+        tokenmix.compare(file, out=tmp_path / "out", device="cpu", quiet=True)
+    assert "[variants." in str(raised.value)
+    assert "mine.toml" in str(raised.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.toml"]
+
+
+def test_a_row_and_a_mixer_have_two_names(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('data = "digits"\nmixers = ["self"]\n[variants.self]\nlr = 1e-2\n')
+    with pytest.raises(UserError, match=r"\[variants.self\] of .*: one of the mixers has this name; give the variant"):
+        tokenmix.compare(file, out=tmp_path / "out", quiet=True)

@@ -7,7 +7,7 @@ from matplotlib import colormaps
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.lab.compare.map_figures import _signed
+from tokenmix.lab.compare.pictures import signed
 from tokenmix.lab.inspect import attention_maps, map_numbers, tiles_of
 from tokenmix.lab.inspect.maps import SIGNED
 from tokenmix.layers import MIXERS
@@ -139,6 +139,6 @@ def test_signed_numbers_are_red_above_zero_and_blue_below_in_every_picture():
     red, _, blue, _ = colormaps[SIGNED]([0.0, 1.0]).T
     assert red[0] < blue[0]
     assert red[1] > blue[1]
-    in_the_report = _signed(np.array([[-1.0, 1.0]]))[0].astype(int)
+    in_the_report = signed(np.array([[-1.0, 1.0]]))[0].astype(int)
     assert in_the_report[0, 0] < in_the_report[0, 2]
     assert in_the_report[1, 0] > in_the_report[1, 2]

@@ -185,6 +185,7 @@ def test_all_works_and_writes_nothing_into_its_packages(built: Path, tmp_path: P
 def test_what_the_archives_hold(built: Path) -> None:
     names = zipfile.ZipFile(wheel_of(built)).namelist()
     wanted = ["tokenmix/py.typed", *(f"tokenmix/lab/compare/report.{kind}" for kind in ("css", "js", "html"))]
+    wanted += [f"tokenmix/lab/compare/{name}.html" for name in ("grid", "notebook", "table")]
     assert set(wanted) <= set(names)
     assert not [name for name in names if name.endswith((".toml", ".json", ".safetensors", ".md"))]
     assert any(name.endswith("licenses/LICENSE") for name in names)

@@ -27,10 +27,11 @@ DATA_SETS.register(
     DataEntry(
         name="solar-cells",
         kinds=("images",),
-        about="2,624 photographs of 300 x 300, sound or with a defect, 2,112 + 512 by neighbourhood, 91 MB",
+        about="2,624 photographs of 300 x 300 at 96 px, sound or with a defect, 2,112 + 512 by neighbourhood, 91 MB",
         licence="CC-BY-NC-SA-4.0",
         origin="PyPI elpv-dataset 1.0.0.post1",
         load="recipes.datasets.images.solar_cells:load_cells",
+        img_size=96,
         stored=("solar-cells",),
     ),
     DataEntry(

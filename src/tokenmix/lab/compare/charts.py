@@ -1,51 +1,56 @@
-"""Charts and matrices as inline SVG: their colours come from the page's style sheet, so they follow light and dark."""
+"""The figures of a report as inline SVG: their colours come from the style sheet, so they follow light and dark."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
+from statistics import fmean
+
+from tokenmix.lab.compare.results import Curve, Results, Variant
+from tokenmix.lab.compare.table import Column
+from tokenmix.profiling.units import count, milliseconds
 
 WIDTH, HEIGHT = 440, 280
 LEFT, RIGHT, TOP, BOTTOM = 66, 14, 12, 42
-
-CELL = 24
-WRITTEN_UP_TO = 12
-"""Counts are written into the cells of matrices up to this many classes."""
+FLOOR, END = HEIGHT - BOTTOM, WIDTH - RIGHT
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line: `index` picks colour and marker."""
+    """The points of a variant; `index` picks colour and marker, `error` is half the length of a vertical bar."""
 
     name: str
     index: int
     xs: Sequence[float]
     ys: Sequence[float]
-
-
-@dataclass(frozen=True)
-class Point:
-    """One labelled point; `error` is half the length of its vertical bar."""
-
-    name: str
-    index: int
-    x: float
-    y: float
     error: float | None = None
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Linear or logarithmic mapping of values to pixels, with its label, its ticks and how their values are written."""
+    """A linear or logarithmic axis: its label, how values are written, and what is where once values are known."""
 
     label: str
     text: Callable[[float], str]
-    low: float
-    high: float
-    start: float
-    end: float
-    marks: list[float]
-    log: bool
+    log: bool = False
+    low: float = 0.0
+    high: float = 1.0
+    start: float = LEFT
+    end: float = END
+    marks: list[float] = field(default_factory=list)
+
+    def over(self, values: Sequence[float], *, across: bool) -> "Axis":
+        """The axis over these values: over the width, linear from 0; or over the height."""
+        low, high = min(values), max(values)
+        if self.log:
+            low, high = low / 1.25, high * 1.25
+        else:
+            pad = (high - low) * 0.06 or abs(high) * 0.05 or 1.0
+            low, high = (0.0 if across else low - pad), high + pad
+        start, end = (LEFT, END) if across else (FLOOR, TOP)
+        return Axis(
+            self.label, self.text, self.log, low, high, start, end, (_log_ticks if self.log else ticks)(low, high)
+        )
 
     def __call__(self, value: float) -> float:
         low, high, value = (math.log(v) if self.log else v for v in (self.low, self.high, value))
@@ -63,18 +68,6 @@ def ticks(low: float, high: float, wanted: int = 6) -> list[float]:
     return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def _axis(label: str, text: Callable[[float], str], values: Sequence[float], *, across: bool, log: bool) -> Axis:
-    """Over the width, linear from 0; or over the height."""
-    low, high = min(values), max(values)
-    if log:
-        low, high = low / 1.25, high * 1.25
-    else:
-        pad = (high - low) * 0.06 or abs(high) * 0.05 or 1.0
-        low, high = (0.0 if across else low - pad), high + pad
-    start, end = (LEFT, WIDTH - RIGHT) if across else (HEIGHT - BOTTOM, TOP)
-    return Axis(label, text, low, high, start, end, _log_ticks(low, high) if log else ticks(low, high), log)
-
-
 def _log_ticks(low: float, high: float) -> list[float]:
     for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8)):
         powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
@@ -84,71 +77,50 @@ def _log_ticks(low: float, high: float) -> list[float]:
     return ticks(low, high, 3)
 
 
-def line_chart(
-    series: Sequence[Series],
-    x_label: str,
-    y_label: str,
-    x_text: Callable[[float], str],
-    y_text: Callable[[float], str],
-    *,
-    log: bool = False,
-) -> str:
-    """Lines with markers at their points; with `log` both axes are logarithmic."""
-    drawn = [s for s in series if len(s.xs)]
+def line_chart(series: Sequence[Series], x: Axis, y: Axis) -> str:
+    """Lines with markers at their points."""
+    drawn = [one for one in series if len(one.xs)]
     if not drawn:
         return '<p class="empty">No curve to draw: no run finished, or nothing was held out for validation.</p>'
-    x = _axis(x_label, x_text, [v for s in drawn for v in s.xs], across=True, log=log)
-    y = _axis(y_label, y_text, [v for s in drawn for v in s.ys], across=False, log=log)
-    return _chart(x, y, [_line(s, x, y) for s in drawn])
+    x = x.over([v for one in drawn for v in one.xs], across=True)
+    y = y.over([v for one in drawn for v in one.ys], across=False)
+    lines = []
+    for one in drawn:
+        places = [(x(a), y(b)) for a, b in zip(one.xs, one.ys)]
+        path = " ".join(f"{a:.1f},{b:.1f}" for a, b in places)
+        shown = list(zip(places, one.ys))[0 if len(places) <= 40 else -1 :]
+        dots = "".join(marker(one.index, *place, f"{one.name}: {y.text(value)}") for place, value in shown)
+        lines.append(_group(one.index, f'<polyline points="{path}"/>{dots}'))
+    return _chart(x, y, lines)
 
 
-def _line(series: Series, x: Axis, y: Axis) -> str:
-    places = [(x(a), y(b)) for a, b in zip(series.xs, series.ys)]
-    path = " ".join(f"{a:.1f},{b:.1f}" for a, b in places)
-    few = len(places) <= 40
-    shown = list(zip(places, series.ys)) if few else [(places[-1], series.ys[-1])]
-    dots = "".join(marker(series.index, *place, f"{series.name}: {y.text(value)}") for place, value in shown)
-    return f'<g class="{_class(series.index)}"><polyline points="{path}"/>{dots}</g>'
-
-
-def scatter_chart(
-    points: Sequence[Point],
-    x_label: str,
-    y_label: str,
-    x_text: Callable[[float], str],
-    y_text: Callable[[float], str],
-    levels: Mapping[str, float] | None = None,
-) -> str:
-    """Points with their names next to them, on a logarithmic x axis; `levels` are horizontal lines by their name.
+def scatter_chart(points: Sequence[Series], x: Axis, y: Axis, levels: Mapping[str, float]) -> str:
+    """Single points with their names next to them; `levels` are horizontal lines by their name.
 
     A level far from the points is left out: it would press them together.
     """
     if not points:
         return '<p class="empty">No run finished: there is no point to draw.</p>'
-    heights = [p.y + side * (p.error or 0) for p in points for side in (-1, 1)]
+    heights = [p.ys[0] + side * (p.error or 0) for p in points for side in (-1, 1)]
     low, high = min(heights), max(heights)
     reach = max(high - low, 0.1 * abs(high))
-    near = {name: value for name, value in (levels or {}).items() if low - reach <= value <= high + reach}
-    x = _axis(x_label, x_text, [p.x for p in points], across=True, log=True)
-    y = _axis(y_label, y_text, [*heights, *near.values()], across=False, log=False)
-    labels = place_labels([(x(p.x), y(p.y)) for p in points], [p.name for p in points])
-    lines, above = [], -12.0
+    near = {name: value for name, value in levels.items() if low - reach <= value <= high + reach}
+    x = x.over([p.xs[0] for p in points], across=True)
+    y = y.over([*heights, *near.values()], across=False)
+    drawn, above = [], -12.0
     for name, value in sorted(near.items(), key=lambda level: y(level[1])):
         # Below its line where the name of the line above is in the way.
         place = y(value) + (11 if y(value) - above < 12 else -4)
         above = y(value)
-        lines.append(
-            f'<path class="level" d="M{LEFT},{y(value):.1f}H{WIDTH - RIGHT}"/>'
-            + _text(WIDTH - RIGHT, place, f"{name} {y_text(value)}", "end")
-        )
-    return _chart(x, y, lines + [_dot(point, x, y, label) for point, label in zip(points, labels)])
-
-
-def _dot(point: Point, x: Axis, y: Axis, label: tuple[float, float]) -> str:
-    a, error = x(point.x), point.error or 0.0
-    bar = f'<path class="bar" d="M{a:.1f},{y(point.y - error):.1f}V{y(point.y + error):.1f}"/>' if error else ""
-    dot = marker(point.index, a, y(point.y), f"{point.name}: {x.text(point.x)}, {y.text(point.y)}")
-    return f'<g class="{_class(point.index)}">{bar}{dot}{_text(*label, point.name, "start", "label")}</g>'
+        drawn.append(f'<path class="level" d="M{LEFT},{y(value):.1f}H{END}"/>')
+        drawn.append(_text(END, place, f"{name} {y.text(value)}", "end"))
+    places = [(x(p.xs[0]), y(p.ys[0])) for p in points]
+    for p, (a, b), label in zip(points, places, place_labels(places, [p.name for p in points])):
+        ends = [y(p.ys[0] + side * (p.error or 0)) for side in (-1, 1)]
+        bar = f'<path class="bar" d="M{a:.1f},{ends[0]:.1f}V{ends[1]:.1f}"/>' if p.error else ""
+        dot = marker(p.index, a, b, f"{p.name}: {x.text(p.xs[0])}, {y.text(p.ys[0])}")
+        drawn.append(_group(p.index, f"{bar}{dot}{_text(*label, p.name, 'start', 'label')}"))
+    return _chart(x, y, drawn)
 
 
 def place_labels(places: Sequence[tuple[float, float]], names: Sequence[str]) -> list[tuple[float, float]]:
@@ -169,7 +141,7 @@ def place_labels(places: Sequence[tuple[float, float]], names: Sequence[str]) ->
 def _hidden(box: tuple[float, ...], taken: Sequence[tuple[float, ...]]) -> float:
     """Area that a box shares with those taken; leaving the frame counts as covering much."""
     left, top, right, bottom = box
-    outside = max(0.0, LEFT - left) + max(0.0, right - WIDTH) + max(0.0, -top) + max(0.0, bottom - (HEIGHT - BOTTOM))
+    outside = max(0.0, LEFT - left) + max(0.0, right - WIDTH) + max(0.0, -top) + max(0.0, bottom - FLOOR)
     shared = (max(0.0, min(right, r) - max(left, l)) * max(0.0, min(bottom, b) - max(top, t)) for l, t, r, b in taken)
     return sum(shared) + 1000 * outside
 
@@ -191,54 +163,95 @@ def marker(index: int, x: float, y: float, told: str = "") -> str:
 
 
 def _chart(x: Axis, y: Axis, drawn: Sequence[str]) -> str:
-    floor, middle = HEIGHT - BOTTOM, (TOP + HEIGHT - BOTTOM) / 2
-    parts = [f'<path class="axis" d="M{LEFT},{TOP}V{floor}H{WIDTH - RIGHT}"/>']
+    parts = [f'<path class="axis" d="M{LEFT},{TOP}V{FLOOR}H{END}"/>']
     for mark in y.marks:
-        place = y(mark)
-        parts.append(f'<path class="grid-line" d="M{LEFT},{place:.1f}H{WIDTH - RIGHT}"/>')
-        parts.append(_text(LEFT - 6, place + 4, y.text(mark), "end"))
-    for mark in x.marks:
-        parts.append(_text(x(mark), floor + 16, x.text(mark), "middle"))
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x.label, "middle", "name"))
-    parts.append(f'<g transform="translate(11,{middle}) rotate(-90)">{_text(0, 0, y.label, "middle", "name")}</g>')
+        parts.append(f'<path class="grid-line" d="M{LEFT},{y(mark):.1f}H{END}"/>')
+        parts.append(_text(LEFT - 6, y(mark) + 4, y.text(mark), "end"))
+    parts += [_text(x(mark), FLOOR + 16, x.text(mark), "middle") for mark in x.marks]
+    parts.append(_text((LEFT + END) / 2, HEIGHT - 6, x.label, "middle", "name"))
+    side = _text(0, 0, y.label, "middle", "name")
+    parts.append(f'<g transform="translate(11,{(TOP + FLOOR) / 2}) rotate(-90)">{side}</g>')
     box, title = f"0 0 {WIDTH} {HEIGHT}", escape(f"{y.label} against {x.label}")
     return f'<svg class="chart" viewBox="{box}" role="img" aria-label="{title}">{"".join([*parts, *drawn])}</svg>'
 
 
-def _class(index: int) -> str:
+def _group(index: int, drawn: str) -> str:
     """Colours repeat after eight; `t` names the series itself."""
-    return f"s s{index % 8} t{index}"
+    return f'<g class="s s{index % 8} t{index}">{drawn}</g>'
 
 
 def _text(x: float, y: float, text: str, anchor: str, kind: str = "tick") -> str:
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def heatmap(counts: Sequence[Sequence[int]], names: Sequence[str]) -> str:
-    """Rows are true classes, columns predictions; a cell's strength is the square root of its share of the row."""
-    short = [name if len(name) <= 13 else f"{name[:12]}…" for name in names]
-    margin = 8 + 6.2 * max(map(len, short))
-    side = len(names) * CELL
-    parts = [f'<rect class="box" x="{margin:.0f}" y="{margin:.0f}" width="{side}" height="{side}"/>']
-    for i, name in enumerate(short):
-        middle = margin + (i + 0.5) * CELL + 4
-        parts.append(f'<text x="{margin - 6:.0f}" y="{middle:.0f}" text-anchor="end">{escape(name)}</text>')
-        parts.append(f'<text transform="translate({middle:.0f},{margin - 6:.0f}) rotate(-90)">{escape(name)}</text>')
-    for i, row in enumerate(counts):
-        parts += [_count_cell(i, j, number, sum(row), names, margin) for j, number in enumerate(row) if number]
-    box = f"0 0 {margin + side + 2:.0f} {margin + side + 2:.0f}"
-    return f'<svg class="heat" viewBox="{box}" role="img" aria-label="confusion matrix">{"".join(parts)}</svg>'
+def _short(value: float) -> str:
+    return f"{value:.4g}"
 
 
-def _count_cell(i: int, j: int, number: int, total: int, names: Sequence[str], margin: float) -> str:
-    x, y, share = margin + j * CELL, margin + i * CELL, number / total
-    kind = "right" if i == j else "wrong"
-    # The square root lets a share of a few percent be seen next to the diagonal.
-    strength = f'fill-opacity="{share**0.5:.2f}"'
-    rect = f'<rect class="{kind}" x="{x:.0f}" y="{y:.0f}" width="{CELL}" height="{CELL}" {strength}/>'
-    text = ""
-    if len(names) <= WRITTEN_UP_TO:
-        on = " on" if share > 0.35 else ""
-        text = f'<text class="n{on}" x="{x + CELL / 2:.0f}" y="{y + CELL / 2 + 3:.0f}">{number}</text>'
-    told = escape(f"{names[i]} taken for {names[j]}: {number} of {total}")
-    return f"<g>{rect}{text}<title>{told}</title></g>"
+def learning_curves(results: Results) -> list[str]:
+    """Score and loss, each over the samples seen and over the seconds: means over the finished runs."""
+    over = {"samples": Axis(f"training {results.unit} seen", count), "seconds": Axis("seconds of training", _short)}
+    charts = []
+    for pick, label in (("score_curve", f"validation {results.measure}"), ("loss_curve", "training loss")):
+        for name, x in over.items():
+            series = []
+            for i, variant in enumerate(results.variants):
+                curves: list[Curve] = [getattr(run, pick) for run in variant.runs if run.status == "finished"]
+                # As far as every run has points.
+                xs, ys = ([fmean(v) for v in zip(*(getattr(c, part) for c in curves))] for part in (name, "values"))
+                series.append(Series(variant.name, i, xs, ys))
+            charts.append(line_chart(series, x, Axis(label, _short)))
+    return charts
+
+
+def growth_charts(results: Results) -> list[str]:
+    """Time and memory of a layer's forward pass over the number of tokens; none if no layer was measured."""
+    grown = [(i, v.name, v.growth) for i, v in enumerate(results.variants) if v.growth.tokens]
+    if not grown:
+        return []
+    tokens = Axis("tokens N of one sample", count, log=True)
+    times = [Series(name, i, growth.tokens, growth.seconds) for i, name, growth in grown]
+    memory = [
+        Series(name, i, growth.tokens, [held / 2**20 for held in growth.memory])
+        for i, name, growth in grown
+        if all(growth.memory)
+    ]
+    return [
+        line_chart(times, tokens, Axis("ms of a layer's forward pass", milliseconds, log=True)),
+        line_chart(memory, tokens, Axis("MiB of peak memory of that pass", _short, log=True)),
+    ]
+
+
+def cost_charts(results: Results) -> list[str]:
+    """The score over multiply-adds and over the time of a step."""
+    charts = []
+    cost: Callable[[Variant], float | None]
+    for label, text, cost in (
+        ("MACs of one sample", count, lambda v: v.macs),
+        ("ms of a training step", milliseconds, lambda v: v.step.median if v.step else None),
+    ):
+        points = [
+            Series(v.name, i, [value], [v.score], v.deviation)
+            for i, v in enumerate(results.variants)
+            if v.score is not None and (value := cost(v))
+        ]
+        y = Axis(f"test {results.measure}", _short)
+        charts.append(scatter_chart(points, Axis(label, text, log=True), y, results.baselines))
+    return charts
+
+
+def bars(results: Results, column: Column) -> list[tuple[str, int, float, str]]:
+    """A column as bars, of the variants that have it: mixer, index, length in percent of the longest, and text."""
+    values = [(i, variant.name, column.value(variant)) for i, variant in enumerate(results.variants)]
+    largest = max((v for _, _, v in values if v is not None), default=0) or 1
+    return [(mixer, i, 100 * v / largest, column.text(v)) for i, mixer, v in values if v is not None]
+
+
+def confusions(results: Results) -> dict[str, list[list[int]]]:
+    """By the name of each variant that has one its confusion matrix, summed over the seeds."""
+    found = {v.name: [run.confusion for run in v.runs if run.confusion] for v in results.variants}
+    return {
+        name: [[sum(counts) for counts in zip(*rows)] for rows in zip(*matrices)]
+        for name, matrices in found.items()
+        if matrices
+    }

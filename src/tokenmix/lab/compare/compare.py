@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,26 +22,30 @@ from tokenmix.environment import environment
 from tokenmix.errors import UserError, printable
 from tokenmix.files import make_folder, one_writer, replace_file, to_json
 from tokenmix.lab.compare.baselines import fit_baselines
-from tokenmix.lab.compare.budgets import equal_steps, with_steps
-from tokenmix.lab.compare.columns import markdown_table, rich_table
-from tokenmix.lab.compare.examples import make_examples
 from tokenmix.lab.compare.grid import choose_cells, copy_runs, merge_settings, split_grid, write_grid
 from tokenmix.lab.compare.notes import budget_sentence, failed_runs, finding_sentence, notes, uncertainty
-from tokenmix.lab.compare.report import write_report
-from tokenmix.lab.compare.result import ComparisonResult
+from tokenmix.lab.compare.pictures import make_examples
+from tokenmix.lab.compare.report import ComparisonResult, write_report
 from tokenmix.lab.compare.results import Results, Run, Variant
-from tokenmix.lab.compare.tuning import (
+from tokenmix.lab.compare.schedule import (
+    START,
+    Pace,
     Scores,
     Trials,
     best_rate,
+    equal_steps,
     plan_trials,
     rates_of,
+    run_seconds,
+    side_by_side,
     trial_scores,
     validation_score,
+    with_steps,
 )
+from tokenmix.lab.compare.table import table_of
 from tokenmix.lab.compare.variant_costs import measure_steps, measure_variants, skeleton_of
 from tokenmix.lab.compare.variant_runs import check_folder, claim_folder, plan_runs, read_run, read_sampling, variant_of
-from tokenmix.lab.compare.variants import reference_of, with_usual_mixers
+from tokenmix.lab.compare.variants import naming, reference_of, with_usual_mixers
 from tokenmix.lab.grid import Cell, Engine
 from tokenmix.lab.grid.engines import in_turn, make_engine, parallel_runs
 from tokenmix.lab.registry import get_task
@@ -54,17 +59,12 @@ from tokenmix.layers.table import get_spec
 from tokenmix.swap.sites import find_sites
 from tokenmix.trust import from_caller
 
-START = 10.0
-"""Seconds that a process takes to start: shorter runs are trained in turn."""
-STEP_SHARE = 0.85
-"""What a step is of the time around it, loading included."""
-
 
 @dataclass(frozen=True)
 class Comparison:
     """Variants of one model on one data set: what is known before they are trained. `name` is "" outside of a grid.
 
-    `tuned` are scores on validation samples by variant and learning rate.
+    `measured` are the costs of the variants, `tuned` scores on validation samples by variant and learning rate.
     """
 
     name: str
@@ -73,12 +73,18 @@ class Comparison:
     data: TaskData
     variants: dict[str, TaskModule]
     cells: list[Cell]
+    pace: Pace
+    measured: list[Variant] = field(default_factory=list)
     tuned: dict[str, Scores] = field(default_factory=dict)
 
     @property
     def task(self) -> TaskModule:
         """The first variant, which is asked about the task."""
         return next(iter(self.variants.values()))
+
+
+Stage = Sequence[tuple[Comparison, str, Cell]]
+"""Runs that are trained together: the comparison, the name of the variant, and the run."""
 
 
 @from_caller
@@ -141,34 +147,19 @@ def compare(
     Raises:
         UserError: a mistake that is known before the first training; or no run finished.
     """
+    values = {name: value for name, value in locals().items() if name not in ("config", "task", "quiet", "options")}
     if isinstance(config, str | Path):
         config = load_comparison(str(config))
     if config is not None and not isinstance(config, CompareConfig):
         raise UserError(
             f"compare takes options by name, or a CompareConfig; got {config!r}; for example compare(data='digits')"
         )
-    given: dict[str, Any] = {
-        "mixers": None if mixers is None else tuple([mixers] if isinstance(mixers, str) else mixers),
-        "data": data,
-        "model": model,
-        "model_kwargs": None if model_kwargs is None else dict(model_kwargs),
-        "seeds": None if seeds is None else tuple([seeds] if isinstance(seeds, int) else seeds),
-        "epochs": epochs,
-        "max_steps": max_steps,
-        "batch_size": batch_size,
-        "lr": lr,
-        "limit": limit,
-        "limit_eval": limit_eval,
-        "swap_where": swap_where,
-        "insert_after": insert_after,
-        "init_from": init_from,
-        "controls": controls,
-        "out": out,
-        "device": device,
-        "threads": threads,
-        "jobs": jobs,
-    }
-    given = {name: value for name, value in given.items() if value is not None} | options
+    given: dict[str, Any] = {name: value for name, value in values.items() if value is not None} | options
+    for name in ("mixers", "seeds"):
+        if name in given and not isinstance(given[name], str | int):
+            given[name] = tuple(given[name])
+    if model_kwargs is not None:
+        given["model_kwargs"] = dict(model_kwargs)
     if config is None:
         config = comparison_config(task, **given)
         config = with_usual_mixers(config) if mixers is None else config
@@ -194,45 +185,36 @@ def _compare(config: CompareConfig, console: Console) -> ComparisonResult:
         check_folder(*claim)
     make_folder(out)
 
+    def finish(stage: Stage, engine: Engine, said: Callable[[Cell], str]) -> dict[str, str]:
+        if config.merge is None:
+            return _train_all(stage, engine, jobs, config, console, said)
+        copy_runs(config.merge, [cell for _, _, cell in stage])
+        return {}
+
     with one_writer(out):
         for claim in claims:
             claim_folder(*claim)
         with _spinner("measuring", console):
-            measured = {one.name: _measure(one, cells, 1 if jobs else config.loop.threads) for one in comparisons}
-        comparisons = [_with_steps(one, measured[one.name]) for one in comparisons]
-        trials = {one.name: _plan_trials(one, config.only) for one in comparisons}
-        if any(trials.values()):
-            tried = [cell for some in trials.values() for cell in some.values()]
-            if config.merge is None:
-                seconds = sum(
-                    predicted_seconds(one, measured[one.name], [(name, cell) for (name, _), cell in some.items()])
-                    for one, some in zip(comparisons, trials.values())
-                )
-                metric = comparisons[0].task.monitor
-                _train_all(tried, engine, jobs, config, console, seconds, partial(_validation_score, metric=metric))
-                # A cluster's connection is closed when its runs have ended.
-                engine = make_engine(config.engine, logs, jobs) if waiting else in_turn
-            else:
-                copy_runs(config.merge, tried)
-            comparisons = [_with_rates(one, trials[one.name]) for one in comparisons]
+            comparisons = [_measure(one, cells, 1 if jobs else config.loop.threads) for one in comparisons]
+        trials = [(one, _plan_trials(one, config.only)) for one in comparisons]
+        stage = [(one, name, cell) for one, some in trials for (name, _), cell in some.items()]
+        if stage:
+            finish(stage, engine, partial(_validation_score, metric=comparisons[0].task.monitor))
+            # A cluster's connection is closed when its runs have ended.
+            engine = make_engine(config.engine, logs, jobs) if waiting else in_turn
+            comparisons = [_with_rates(one, some) for one, some in trials]
         cells = choose_cells([cell for one in comparisons for cell in one.cells], config.only)
-        failures: dict[str, str] = {}
-        if config.merge is None:
-            seconds = sum(
-                predicted_seconds(one, measured[one.name], [(variant_of(c), c) for c in one.cells if c in cells])
-                for one in comparisons
-            )
-            failures = _train_all(cells, engine, jobs, config, console, seconds, _score)
-        else:
-            copy_runs(config.merge, cells)
-        found = {one.name: _read_runs(one, failures) for one in comparisons}
-        if not any(run.status == "finished" for runs in found.values() for _, run in runs):
-            first = next((run.message for runs in found.values() for _, run in runs), "no folder holds one")
+        stage = [(one, variant_of(cell), cell) for one in comparisons for cell in one.cells if cell in cells]
+        failures = finish(stage, engine, _score)
+        found = [(one, _read_runs(one, failures)) for one in comparisons]
+        if not any(run.status == "finished" for _, runs in found for _, run in runs):
+            first = next((run.message for _, runs in found for _, run in runs), "no folder holds one")
             raise UserError(f"no run finished; the first error: {first}")
-        results = {}
-        for one in comparisons:
-            if any(run.status == "finished" for _, run in found[one.name]):
-                results[one.name] = _report(one, found[one.name], measured[one.name], console)
+        results = {
+            one.name: _report(one, runs, console)
+            for one, runs in found
+            if any(run.status == "finished" for _, run in runs)
+        }
         if len(comparisons) > 1:
             report = write_grid(results, out)
             console.print(printable(f"all of them: {report}"), soft_wrap=True, markup=False)
@@ -250,20 +232,17 @@ def _prepare(name: str, config: CompareConfig, out: Path) -> Comparison:
     if not config.seeds:
         raise UserError("a comparison needs at least one seed, for example --seeds 0")
     cells = plan_runs(config, out, name)
-    check_config(cells[0].config)
-    task.check(cells[0].config, cells[0].config.loop.batch_size // cells[0].config.optim.accumulate)
+    for variant, cell in _first_of_each(cells).items():
+        with naming(config, variant):
+            check_config(cell.config)
+            task.check(cell.config, cell.config.loop.batch_size // cell.config.optim.accumulate)
+    start = time.monotonic()
     data = task.load_data(cells[0].config)
+    read = time.monotonic() - start
     make_plan(cells[0].config, data.num_train, unit=data.unit)
     if rates_of(config) and not data.num_validation:
         raise UserError("tune chooses on validation samples, and none are held out; give --validation N, or more data")
-    return Comparison(name, config, out, data, _new_variants(cells, data), cells)
-
-
-def _with_steps(one: Comparison, measured: Sequence[Variant]) -> Comparison:
-    """With the steps of each variant that its budget allows."""
-    total = make_plan(one.cells[0].config, one.data.num_train).total_steps
-    steps = equal_steps(one.config, one.out, total, measured)
-    return replace(one, cells=with_steps(one.cells, steps, one.data.num_train))
+    return Comparison(name, config, out, data, _new_variants(config, cells, data), cells, Pace(read))
 
 
 def _plan_trials(one: Comparison, only: Sequence[str]) -> Trials:
@@ -303,21 +282,24 @@ def _first_of_each(cells: Iterable[Cell]) -> dict[str, Cell]:
     return first
 
 
-def _new_variants(cells: Sequence[Cell], data: TaskData) -> dict[str, TaskModule]:
+def _new_variants(config: CompareConfig, cells: Sequence[Cell], data: TaskData) -> dict[str, TaskModule]:
     """A fresh task for each variant, built and run once before any training so that a mistake is reported at once."""
     variants = {}
     description = json.loads(to_json(data.describe()))
     for name, cell in _first_of_each(cells).items():
-        config, kind = cell.config, get_task(cell.config.task)
-        task = kind(kind.model_from_config(config, description), config, description)
-        if config.swap.swap is not None:
-            try:
-                find_sites(task.model)
-            except UserError as error:
-                raise UserError(f"{error}; give --insert-after MODULE, to insert each mixer there instead") from None
-        start_and_swap(task, config.loop.init_from)
-        check_own_mixers(task)
-        task.macs()
+        run, kind = cell.config, get_task(cell.config.task)
+        with naming(config, name):
+            task = kind(kind.model_from_config(run, description), run, description)
+            if run.swap.swap is not None:
+                try:
+                    find_sites(task.model)
+                except UserError as error:
+                    raise UserError(
+                        f"{error}; give --insert-after MODULE, to insert each mixer there instead"
+                    ) from None
+            start_and_swap(task, run.loop.init_from)
+            check_own_mixers(task)
+            task.macs()
         variants[name] = task
     return variants
 
@@ -331,7 +313,7 @@ def predict_steps(config: CompareConfig) -> dict[str, float]:
     batch = next(iter(data.train_batches(batch_size=config.loop.batch_size, epoch=0, start=0)))
     torch.set_num_threads(1)
     try:
-        return measure_steps(_new_variants(cells, data), batch, first, _device(config))
+        return measure_steps(_new_variants(config, cells, data), batch, first, _device(config))
     finally:
         torch.set_num_threads(before)
 
@@ -340,61 +322,63 @@ def _device(config: CompareConfig) -> torch.device:
     return torch.device("cuda" if config.loop.device in ("auto", "cuda") and torch.cuda.is_available() else "cpu")
 
 
-def _measure(one: Comparison, cells: Sequence[Cell], threads: int | None) -> list[Variant]:
-    """What each variant costs that is trained or was trained before, with the threads that it is trained with."""
+def _measure(one: Comparison, cells: Sequence[Cell], threads: int | None) -> Comparison:
+    """With what each variant costs that is trained or was trained before, and the steps that its budget allows.
+
+    Measured with the threads that runs are trained with.
+    """
     # The steps of a variant may come from the costs of another.
     every = one.config.budget != "images"
     chosen = _first_of_each(cell for cell in one.cells if every or cell in cells or cell.folder.exists())
-    config, before = one.cells[0].config, torch.get_num_threads()
-    batch_size = max(1, config.loop.batch_size // config.optim.accumulate)
-    batch = next(iter(one.data.train_batches(batch_size=batch_size, epoch=0, start=0)))
+    config, before, data = one.cells[0].config, torch.get_num_threads(), one.data
+    if not chosen:
+        return one
+    size = max(1, config.loop.batch_size // config.optim.accumulate)
     torch.set_num_threads(threads or before)
     try:
+        batch, load = _timed_batch(data.train_batches(batch_size=size, epoch=0, start=0))
+        test, load_test = _timed_batch(data.test_batches(batch_size=size))
         variants = {name: one.variants[name] for name in chosen}
-        return measure_variants(variants, batch, config, _device(one.config)) if variants else []
+        measured, evaluate = measure_variants(variants, batch, test, config, _device(one.config))
     finally:
         torch.set_num_threads(before)
+    if config.data.workers:
+        load = load_test = 0.0
+    steps = {v.name: load + (v.step.median if v.step else 0.0) for v in measured}
+    pace = Pace(one.pace.read, steps, {name: seconds + load_test for name, seconds in evaluate.items()})
+    total = make_plan(config, data.num_train).total_steps
+    equal = equal_steps(one.config, one.out, total, measured)
+    return replace(one, cells=with_steps(one.cells, equal, data.num_train), measured=measured, pace=pace)
 
 
-def predicted_seconds(one: Comparison, measured: Sequence[Variant], runs: Iterable[tuple[str, Cell]]) -> float:
-    """About how long those of the runs take that are not finished, one after another, with their evaluations.
-
-    `runs` are those of the comparison, each with the name of its variant.
-    """
-    total, steps = 0.0, {v.name: v.step.median for v in measured if v.step}
-    for name, cell in runs:
-        if not cell.is_finished:
-            plan = make_plan(cell.config, one.data.num_train)
-            # A forward pass is a third of a step; the test samples are evaluated once or twice at the end.
-            evaluated = (one.data.num_validation * plan.epochs + 1.5 * one.data.num_test) / plan.batch_size / 3
-            total += steps.get(name, 0.0) * (plan.total_steps * plan.accumulate + evaluated)
-    return total / STEP_SHARE
+def _timed_batch(batches: Iterable[Any]) -> tuple[Any, float]:
+    """The first batch, and the seconds that a later one takes to load: the first one fills caches."""
+    found = iter(batches)
+    first, start, number = next(found), time.monotonic(), 0
+    for _ in islice(found, 3):
+        number += 1
+    return first, (time.monotonic() - start) / max(1, number)
 
 
 def _train_all(
-    cells: Sequence[Cell],
-    engine: Engine,
-    jobs: int,
-    config: CompareConfig,
-    console: Console,
-    seconds: float,
-    said: Callable[[Cell], str],
+    stage: Stage, engine: Engine, jobs: int, config: CompareConfig, console: Console, said: Callable[[Cell], str]
 ) -> dict[str, str]:
     """Each run to its end, with a line for each; returns by name what went wrong.
 
     Args:
-        cells: the runs.
+        stage: the runs.
         engine: what trains them, unless processes would take longer to start than the runs take.
         jobs: of `parallel_runs`.
         config: where the runs are trained.
         console: for the lines.
-        seconds: about how long the runs take one after another.
         said: what to say of a finished run.
     """
-    waiting, failures = [cell for cell in cells if not cell.is_finished], dict[str, str]()
-    if jobs and config.engine.jobs is None and seconds < START * len(waiting):
+    cells, failures = [cell for _, _, cell in stage], dict[str, str]()
+    waiting = [cell for cell in cells if not cell.is_finished]
+    times = [run_seconds(one.pace, name, cell, one.data) for one, name, cell in stage if not cell.is_finished]
+    if jobs and config.engine.jobs is None and sum(times) < START * len(times):
         engine, jobs = in_turn, 0
-    seconds = (seconds + START * len(waiting) * bool(jobs)) / max(1, jobs)
+    seconds = side_by_side(times, jobs)
     for i, cell in enumerate(cell for cell in cells if cell.is_finished):
         console.print(f"[{i + 1}/{len(cells)}] {_label(cell)}: done before", highlight=False, markup=False)
     ended = len(cells) - len(waiting)
@@ -476,7 +460,7 @@ def _validation_score(cell: Cell, metric: str) -> str:
     return f"validation {metric} {'is not defined' if score is None else f'{score:.4f}'}"
 
 
-def _report(one: Comparison, runs: Runs, measured: Sequence[Variant], console: Console) -> Results:
+def _report(one: Comparison, runs: Runs, console: Console) -> Results:
     """Write and print what was found of the variants that were trained."""
     # What was not trained is not in the report.
     seeds = tuple(dict.fromkeys(cell.config.loop.seed for cell, _ in runs))
@@ -513,7 +497,7 @@ def _report(one: Comparison, runs: Runs, measured: Sequence[Variant], console: C
                 learning_rate=first[variant.name].config.optim.lr,
                 tuned={f"{rate:g}": score for rate, score in one.tuned.get(variant.name, {}).items()},
             )
-            for variant in measured
+            for variant in one.measured
             if variant.name in first
         ],
         examples=examples,
@@ -523,7 +507,7 @@ def _report(one: Comparison, runs: Runs, measured: Sequence[Variant], console: C
     results.save(one.out / "results.json")
     replace_file(one.out / "results.md", _markdown(results).encode())
     report = write_report(results, one.out / "report.html", shown)
-    console.print(rich_table(results))
+    console.print(table_of(results).rich())
     console.print(printable(finding_sentence(results)), highlight=False, markup=False)
     for note in [*failed_runs(results), *uncertainty(results)]:
         console.print(printable(note), highlight=False, markup=False)
@@ -534,7 +518,7 @@ def _report(one: Comparison, runs: Runs, measured: Sequence[Variant], console: C
 def _markdown(results: Results) -> str:
     listed = "\n".join(f"- {note}" for note in notes(results))
     text = f"{finding_sentence(results)}\n\n{budget_sentence(results)}"
-    return f"{text}\n\n{markdown_table(results)}\n\n{listed}\n\n    {results.command}\n"
+    return f"{text}\n\n{table_of(results).markdown()}\n\n{listed}\n\n    {results.command}\n"
 
 
 def repeat_command(config: CompareConfig) -> str:

@@ -10,14 +10,15 @@ from typing import Any
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.files import copy_folder, inside, make_folder, new_folder, replace_file
 from tokenmix.lab.compare.report import write_page
-from tokenmix.lab.compare.results import Results
+from tokenmix.lab.compare.results import Results, Variant
+from tokenmix.lab.compare.table import Cell, Heading, Row, Table
 from tokenmix.lab.compare.variant_runs import FREE
 from tokenmix.lab.data.lookup import data_sets, short_name
-from tokenmix.lab.grid import Cell
+from tokenmix.lab.grid import Cell as Run
 from tokenmix.lab.train.config import CompareConfig, EngineConfig, TrainConfig, comparison_config
 from tokenmix.lab.train.folder import read_part
 from tokenmix.lab.train.run import finish_run
-from tokenmix.profiling.units import count, spread, to_markdown
+from tokenmix.profiling.units import count, spread
 from tokenmix.registry import list_models
 from tokenmix.trust import from_file
 
@@ -77,7 +78,7 @@ def _models(config: CompareConfig) -> list[str]:
     return [known[size] for size in dict.fromkeys(config.sizes)]
 
 
-def choose_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
+def choose_cells(cells: Sequence[Run], only: Sequence[str]) -> list[Run]:
     """The cells that `--only` names, all if it names none; `UserError` for a name or pattern without a cell."""
     names = [cell.name for cell in cells]
     for pattern in only:
@@ -133,7 +134,7 @@ def _settings(folder: Path) -> CompareConfig:
     return comparison_config(str(values.get("task", CompareConfig.task))).replace(**values)
 
 
-def copy_runs(folders: Sequence[Path], cells: Sequence[Cell]) -> None:
+def copy_runs(folders: Sequence[Path], cells: Sequence[Run]) -> None:
     """Copy the finished runs of the folders that are cells, unless they are there already.
 
     Raises:
@@ -161,39 +162,35 @@ def _place(config: CompareConfig | TrainConfig) -> tuple[Any, ...]:
 
 
 def write_grid(results: Mapping[str, Results], out: Path) -> Path:
-    """Write results.md and report.html: the score of each mixer in every comparison, which is linked, and its costs.
+    """Write results.md and report.html: the score of each variant in every comparison, which is linked, and its costs.
 
     Args:
         results: by the names of the comparisons, which are those of their folders.
         out: the folder of the grid.
     """
-    mixers = dict.fromkeys(variant.name for one in results.values() for variant in one.variants)
-    rows = [(mixer, [_entry(one, mixer) for one in results.values()]) for mixer in mixers]
-    headings = ["mixer", *(f"[{name}]({name}/results.md)" for name in results)]
-    cells = [[mixer, *(f"**{text}**" if best else text for text, best in row)] for mixer, row in rows]
-    costs = [("tokens", [_tokens(one) for one in results.values()])]
-    costs += [(mixer, [_macs(one, mixer) for one in results.values()]) for mixer in mixers]
-    tables = to_markdown(headings, cells), to_markdown(["multiply-adds", *headings[1:]], [[n, *c] for n, c in costs])
-    replace_file(out / "results.md", "\n\n".join([*tables, ""]).encode())
+    names = dict.fromkeys(variant.name for one in results.values() for variant in one.variants)
+    scores = {name: [_score(one, one.variant(name)) for one in results.values()] for name in names}
+    costs = {"tokens": [_tokens(one) for one in results.values()]}
+    for name in names:
+        found = [one.variant(name) for one in results.values()]
+        costs[name] = [Cell("–" if v is None or v.macs is None else count(v.macs)) for v in found]
+    headings = [Heading(name, link=name) for name in results]
+    tables = [Table(headings, [Row(name, cells) for name, cells in rows.items()]) for rows in (scores, costs)]
+    replace_file(out / "results.md", "\n\n".join([*(table.markdown() for table in tables), ""]).encode())
+    title = f"{len(names)} variants, {len(results)} comparisons"
     metric = next(iter(results.values())).metric
-    return write_page(out / "report.html", "grid.html", metric=metric, results=results, rows=rows, costs=costs)
+    return write_page(out / "report.html", "grid.html", title=title, metric=metric, tables=tables)
 
 
-def _tokens(results: Results) -> str:
+def _tokens(results: Results) -> Cell:
     """Of one sample; of a network of several stages the tokens of each."""
     tokens = results.skeleton.get("num_tokens", "–")
-    return ", ".join(map(str, tokens)) if isinstance(tokens, list) else str(tokens)
+    return Cell(", ".join(map(str, tokens)) if isinstance(tokens, list) else str(tokens))
 
 
-def _macs(results: Results, mixer: str) -> str:
-    variant = results.variant(mixer)
-    return "–" if variant is None or variant.macs is None else count(variant.macs)
-
-
-def _entry(results: Results, mixer: str) -> tuple[str, bool]:
-    """The score of a mixer with its spread, and whether chance could have put it first among several seeds."""
-    variant = results.variant(mixer)
+def _score(results: Results, variant: Variant | None) -> Cell:
+    """A score with its spread, and whether chance could have put it first among several seeds."""
     if variant is None or variant.score is None:
-        return "–", False
+        return Cell("–")
     several = len(results.variants) > 1 and len(results.config["seeds"]) > 1
-    return spread(variant.score, variant.deviation), several and variant in results.leaders()
+    return Cell(spread(variant.score, variant.deviation), best=several and variant in results.leaders())

@@ -60,11 +60,11 @@ def finding_sentence(results: Results) -> str:
     found = results.difference(best, others[0]) if others else None
     if tied:
         scores = ", ".join(f"{variant.name} {variant.score:.4f}" for variant in leaders)
-        text = f"No clear best {results.metric}: chance can explain the differences between {scores}"
+        text = f"No clear best {results.measure}: chance can explain the differences between {scores}"
     else:
         one = len(results.config["seeds"]) == 1
         word = "Best" if not one else "Highest" if results.higher else "Lowest"
-        text = f"{word} {results.metric}: {best.name}, {best.score:.4f}"
+        text = f"{word} {results.measure}: {best.name}, {best.score:.4f}"
         if reference is not None and reference.score is not None and best is not reference:
             name = {"self": "self-attention", ORIGINAL: "the original model"}.get(reference.name, reference.name)
             share = f"{ratio(best.macs, reference.macs)} the multiply-adds of " if best.macs and reference.macs else ""
@@ -88,7 +88,7 @@ def _beaten(results: Results) -> list[str]:
 
 def difference_sentence(results: Results, a: Variant, b: Variant) -> str:
     """How much better `a` is than `b`: of two mixers after several seeds, of two networks after one."""
-    found, metric = results.difference(a, b), results.metric.replace("_", " ")
+    found, metric = results.difference(a, b), results.measure
     more = f"{found.value:.4f} {'higher' if results.higher else 'lower'}"
     if not found.known:
         return f"The {metric} of {a.name} is {more} than that of {b.name}; nothing says how much of it is chance."
@@ -139,7 +139,7 @@ def uncertainty(results: Results) -> list[str]:
         found += _resolution(results, ranked[0], ranked[1])
     if len(results.config["seeds"]) == 1:
         found.append(
-            f"One seed was run; another seed moves the {results.metric} too. --seeds 0,1,2 measures by how much; a "
+            f"One seed was run; another seed moves the {results.measure} too. --seeds 0,1,2 measures by how much; a "
             "claim needs 10."
         )
     ends = [
@@ -156,14 +156,14 @@ def uncertainty(results: Results) -> list[str]:
     if learning:
         found.append(
             f"Still learning at the end: {', '.join(learning)}. In the last quarter of training the validation "
-            f"{results.metric} improved by over a tenth of what it had gained in all; give more --epochs."
+            f"{results.measure} improved by over a tenth of what it had gained in all; give more --epochs."
         )
     return found
 
 
 def _resolution(results: Results, best: Variant, second: Variant) -> list[str]:
     """What this comparison can and cannot tell, at its two best variants."""
-    one, metric = results.difference(best, second), results.metric.replace("_", " ")
+    one, metric = results.difference(best, second), results.measure
     if not one.known:
         return []
     if one.same:
@@ -214,9 +214,10 @@ def _where(variant: Variant) -> str:
 
 
 def _method(results: Results) -> list[str]:
+    counted = ", the confusion matrix" if any(run.confusion for v in results.variants for run in v.runs) else ""
     return [
-        f"The {results.metric}, the confusion matrix, the maps and the pictures are of the weights in the run folder: "
-        "those of the best epoch on validation samples. tokenmix eval gives the same figure.",
+        f"The {results.measure}{counted} and the samples shown are of the weights in the run folder: those of the best "
+        "epoch on validation samples. tokenmix eval gives the same figure.",
         "Times are medians of interleaved rounds in one process, so a machine that slows down slows "
         "all; they hold for this machine and these sizes. Multiply-adds (MACs) are counted from the equations, or of a "
         "model that has none in a forward pass; 1 MAC is 2 FLOP.",

@@ -5,25 +5,30 @@ The page is the template report.html, which escapes what it is given; charts com
 
 import base64
 import hashlib
-from collections.abc import Sequence
-from dataclasses import replace
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from tokenmix.errors import needs
 from tokenmix.files import replace_file
-from tokenmix.lab.compare.charts import marker
-from tokenmix.lab.compare.columns import baseline_rows, cells, columns
-from tokenmix.lab.compare.map_figures import ExampleMaps, ShownExample, example_figure
+from tokenmix.lab.compare.charts import bars, confusions, cost_charts, growth_charts, learning_curves, marker
 from tokenmix.lab.compare.notes import budget_sentence, finding_sentence, notes
-from tokenmix.lab.compare.report_figures import bars, confusions, cost_charts, growth_charts, learning_curves
-from tokenmix.lab.compare.results import Results
+from tokenmix.lab.compare.pictures import ExampleMaps, ShownExample, tile_url
+from tokenmix.lab.compare.results import Results, Variant
+from tokenmix.lab.compare.table import columns, table_of
 from tokenmix.lab.data.lookup import short_name
 from tokenmix.testing.probe import ProbeReport
 from tokenmix.testing.probe_tasks import TASKS
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
 
 # The probe of all mixers. A checkout has it; an installed wheel does not.
 PROBE = Path(__file__).parents[4] / "dev" / "probe.json"
@@ -39,7 +44,7 @@ def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps | 
         file: the file to write.
         examples: maps of test images, whose predictions are in `results.examples`; or samples as the task shows them.
     """
-    machine = results.environment
+    machine, answers = results.environment, {example.index: example for example in results.examples}
     return write_page(
         file,
         "report.html",
@@ -53,7 +58,7 @@ def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps | 
         results=results,
         variants=results.variants,
         columns=columns(results),
-        cells=partial(cells, results),
+        table=table_of(results),
         probed=_probed(results),
         abilities={name: task.ability for name, task in TASKS.items()},
         several=len(results.config["seeds"]) > 1,
@@ -63,10 +68,9 @@ def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps | 
         growth=growth_charts(results),
         bars=partial(bars, results),
         confusions=confusions(results),
-        examples=[example_figure(results, maps) for maps in examples if isinstance(maps, ExampleMaps)],
+        examples=[(maps, answers[maps.index]) for maps in examples if isinstance(maps, ExampleMaps)],
+        tile_url=tile_url,
         shown=[example for example in examples if isinstance(example, ShownExample)],
-        baselines=baseline_rows(results),
-        command=results.command,
         repeat=_repeat(results),
     )
 
@@ -84,12 +88,17 @@ def _probed(results: Results) -> ProbeReport | None:
 
 def write_page(file: Path, template: str, **values: Any) -> Path:
     """Write one HTML file with the style of reports from a template of this folder, which escapes the values."""
+    page = _templates().get_template(template).render(style=_part("css"), **values)
+    replace_file(file, page.encode())
+    return file
+
+
+def _templates() -> Environment:
     pages = Environment(
         loader=PackageLoader("tokenmix.lab.compare", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     pages.filters["digest"] = _digest
-    replace_file(file, pages.get_template(template).render(style=_part("css"), **values).encode())
-    return file
+    return pages
 
 
 def _part(kind: str) -> str:
@@ -121,3 +130,79 @@ def _repeat(results: Results) -> dict[str, str]:
         "commit": f"{commit}{' with uncommitted changes' if found['changed'] else ''}",
         "data": results.data.get("source", results.config["data"]),
     }
+
+
+@dataclass(frozen=True)
+class ComparisonResult(os.PathLike[str]):
+    """A comparison that has ended.
+
+    Attributes:
+        path: folder of report.html, results.json and results.md.
+        comparisons: what was found, by the name of each comparison of a grid; outside of a grid the name is "".
+    """
+
+    path: Path
+    comparisons: Mapping[str, Results]
+
+    @property
+    def results(self) -> Results:
+        """What was found; in a grid by the first comparison."""
+        return next(iter(self.comparisons.values()))
+
+    @property
+    def best(self) -> Variant:
+        """The variant of the best score, which chance may have put first: see `results.leaders()`."""
+        return self.results.leaders()[0]
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """A row for each run: score, times and costs; pandas has to be installed."""
+        with needs("to_pandas"):
+            import pandas as pd
+
+        return pd.DataFrame(
+            {
+                "comparison": name,
+                "variant": variant.name,
+                "seed": run.seed,
+                results.metric: run.score,
+                "status": run.status,
+                "seconds": run.seconds,
+                **{column.heading: column.value(variant) for column in columns(results)[1:]},
+            }
+            for name, results in self.comparisons.items()
+            for variant in results.variants
+            for run in variant.runs
+        )
+
+    def plot(self) -> "Figure":
+        """Score over multiply-adds, with the standard deviation over seeds and lines for the baselines."""
+        from matplotlib.figure import Figure
+
+        results = self.results
+        figure = Figure(figsize=(6, 4), layout="constrained")
+        axes = figure.add_subplot()
+        for variant in results.variants:
+            if variant.score is not None and variant.macs:
+                axes.errorbar(
+                    variant.macs, variant.score, yerr=variant.deviation, fmt="o", capsize=3, label=variant.name
+                )
+        for name, score in results.baselines.items():
+            axes.axhline(score, color="grey", linestyle="--", linewidth=1)
+            axes.annotate(name, (1, score), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)
+        axes.set(xscale="log", xlabel="multiply-adds of one sample", ylabel=f"test {results.metric}")
+        axes.legend(frameon=False)
+        return figure
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __str__(self) -> str:
+        return "\n\n".join(
+            f"{f'{name}: ' if name else ''}{finding_sentence(results)}\n\n{table_of(results).markdown()}"
+            for name, results in self.comparisons.items()
+        )
+
+    def _repr_html_(self) -> str:
+        """The finding and the table, as a notebook shows them."""
+        shown = {name: (finding_sentence(one), table_of(one)) for name, one in self.comparisons.items()}
+        return _templates().get_template("notebook.html").render(shown=shown)

@@ -2,9 +2,9 @@
 
 import statistics
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -186,6 +186,12 @@ class Results:
         return (max if higher else min)(values) if values else None
 
     @property
+    def measure(self) -> str:
+        """The headline metric in words."""
+        known = {"map": "mAP", "miou": "mIoU", "instance_miou": "instance mIoU"}
+        return known.get(self.metric, self.metric.replace("_", " "))
+
+    @property
     def budget(self) -> str:
         """What was equal for all variants."""
         return {"macs": "multiply-adds", "seconds": "seconds"}.get(self.config.get("budget", ""), self.unit)
@@ -242,31 +248,19 @@ def load_results(file: Path) -> Results:
     plain = read_json(file)
     if plain.get("schema") != SCHEMA:
         raise UserError(f"{file} has schema {plain.get('schema')!r} instead of {SCHEMA}; repeat the comparison")
-    variants = [_variant(variant) for variant in plain.pop("variants")]
-    examples = [_example(example) for example in plain.pop("examples")]
-    sampling = plain.pop("sampling")
-    return Results(
-        **plain,
-        variants=variants,
-        examples=examples,
-        sampling=None if sampling is None else Sampling(**sampling),
-    )
+    return _loaded(Results, plain)
 
 
-def _variant(plain: dict[str, Any]) -> Variant:
-    fields: dict[str, Any] = {key: _timing(plain[key]) for key in ("latency", "step")}
-    fields |= {"growth": Growth(**plain["growth"]), "runs": [_run(run) for run in plain["runs"]]}
-    return Variant(**(plain | fields))
-
-
-def _timing(plain: dict[str, Any] | None) -> Timing | None:
-    return None if plain is None else Timing(**(plain | {"runs": tuple(plain["runs"])}))
-
-
-def _run(plain: dict[str, Any]) -> Run:
-    curves: dict[str, Any] = {key: Curve(**plain[key]) for key in ("score_curve", "loss_curve")}
-    return Run(**(plain | curves))
-
-
-def _example(plain: dict[str, Any]) -> Example:
-    return Example(plain["index"], plain["label"], {k: (a, p) for k, (a, p) in plain["answers"].items()})
+def _loaded(hint: Any, value: Any) -> Any:
+    """A value of JSON as its annotation has it."""
+    origin, args = get_origin(hint), get_args(hint)
+    if value is None or not (args or is_dataclass(hint)):
+        return value
+    if is_dataclass(hint):
+        hints = get_type_hints(hint)
+        return hint(**{name: _loaded(hints[name], item) for name, item in value.items()})  # type: ignore[operator]
+    if origin is dict:
+        return {key: _loaded(args[1], item) for key, item in value.items()}
+    if origin is list:
+        return [_loaded(args[0], item) for item in value]
+    return tuple(value) if origin is tuple else _loaded(args[0], value)

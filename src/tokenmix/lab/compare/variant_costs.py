@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ class _Bench:
     """One variant with a batch, one sample and an optimiser of its own."""
 
     def __init__(self, module: TaskModule, batch: Any, config: TrainConfig, device: torch.device) -> None:
-        dtype = torch.bfloat16 if config.loop.precision == "bf16" else None
+        self.dtype = dtype = torch.bfloat16 if config.loop.precision == "bf16" else None
         self.module, self.config, self.device = module.to(device, dtype), config, device
         self.batch, self.sample = (_placed(given, device, dtype) for given in (batch, one_sample(module)))
         self.optimizer = make_optimizer(self.module.parameter_groups(), config.optim)
@@ -44,6 +45,12 @@ class _Bench:
     def forward(self) -> None:
         with self._autocast():
             self.module.model(*self.sample)
+
+    @torch.no_grad()
+    def evaluate(self, batch: Any) -> None:
+        self.module.on_validation_epoch_start()
+        with self._autocast():
+            self.module.validation_step(batch, 0)
 
     def step(self) -> None:
         with self._autocast():
@@ -65,13 +72,16 @@ def one_sample(task: TaskModule) -> tuple[Any, ...]:
 
 
 def measure_variants(
-    variants: Mapping[str, TaskModule], batch: Any, config: TrainConfig, device: torch.device
-) -> list[Variant]:
-    """Count and measure new variants, which have no runs yet, on one training batch; their weights change.
+    variants: Mapping[str, TaskModule], batch: Any, test: Any, config: TrainConfig, device: torch.device
+) -> tuple[list[Variant], dict[str, float]]:
+    """Count and measure new variants, which have no runs yet; their weights change.
+
+    Also returns the seconds in which each evaluates a test batch.
 
     Args:
         variants: a task module for each variant, by its name.
         batch: what the task's loss takes.
+        test: what the task evaluates.
         config: optimiser, precision and clipping.
         device: where to measure.
     """
@@ -81,12 +91,14 @@ def measure_variants(
         bench.module.eval()
     latency = _time({name: bench.forward for name, bench in benches.items()}, device)
     inference = {name: _peak(bench.forward, device) for name, bench in benches.items()}
+    tests = {name: partial(bench.evaluate, _placed(test, device, bench.dtype)) for name, bench in benches.items()}
+    evaluated = time_interleaved(tests, repeats=1, warmup=1, device=device)
     for bench in benches.values():
         bench.module.train()
     step = _time({name: bench.step for name, bench in benches.items()}, device)
     memory = {name: _peak(bench.step, device) for name, bench in benches.items()}
     layers = _measure_layers(variants, device)
-    return [
+    measured = [
         Variant(
             name=name,
             about=get_spec(name).about if is_mixer(name) else "",
@@ -99,6 +111,7 @@ def measure_variants(
         )
         for name in variants
     ]
+    return measured, {name: timing.median for name, timing in evaluated.items()}
 
 
 def measure_steps(

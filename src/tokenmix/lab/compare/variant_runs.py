@@ -14,7 +14,7 @@ from tokenmix.errors import UserError, one_line
 from tokenmix.files import inside, is_unused, make_folder, read_text, to_json, write_json
 from tokenmix.lab.compare.results import Curve, Run, Sampling
 from tokenmix.lab.compare.statistics import covariance_of_means, covariance_of_resamples, resample
-from tokenmix.lab.compare.variants import plan_variants
+from tokenmix.lab.compare.variants import naming, plan_variants
 from tokenmix.lab.grid import Cell
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.config import (
@@ -59,17 +59,15 @@ def plan_runs(config: CompareConfig, out: Path, name: str = "") -> list[Cell]:
     """One run for each seed and variant, equal in all but its options; `name` is that of the comparison in a grid."""
     shared = {name: getattr(config, name) for name in ("task", "data", "model", "optim", "options")}
     budget = {field.name: getattr(config.loop, field.name) for field in fields(BudgetConfig)}
+    cells = []
     variants = plan_variants(config)
-    return [
-        Cell(
-            f"{name}{'/' * bool(name)}{variant}-seed{seed}",
-            TrainConfig(
-                **shared, loop=LoopConfig(**budget, seed=seed, out=inside(out / "runs", f"{variant}-seed{seed}"))
-            ).replace(**options),
-        )
-        for seed in dict.fromkeys(config.seeds)
-        for variant, options in variants.items()
-    ]
+    for seed in dict.fromkeys(config.seeds):
+        for variant, options in variants.items():
+            loop = LoopConfig(**budget, seed=seed, out=inside(out / "runs", f"{variant}-seed{seed}"))
+            with naming(config, variant):
+                run = TrainConfig(**shared, loop=loop).replace(**options)
+            cells.append(Cell(f"{name}{'/' * bool(name)}{variant}-seed{seed}", run))
+    return cells
 
 
 def variant_of(cell: Cell) -> str:

@@ -2,14 +2,21 @@
 
 import inspect
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
 from tokenmix.errors import UserError
-from tokenmix.lab.train.config import CompareConfig
+from tokenmix.lab.train.config import CompareConfig, DataConfig, LoopConfig
 from tokenmix.registry import MODELS, load_object
 
 IDENTITY, ORIGINAL, NONE = "identity", "original", "none"
 """The control without mixing, the model without a swap, and the model without an inserted block."""
+START = ("init_from", "precision", "grad_checkpointing")
+"""The options of the loop that a variant may have; the others say where, on what and for how long all are trained."""
+SHARED = {field.name for kind in (DataConfig, LoopConfig) for field in fields(kind)} - {*START} | {"task", "loop"}
+"""The options that all variants share."""
 
 
 def plan_variants(config: CompareConfig) -> dict[str, dict[str, Any]]:
@@ -22,15 +29,35 @@ def plan_variants(config: CompareConfig) -> dict[str, dict[str, Any]]:
     The rows of `config.variants` come after them; arguments of the model are added to the shared ones.
 
     Raises:
-        UserError: no mixer, or an option that the model's way of varying does not have.
+        UserError: no mixer, an option that the model's way of varying does not have, or a row of `config.variants`
+            that has the name of another one or an option that all variants share.
     """
     shared, own = config.model.model_kwargs, dict[str, dict[str, Any]]()
+    rows = _mixer_variants(config) if config.mixers or not config.variants else {}
     for name, options in config.variants.items():
-        if not re.fullmatch(r"[\w.+-]{1,64}", name) or not isinstance(options, dict):
-            raise UserError(f"the variant {name!r} is not a table [variants.NAME]; NAME is of letters, digits and -._+")
-        kwargs = options.get("model_kwargs", {})
-        own[name] = {**options, "model_kwargs": {**shared, **kwargs}} if isinstance(kwargs, dict) else options
-    return (_mixer_variants(config) if config.mixers or not own else {}) | own
+        with naming(config, name):
+            if not re.fullmatch(r"[\w.+-]{1,64}", name) or not isinstance(options, dict):
+                raise UserError("it must be a table [variants.NAME]; NAME is of letters, digits and -._+")
+            if name in rows:
+                raise UserError("one of the mixers has this name; give the variant another one, or leave the mixer out")
+            taken = next((key for key in options if key in SHARED), None)
+            if taken is not None:
+                raise UserError(f"{taken} must be equal for all variants; leave it out of this table")
+            kwargs = options.get("model_kwargs", {})
+            own[name] = {**options, "model_kwargs": {**shared, **kwargs}} if isinstance(kwargs, dict) else options
+    return rows | own
+
+
+@contextmanager
+def naming(config: CompareConfig, name: str) -> Iterator[None]:
+    """Errors in the block begin with the variant's name and its file, if the variant is a row of a file."""
+    try:
+        yield
+    except UserError as error:
+        if name not in config.variants:
+            raise
+        place = f" of {config.config}" if config.config else ""
+        raise UserError(f"[variants.{name}]{place}: {error}") from None
 
 
 def _mixer_variants(config: CompareConfig) -> dict[str, dict[str, Any]]:

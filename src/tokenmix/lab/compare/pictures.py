@@ -1,20 +1,74 @@
 """Selected test samples, each variant's prediction for them, and of images the maps that it used."""
 
+import base64
+import io
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
-from tokenmix.lab.compare.map_figures import ExampleMaps, ShownExample
 from tokenmix.lab.compare.results import Example
 from tokenmix.lab.data.images import ImageData
-from tokenmix.lab.inspect.maps import attention_maps, tiles_of
+from tokenmix.lab.inspect.maps import Tile, attention_maps, tiles_of
 from tokenmix.lab.train.task import TaskData, TaskModule
 from tokenmix.layers.base import Mixer
 from tokenmix.models import BlockMap
 
 CANDIDATES = 256
 TILES = 4
+# Anchors of the two colour scales: dark to bright for shares, blue through transparent to red for signed gates, as
+# `tokenmix.lab.inspect.pictures.SIGNED` has it.
+SEQUENTIAL = np.array([(20, 11, 53), (101, 21, 110), (187, 55, 84), (249, 142, 9), (252, 255, 164)], dtype=float)
+NEGATIVE, POSITIVE = np.array((47, 111, 237.0)), np.array((226, 67, 45.0))
+
+
+@dataclass(frozen=True)
+class ExampleMaps:
+    """What the report shows of one test image: `image` is uint8 (C, H, W); `tiles` by mixer, then by block."""
+
+    index: int
+    image: Tensor
+    tiles: dict[str, list[list[Tile]]]
+
+    @property
+    def url(self) -> str:
+        """The image as a data URL."""
+        values = self.image.expand(3, -1, -1) if self.image.shape[0] == 1 else self.image[:3]
+        return _png(values.permute(1, 2, 0).numpy())
+
+
+@dataclass(frozen=True)
+class ShownExample:
+    """A test sample as its task shows it: images, or words; `input` is None where the others show it as well."""
+
+    index: int
+    input: Image.Image | str | None
+    truth: Image.Image | str
+    predictions: Mapping[str, Image.Image | str]
+
+    def pictures(self) -> list[tuple[str, bool, str]]:
+        """What stands in a row: what it is, whether it is an image, and the words or the image as a data URL."""
+        found = []
+        for name, one in {"sample": self.input, "truth": self.truth, **self.predictions}.items():
+            if isinstance(one, str):
+                found.append((name, False, one))
+            elif one is not None:
+                small = one.copy()
+                small.thumbnail((240, 240))
+                found.append((name, True, _png(np.array(small.convert("RGB")))))
+        return found
+
+
+def tile_url(tile: Tile) -> str:
+    """A map as a data URL.
+
+    Signed values are blue below 0 and red above, stronger with size. Others have a scale of their own, and low ones
+    let the image through.
+    """
+    return _png(signed(tile.values.numpy()) if tile.signed else _share(tile.values.numpy(), tile.on_image))
 
 
 def make_examples(
@@ -114,3 +168,26 @@ def _one_per_class(order: Sequence[int], labels: Tensor, number: int, chosen: li
             if len(chosen) < number and i not in chosen and (int(labels[i]) not in seen or not new_class):
                 chosen.append(i)
     return chosen
+
+
+def _share(values: np.ndarray, on_image: bool) -> np.ndarray:
+    """RGBA: each map on its own scale; what is low lets the image through."""
+    span = values.max() - values.min()
+    scaled = (values - values.min()) / span if span > 0 else np.zeros_like(values)
+    places = np.linspace(0, 1, len(SEQUENTIAL))
+    colour = np.stack([np.interp(scaled, places, SEQUENTIAL[:, c]) for c in range(3)], -1)
+    alpha = (0.35 + 0.5 * scaled) * 255 if on_image else np.full_like(scaled, 255)
+    return np.concatenate([colour, alpha[..., None]], -1).round().astype(np.uint8)
+
+
+def signed(values: np.ndarray) -> np.ndarray:
+    """RGBA: blue below 0, red above, stronger with size, 0 transparent."""
+    scaled = values / max(abs(values).max(), 1e-12)
+    colour = np.where(scaled[..., None] < 0, NEGATIVE, POSITIVE)
+    return np.concatenate([colour, 235 * abs(scaled[..., None])], -1).round().astype(np.uint8)
+
+
+def _png(pixels: np.ndarray) -> str:
+    buffer = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, "PNG", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -1,10 +1,10 @@
-"""The table of a comparison: one definition of its columns for the terminal, Markdown and HTML."""
+"""Tables of comparisons: one definition for the terminal, Markdown, pages and notebooks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import rich.table
 from rich import box
-from rich.table import Table
 
 from tokenmix.lab.compare.results import Results, Variant
 from tokenmix.lab.data.lookup import short_name
@@ -36,9 +36,62 @@ class Cell:
     """
 
     text: str
-    ratio: str
-    best: bool
-    value: float | None
+    ratio: str = ""
+    best: bool = False
+    value: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row: what its name means and what happened to its runs; `aside` if it is no variant."""
+
+    name: str
+    cells: list[Cell]
+    about: str = ""
+    message: str = ""
+    aside: bool = False
+
+
+@dataclass(frozen=True)
+class Heading:
+    """The heading of a column; `short` on the terminal, "" for a column that is left out there."""
+
+    text: str
+    short: str = ""
+    about: str = ""
+    link: str = ""
+    sorts: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table for the terminal, for Markdown and for the template table.html."""
+
+    headings: list[Heading]
+    rows: list[Row]
+    title: str = ""
+
+    def rich(self) -> rich.table.Table:
+        """For the terminal, 80 columns wide as long as names are short; the best of a column is bold and green."""
+        table = rich.table.Table(title=self.title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table.add_column("variant", no_wrap=True)
+        shown = [i for i, heading in enumerate(self.headings) if heading.short]
+        for i in shown:
+            table.add_column(self.headings[i].short, justify="right", no_wrap=True)
+        for row in self.rows:
+            texts = (f"[bold green]{c.text}[/]" if c.best else c.text for c in (row.cells[i] for i in shown))
+            table.add_row(f"[italic]{row.name}[/]" if row.aside else row.name, *texts)
+        return table
+
+    def markdown(self) -> str:
+        """For a README: the best of a column bold, the ratio to the reference in brackets."""
+        headings = [f"[{h.text}]({h.link}/results.md)" if h.link else h.text for h in self.headings]
+        rows = []
+        for row in self.rows:
+            texts = (f"**{cell.text}**" if cell.best else cell.text for cell in row.cells)
+            ratios = (f" ({cell.ratio})" if cell.ratio else "" for cell in row.cells)
+            rows.append([row.name, *map("".join, zip(texts, ratios))])
+        return to_markdown(["variant", *headings], rows)
 
 
 def columns(results: Results) -> list[Column]:
@@ -68,7 +121,7 @@ def cells(results: Results, variant: Variant) -> list[Cell]:
 def _cell(results: Results, column: Column, variant: Variant, reference: Variant | None) -> Cell:
     value = column.value(variant)
     if value is None:
-        return Cell("–", "", False, None)
+        return Cell("–")
     text = column.text(value)
     if column.heading == results.metric:
         text = spread(value, variant.deviation)
@@ -89,37 +142,13 @@ def _is_best(results: Results, column: Column, variant: Variant) -> bool:
     return column.value(variant) == results.best_value(column.value, column.higher)
 
 
-def baseline_rows(results: Results) -> list[tuple[str, str]]:
-    """The baselines and their scores, as rows without costs."""
-    return [(name, columns(results)[0].text(value)) for name, value in results.baselines.items()]
-
-
-def rich_table(results: Results) -> Table:
-    """For the terminal, 80 columns wide as long as names are short; the best of a column is bold and green."""
-    table = Table(title=title(results), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("variant", no_wrap=True)
-    shown = [i for i, column in enumerate(columns(results)) if column.short]
-    for i in shown:
-        table.add_column(columns(results)[i].short, justify="right", no_wrap=True)
-    for variant in results.variants:
-        row = [cells(results, variant)[i] for i in shown]
-        table.add_row(variant.name, *(f"[bold green]{cell.text}[/]" if cell.best else cell.text for cell in row))
-    for name, score in baseline_rows(results):
-        table.add_row(f"[italic]{name}[/]", score)
-    return table
-
-
-def markdown_table(results: Results) -> str:
-    """For a README: a row for each variant, the best of a column bold, the ratio to the reference in brackets."""
-    headings = ["variant", *(column.heading for column in columns(results))]
-    rows = [[variant.name, *map(_markdown_cell, cells(results, variant))] for variant in results.variants]
-    rows += [[name, score, *[""] * (len(headings) - 2)] for name, score in baseline_rows(results)]
-    return to_markdown(headings, rows)
-
-
-def _markdown_cell(cell: Cell) -> str:
-    text = f"**{cell.text}**" if cell.best else cell.text
-    return f"{text} ({cell.ratio})" if cell.ratio else text
+def table_of(results: Results) -> Table:
+    """A row for each variant and, with its score alone, for each baseline."""
+    shown = columns(results)
+    rows = [Row(v.name, cells(results, v), about=v.about, message=v.message) for v in results.variants]
+    empty = [Cell("")] * (len(shown) - 1)
+    rows += [Row(name, [Cell(shown[0].text(v)), *empty], aside=True) for name, v in results.baselines.items()]
+    return Table([Heading(c.heading, short=c.short, about=c.about, sorts=True) for c in shown], rows, title(results))
 
 
 def title(results: Results) -> str:
