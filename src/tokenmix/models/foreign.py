@@ -163,7 +163,9 @@ def _put_pretrained(model: nn.Module, name: str, weights: str, num_classes: int 
     try:
         missing = model.load_state_dict(with_fresh_head(fetched, model, num_classes)[0], strict=False).missing_keys
     except RuntimeError as error:
-        raise UserError(f"the weights {weights} do not fit torchvision:{name}: {one_line(error)}") from error
+        raise UserError(
+            f"the weights {weights} do not fit torchvision:{name}: {one_line(error)}; leave --model-kwargs out"
+        ) from error
     if missing:
         raise UserError(f"the weights {weights} of torchvision:{name} have no {missing[0]}; leave --model-kwargs out")
 

@@ -45,7 +45,8 @@ def export(run: Path, file_format: Literal["onnx", "torch-export"], out: Path | 
         error = (answer - expected).abs().max().item()
         if not error <= TOLERANCE:
             raise UserError(
-                f"the exported model differs from PyTorch's by {error:.1e} (at most {TOLERANCE:.0e} is allowed)"
+                f"the exported model differs from PyTorch's by {error:.1e} (at most {TOLERANCE:.0e} is allowed); "
+                "nothing was written: give the other --format"
             )
     return out
 

@@ -341,7 +341,9 @@ def _checkpoint_blocks(model: nn.Module) -> None:
     try:
         switch(True)
     except (AssertionError, NotImplementedError) as error:
-        raise UserError(f"{type(model).__name__} has no gradient checkpointing ({error})") from None
+        raise UserError(
+            f"{type(model).__name__} has no gradient checkpointing ({error}); leave --grad-checkpointing out"
+        ) from None
 
 
 def _work(run: Path, session: Session, progress: Progress, state: dict[str, Any] | None, quiet: bool) -> Path:

@@ -82,7 +82,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except (OSError, RecursionError, ValueError) as error:  # A number of 5,000 digits is no TOMLDecodeError.
-        raise UserError(f"{path} cannot be read ({error})") from None
+        raise UserError(f"{path} cannot be read ({error}); correct it, or give another file") from None
 
 
 def read_document(values: Any, where: str) -> TrainConfig:

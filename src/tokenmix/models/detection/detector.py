@@ -234,5 +234,7 @@ def _of_a_classifier(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -
                 raise UserError("the weights have BatchNorm and this detector GroupNorm; give norm='frozen' or 'batch'")
     if not found:
         key = next(iter(weights), "nothing")
-        raise UserError(f"the weights have {key!r}, which no backbone of this detector has")
+        raise UserError(
+            f"the weights have {key!r}, which no backbone of this detector has; give those of its own backbone"
+        )
     return found

@@ -64,7 +64,10 @@ class PictureTransform(GeneralizedRCNNTransform):
             scale = min(self.min_size[-1] / min(height, width), self.max_size / max(height, width))
             size = (floor(height * scale), floor(width * scale))
             if min(size) < 1:
-                raise UserError(f"an image of {width} x {height} pixels is too narrow for {self.max_size} at most")
+                raise UserError(
+                    f"an image of {width} x {height} pixels is too narrow for {self.max_size} at most; "
+                    "cut it, or raise max_size"
+                )
             seen.append(self.normalize(torch.cat(list(bilinear_blocks(image, size)), 1).div_(255).to(self.device)))
         return ImageList(self.batch_images(seen, self.size_divisible), [(x.shape[1], x.shape[2]) for x in seen]), None
 
