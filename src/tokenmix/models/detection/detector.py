@@ -44,7 +44,7 @@ class Detector(OnMaps, nn.Module):
         device: of the weights.
 
     Shape:
-        a list of float images (3, H, W) in 0..1, outside of training also uint8 or `Picture`, and in training a list
+        a list of float images (3, H, W) in 0..1, outside of training also uint8, and in training a list
         of targets: boxes (M, 4) as left, top, right, bottom, labels (M,), of Mask R-CNN masks (M, H, W).
 
     Raises:

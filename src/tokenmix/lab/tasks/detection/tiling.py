@@ -19,7 +19,7 @@ PIECES = 256
 
 def find_in_windows(
     detect: Callable[[Sequence[Tensor]], list[Found]],
-    image: Any,
+    image: Tensor,
     *,
     window: int,
     overlap: float,
@@ -34,7 +34,7 @@ def find_in_windows(
 
     Args:
         detect: images to detections of each; their masks are dense or `PlacedMasks`, and so are those that come out.
-        image: (3, H, W), a tensor or a `Picture`.
+        image: (3, H, W).
         window: side of a window.
         overlap: share of the side, best more than the largest object.
         nms: overlap of two boxes of which the worse is dropped.
