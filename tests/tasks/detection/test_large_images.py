@@ -10,10 +10,11 @@ from torch.nn import functional as F
 from torchvision.models.detection._utils import Matcher
 from torchvision.models.detection.roi_heads import RoIHeads, paste_masks_in_image
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
-from torchvision.ops import box_iou
+from torchvision.ops import batched_nms, box_iou
 
 from tokenmix import create_model
 from tokenmix.errors import UserError
+from tokenmix.lab.tasks.detection import tiling
 from tokenmix.lab.tasks.detection.tiling import find_in_windows
 from tokenmix.models.detection import matching, pictures
 from tokenmix.models.detection.matching import BlockMatcher, Pairs
@@ -166,3 +167,15 @@ def test_json_lists_are_plain(tmp_path: Path):
     (row,) = object_rows("a", found, ["x"])
     mask_of = pytest.importorskip("pycocotools.mask")
     assert int(mask_of.area(entry["segmentation"])) == row["pixels"] == int(masks.dense().sum())
+
+
+def test_boxes_nearby_decide_as_all_boxes_do(monkeypatch: pytest.MonkeyPatch):
+    """batched_nms takes four times as long for twice as many: 0.5 s for 40,000, 2.1 s for 80,000."""
+    monkeypatch.setattr(tiling, "FEW", 0)
+    random = torch.Generator().manual_seed(0)
+    corners = 500 * torch.rand(3000, 2, generator=random, dtype=torch.float64)
+    boxes = torch.cat([corners, corners + 10 + 60 * torch.rand(3000, 2, generator=random)], 1)
+    scores, labels = torch.randperm(3000, generator=random) / 3000, torch.randint(3, (3000,), generator=random)
+    found = tiling.near_nms(boxes, scores, labels, 0.5)
+    assert 100 < len(found) < 2900
+    assert torch.equal(found, batched_nms(boxes, scores.double(), labels, 0.5))
