@@ -258,6 +258,8 @@ def _restored(run: Path, kind: type[TaskModule], given: TrainConfig) -> tuple[Se
     last = run / "checkpoints" / "last"
     if not any(latest_complete_checkpoint(last.with_name(name)).exists() for name in ("last", "best")):
         raise UserError(f"{run} was stopped before its first checkpoint; remove the folder and start again")
+    # Before gigabytes of a checkpoint are read.
+    config = _checked(kind, config)
     checkpoint, own = read_latest_checkpoint(run), identity_of(run)
     if own and checkpoint.run.get(ID) != own[ID]:
         raise UserError(f"the checkpoint in {run} is of another run; put the run's own back, or start a new run")
@@ -266,7 +268,7 @@ def _restored(run: Path, kind: type[TaskModule], given: TrainConfig) -> tuple[Se
             f"{run / edited} is not as it was when the run was started; put it back, or start a new run with "
             f"--init-from {run}"
         )
-    session = _prepare(kind, _checked(kind, config))
+    session = _prepare(kind, config)
     if session.task.data != read_description(run):
         raise UserError(f"the data {config.data.data!r} is not what {run} was started with; see its data.json")
     put_weights(session.task.model, checkpoint.weights, last, stored_types(config))
