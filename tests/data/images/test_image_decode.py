@@ -435,3 +435,11 @@ def test_a_large_png_that_ends_early_is_named(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "a.png").write_bytes(file[: len(file) // 2])
     with pytest.raises(UserError, match=r"a.png is truncated \(.*row"):
         read_image(tmp_path / "a.png", 3, 16)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+def test_a_large_jpeg_as_stored_is_that_of_pillow(mode: str, monkeypatch: pytest.MonkeyPatch):
+    file = file_of(mode, "JPEG")
+    whole = decode_stored(file)
+    monkeypatch.setattr("tokenmix.lab.data.images.decode.LARGE_PIXELS", 1000)
+    assert (decode_stored(file).int() - whole.int()).abs().max() <= 2

@@ -122,9 +122,10 @@ def decode_stored(source: str | Path | bytes) -> Tensor:
     with _opened(source) as image:
         if image.format == "JPEG" and image.mode in ("L", "RGB") and image.width * image.height > LARGE_PIXELS:
             # Into the tensor itself: Pillow would hold the whole as well.
-            file: Any = image.fp
+            file: Any = getattr(image, "fp", None)
             file.seek(0)
-            return decode_jpeg(torch.frombuffer(bytearray(file.read()), dtype=torch.uint8), ImageReadMode.RGB)
+            pixels: Any = decode_jpeg(torch.frombuffer(bytearray(file.read()), dtype=torch.uint8), ImageReadMode.RGB)
+            return pixels
         return _tensor(image, 3)
 
 
