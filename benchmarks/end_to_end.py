@@ -38,7 +38,7 @@ from tokenmix.environment import environment
 from tokenmix.errors import UserError
 from tokenmix.files import make_folder as make_parents
 from tokenmix.lab.data.lookup import cache_root
-from tokenmix.profiling.other_work import OtherWork
+from tokenmix.profiling.machine import OtherWork
 
 SCHEMA = 1
 PEERS = ("timm", "torchvision", "transformers", "accelerate", "datasets", "pillow")

@@ -27,7 +27,7 @@ from tokenmix.environment import environment
 from tokenmix.errors import UserError
 from tokenmix.files import make_folder
 from tokenmix.lab.data.lookup import cache_root
-from tokenmix.profiling.other_work import OtherWork
+from tokenmix.profiling.machine import OtherWork
 
 GROUPS = ("segmentation", "detection", "text", "points")
 TRAIN = "--max-steps 2 --epochs 1 --validation 0 --device cpu --threads 1 --limit-eval 2"

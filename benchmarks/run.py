@@ -21,7 +21,7 @@ from suite.table import lines_of, page
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
 from tokenmix.files import disk_remedy, make_folder, replace_file
-from tokenmix.profiling.other_work import OtherWork
+from tokenmix.profiling.machine import OtherWork
 
 PEERS = ("timm", "fightingcv-attention", "g-mlp-pytorch", "vit-pytorch", "x-transformers")
 REPEATS = {"cpu": 51, "cuda": 1000}

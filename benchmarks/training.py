@@ -41,7 +41,7 @@ from tokenmix.lab.train.plan import make_optimizer
 from tokenmix.lab.train.record import ProgressBar
 from tokenmix.lab.train.sources import make_config
 from tokenmix.models import create_model
-from tokenmix.profiling.other_work import OtherWork
+from tokenmix.profiling.machine import OtherWork
 
 SCHEMA = 3
 RESAMPLES = 2000

@@ -8,7 +8,11 @@ import platform
 import re
 import subprocess
 import sys
+import tempfile
+import threading
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -134,6 +138,30 @@ def keep_freed_memory() -> None:
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "gnu_get_libc_version"):
         libc.mallopt(M_TRIM_THRESHOLD, NEVER)
         libc.mallopt(M_MMAP_THRESHOLD, MOST)
+
+
+_one_at_a_time = threading.RLock()
+
+
+@contextmanager
+def filtered_stderr(keep: Callable[[bytes], bytes]) -> Iterator[None]:
+    """What is written to file descriptor 2 in the block, by any library, is written at its end as `keep` returns it."""
+    with _one_at_a_time, tempfile.TemporaryFile() as held_back:
+        try:
+            kept = os.dup(2)
+        except OSError:  # Nobody reads it.
+            yield
+            return
+        sys.stderr.flush()
+        os.dup2(held_back.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            held_back.seek(0)
+            os.write(kept, keep(held_back.read()))
+            os.close(kept)
 
 
 # What the masks of an image's objects may fill.

@@ -17,7 +17,7 @@ import socket
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -173,11 +173,11 @@ def remove_partial(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def write_bytes(path: Path, data: bytes) -> None:
+def write_bytes(path: Path, data: bytes | Iterable[bytes]) -> None:
     """Write a file in a folder of our own and wait until it is on the disk; a link is never followed."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags, 0o666), "wb") as file:
-        file.write(data)
+        file.writelines([data] if isinstance(data, bytes) else data)
         file.flush()
         os.fsync(file.fileno())
 
@@ -208,8 +208,8 @@ def replacing(path: Path) -> Iterator[Path]:
     _sync_folder(path.parent)
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a file under another name and rename."""
+def replace_file(path: Path, data: bytes | Iterable[bytes]) -> None:
+    """Write a file, of its content or of the parts of that, under another name and rename."""
     with replacing(path) as partial:
         write_bytes(partial, data)
 

@@ -167,7 +167,9 @@ def load_plugin(module: str) -> None:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        raise UserError(f"the plug-in {module} cannot be imported ({one_line(error)})") from error
+        raise UserError(
+            f"the plug-in {module} cannot be imported ({one_line(error)}); correct it, or leave it out"
+        ) from error
     place = str(Path(module).resolve()) if module.endswith(".py") else module
     if place not in _imported:
         _imported.append(place)

@@ -13,12 +13,12 @@ import torch
 from tokenmix.errors import UserError
 from tokenmix.lab.cli import main
 from tokenmix.profiling import cost, cost_report
-from tokenmix.profiling.ceilings import Ceilings
 from tokenmix.profiling.cost import CostRow, CostTable, cost_table
 from tokenmix.profiling.cost_figure import draw_cost
 from tokenmix.profiling.cost_report import footnotes, markdown, sentences, write_cost
 from tokenmix.profiling.crossover import Crossover, faster_ranges
 from tokenmix.profiling.estimate import expected_peak, too_slow
+from tokenmix.profiling.machine import Ceilings
 from tokenmix.profiling.model_target import ModelTarget
 from tokenmix.profiling.speed import Timing, time_interleaved
 from tokenmix.profiling.target import MixerTarget

@@ -11,12 +11,12 @@ from tokenmix.lab.cli import main
 from tokenmix.layers import ExternalAttention2d, SAGANAttention2d, SelfAttention
 from tokenmix.layers.table import list_mixers
 from tokenmix.profiling import cost
-from tokenmix.profiling.ceilings import Ceilings
 from tokenmix.profiling.cost import cost_table
+from tokenmix.profiling.cost_report import eanet_requirements, print_requirements
 from tokenmix.profiling.estimate import expected_peak, free_memory, too_large
+from tokenmix.profiling.machine import Ceilings
 from tokenmix.profiling.memory import peak_memory
 from tokenmix.profiling.model_target import ModelTarget
-from tokenmix.profiling.published_costs import eanet_requirements, print_requirements
 from tokenmix.profiling.target import MixerTarget
 from tokenmix.swap.probe import model_macs
 

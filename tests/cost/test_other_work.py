@@ -4,10 +4,9 @@ from pathlib import Path
 import pytest
 
 from tokenmix.profiling import cost
-from tokenmix.profiling.ceilings import Ceilings
 from tokenmix.profiling.cost import cost_table
 from tokenmix.profiling.cost_report import markdown, print_costs
-from tokenmix.profiling.other_work import OtherWork
+from tokenmix.profiling.machine import Ceilings, OtherWork
 
 ALLOWED = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 

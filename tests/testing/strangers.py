@@ -60,3 +60,35 @@ class Prints(Gated):
     def forward(self, x: Tensor) -> Tensor:
         print("forward", torch.Size(x.shape))
         return super().forward(x)
+
+
+class RunningMean(nn.Module):
+    """Statistics of its own: the mean over the batches of training."""
+
+    mean: Tensor
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(dim, dim)
+        self.register_buffer("mean", torch.zeros(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                self.mean.lerp_(x.mean((0, 1)), 0.1)
+        return self.out(x - self.mean)
+
+
+class Recurrent(nn.Module):
+    """A GRU cell over the tokens."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, states = torch.zeros_like(x[:, 0]), []
+        for token in x.unbind(1):
+            state = self.cell(token, state)
+            states.append(state)
+        return torch.stack(states, 1)

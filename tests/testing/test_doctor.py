@@ -104,6 +104,14 @@ def test_finds_nothing_in_our_own_layers(name: str) -> None:
     assert report.failed == []
 
 
+def test_layers_with_state_are_no_failures() -> None:
+    report = doctor("strangers:RunningMean", only={"batch-training", "eval-stable"}, **SIZES)
+    assert (report.failed, report.advised) == ([], ["batch-training"])
+    assert "and so does mean" in report.verdicts[0].detail
+    (verdict,) = doctor("strangers:Recurrent", only={"causality"}, **SIZES).verdicts
+    assert (verdict.status, verdict.detail.endswith("measured: causal")) == ("skipped", True)
+
+
 def test_says_why_it_skips_what_a_strangers_layer_does_not_offer() -> None:
     report = doctor("sound:SoundMemory", only=set(PROPERTIES) - CAPTURE)
     assert (report.failed, report.advised) == ([], [])

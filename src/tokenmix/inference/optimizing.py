@@ -180,7 +180,10 @@ def _tensors(answer: Any) -> Iterator[Tensor]:
 def _batches(inputs: Any) -> Iterator[Tensor]:
     """The batches that have samples; `UserError` if there is none."""
     if not isinstance(inputs, Iterable):
-        raise UserError(f"inputs must be a tensor or batches of tensors, got {type(inputs).__name__}")
+        raise UserError(
+            f"inputs must be a tensor or batches of tensors, got {type(inputs).__name__}; "
+            "for example optimize(model, images)"
+        )
     empty = True
     for batch in [inputs] if isinstance(inputs, Tensor) else inputs:
         x = batch[0] if isinstance(batch, list | tuple) and batch else batch

@@ -75,7 +75,9 @@ class TokenMLP(Mixer):
         W_1 is scaled by N_old / N_new, so that its sum over tokens keeps its size.
         """
         if prod(old) != self.num_tokens:
-            raise UserError(f"the grid {tuple(old)} has {prod(old)} tokens, the layer has {self.num_tokens}")
+            raise UserError(
+                f"the grid {tuple(old)} has {prod(old)} tokens, the layer has {self.num_tokens}; give one of as many"
+            )
 
         def resized(rows: Tensor) -> Tensor:
             grid = rows.reshape(1, -1, *old).float()

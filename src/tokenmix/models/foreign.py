@@ -158,7 +158,9 @@ def _torchvision(
         fitting, _ = with_fresh_head(fetched, model, sizes.get("num_classes"))
         missing = model.load_state_dict(fitting, strict=False).missing_keys
     except RuntimeError as error:
-        raise UserError(f"the weights {weights} do not fit torchvision:{name}: {one_line(error)}") from error
+        raise UserError(
+            f"the weights {weights} do not fit torchvision:{name}: {one_line(error)}; leave --model-kwargs out"
+        ) from error
     if missing:
         raise UserError(f"the weights {weights} of torchvision:{name} have no {missing[0]}; leave --model-kwargs out")
     return model

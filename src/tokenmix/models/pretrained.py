@@ -41,7 +41,9 @@ def check_source(
     try:
         HfApi().model_info(repo, timeout=10)
     except HfHubHTTPError as error:
-        raise UserError(f"the weights of {name} were not found at {repo} on the hub: {one_line(error)}") from error
+        raise UserError(
+            f"the weights of {name} were not found at {repo} on the hub: {one_line(error)}; {elsewhere}"
+        ) from error
     except Exception as error:
         # Which errors a missing network raises depends on the hub's HTTP library and on proxies.
         raise UserError(

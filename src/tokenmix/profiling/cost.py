@@ -10,12 +10,11 @@ import torch
 
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
-from tokenmix.profiling.ceilings import Ceilings, measure_ceilings
 from tokenmix.profiling.crossover import Crossover, Ends, faster_ranges, find_crossover, measured_crossover
 from tokenmix.profiling.estimate import Pass, expected_peak, free_memory, too_large, too_slow
+from tokenmix.profiling.machine import Ceilings, OtherWork, measure_ceilings
 from tokenmix.profiling.measured import Measured
 from tokenmix.profiling.memory import peak_memory
-from tokenmix.profiling.other_work import OtherWork
 from tokenmix.profiling.speed import Timing, time_interleaved
 from tokenmix.profiling.target import BenchmarkTarget, MixerTarget, targets_for
 

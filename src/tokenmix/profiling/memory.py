@@ -1,15 +1,12 @@
 """Peak memory of a call, read from the allocator, so that memory inside fused kernels is counted."""
 
-import os
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import accumulate
 
 import torch
 from torch.autograd.profiler import profile
 
+from tokenmix.environment import filtered_stderr
 from tokenmix.errors import UserError
 
 _NOISE = (b"SyncActivityProfilerHandler", b"gpuGetDeviceCount", b"CPUAllocator.cpp")
@@ -39,7 +36,7 @@ def peak_memory(fn: Callable[[], object], device: torch.device | str | None = No
     if kind.type != "cpu":
         raise UserError(f"peak memory is measured on cpu and cuda, not on {kind.type!r}; move the model to one of them")
     watch = profile(profile_memory=True)
-    with _without_profiler_noise(), watch:
+    with filtered_stderr(_without_noise), watch:
         fn()
     assert watch.kineto_results is not None
     events = [e for e in watch.kineto_results.events() if e.name() == "[memory]"]
@@ -47,22 +44,6 @@ def peak_memory(fn: Callable[[], object], device: torch.device | str | None = No
     return max(accumulate((size for _, size in sizes), initial=0))
 
 
-@contextmanager
-def _without_profiler_noise() -> Iterator[None]:
-    """Capture what is written to file descriptor 2, then write it without the profiler's own lines.
-
-    They come from C++ and have no switch that works once torch is loaded.
-    """
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as held_back:
-        os.dup2(held_back.fileno(), 2)
-        try:
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(kept, 2)
-            held_back.seek(0)
-            said = [line for line in held_back if not any(mark in line for mark in _NOISE)]
-            os.write(kept, b"".join(said))
-            os.close(kept)
+def _without_noise(said: bytes) -> bytes:
+    """Without the profiler's own lines: they come from C++ and have no switch that works once torch is loaded."""
+    return b"".join(line for line in said.splitlines(keepends=True) if not any(mark in line for mark in _NOISE))

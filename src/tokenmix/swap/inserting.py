@@ -419,7 +419,9 @@ def _build(
             f"{label} works on maps (B, C, H, W), and the output is tokens {tuple(shape)}; choose a mixer of tokens"
         )
     if "num_tokens" in known and layer.capabilities.length == "fixed" and len(counts) > 1:
-        raise UserError(f"{label} takes one number of tokens, and the module is called with {sorted(counts)}")
+        raise UserError(
+            f"{label} takes one number of tokens, and the module is called with {sorted(counts)}; choose another mixer"
+        )
     like = next(host.parameters(), None)
     like = next(model.parameters(), None) if like is None else like
     factory: dict[str, Any] = {} if like is None else {"device": like.device, "dtype": like.dtype}

@@ -72,7 +72,7 @@ def swap_attention(
     example = example_of(model, img_size) if example_inputs is None else example_inputs
     probe = probe_model(model, [(site.module, site.adapter) for site in chosen], example)
     if probe.note and example_inputs is not None:
-        raise UserError(f"example_inputs do not match the model: {probe.note}")
+        raise UserError(f"example_inputs do not match the model: {probe.note}; give arguments that its forward takes")
     request = SwapRequest(
         label=label,
         layer=layer,

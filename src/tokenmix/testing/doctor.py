@@ -27,6 +27,7 @@ WIDTHS = (
     "in_channels",
     "dim_in",
     "hidden_size",
+    "input_size",
     "in_dim",
     "width",
     "features",
@@ -142,7 +143,7 @@ def _build_target(target: str, builder: Builder) -> Any:
     except UserError:
         raise
     except Exception as error:
-        remedy = "try another --dim or --num-tokens"
+        remedy = "try another --dim or --num-tokens, or name a function without arguments that builds it"
         raise UserError(f"{target}({_shown(builder)}) fails with {one_line(error)}; {remedy}") from error
 
 

@@ -96,7 +96,9 @@ def make_mixers(target: Target, grid: tuple[int, int], dim: int, depth: int) -> 
     try:
         return [build(dim, **given) for _ in range(depth)]
     except Exception as error:
-        raise UserError(f"{target} cannot be built with the width {dim}: {one_line(error)}") from error
+        raise UserError(
+            f"{target} cannot be built with the width {dim}: {one_line(error)}; give a class that takes it alone"
+        ) from error
 
 
 def parts_of(target: Target) -> list[str]:
@@ -134,7 +136,9 @@ def look_at(label: str, target: Target, num_tokens: int = 16) -> Structure:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"{label} fails on tokens {(1, num_tokens, DIM)}: {one_line(error)}") from error
+        raise UserError(
+            f"{label} fails on tokens {(1, num_tokens, DIM)}: {one_line(error)}; tokenmix doctor says more"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -392,7 +396,9 @@ def probe(
                 except UserError:
                     raise
                 except Exception as error:
-                    raise UserError(f"{label} fails in training on {name}: {one_line(error)}") from error
+                    raise UserError(
+                        f"{label} fails in training on {name}: {one_line(error)}; tokenmix doctor says more"
+                    ) from error
                 for task, value in found.items():
                     scores.setdefault((task, label), []).append(value)
             if progress is not None:

@@ -6,15 +6,16 @@ import struct
 import tracemalloc
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageOps, PngImagePlugin
+from PIL import Image, ImageFile, ImageOps, PngImagePlugin
 
 from tokenmix.errors import UserError
 from tokenmix.lab.data.images import read_image
-from tokenmix.lab.data.images.decode import _cover, decode, decode_numbers, decode_part, stored_size
+from tokenmix.lab.data.images.decode import _cover, decode, decode_numbers, decode_part, decode_stored, stored_size
 
 
 def read(image: Image.Image, path: Path, channels: int = 3, size: int | tuple[int, int] = 8, **options) -> torch.Tensor:
@@ -241,7 +242,8 @@ def test_large_jpegs_are_decoded_at_a_part_of_their_size(monkeypatch: pytest.Mon
 
 def test_pillows_limit_is_lifted_while_pixels_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    monkeypatch.setattr("tokenmix.lab.data.images.decode.LARGE_PIXELS", 50)
+    for module in ("decode", "strips"):
+        monkeypatch.setattr(f"tokenmix.lab.data.images.{module}.LARGE_PIXELS", 50)
     Image.new("RGB", (40, 40), "red").save(tmp_path / "a.tif", compression="tiff_lzw", tile=(32, 32))
     assert read_image(tmp_path / "a.tif", 3, 8)[0].min() == 255
     assert Image.MAX_IMAGE_PIXELS == 100
@@ -384,3 +386,60 @@ def test_broken_file_is_named_in_one_line(tmp_path: Path, kind: str, reason: str
 def test_impossible_size(tmp_path: Path, size):
     with pytest.raises(UserError, match="img_size must be at least 1"):
         read(Image.new("L", (8, 8)), tmp_path / "a.png", 1, size)
+
+
+def file_of(mode: str, kind: str, **options: Any) -> bytes:
+    down, along = np.mgrid[0:103, 0:57]
+    channels = {"LA": 2, "RGB": 3, "RGBA": 4, "CMYK": 4}.get(mode, 1)
+    levels = (down[..., None] * 2 + along[..., None] * 3 + np.arange(channels) * 40).astype(np.uint8)
+    image = Image.fromarray(levels.squeeze(2) if channels == 1 else levels, mode=mode if channels > 1 else "L")
+    image, file = image.convert(mode), io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+LARGE_FILES = [("PNG", mode, {}) for mode in ("L", "LA", "RGB", "RGBA", "P", "1")]
+LARGE_FILES += [("PNG", "L", {"transparency": 5}), ("PNG", "RGB", {"transparency": (10, 20, 30)})]
+LARGE_FILES += [
+    ("TIFF", mode, {"compression": compression, "strip_size": 900})
+    for mode in ("L", "RGB", "RGBA", "CMYK", "P")
+    for compression in (None, "tiff_lzw", "tiff_deflate", "jpeg")
+    if compression != "jpeg" or mode in ("L", "RGB")
+]
+
+
+@pytest.mark.parametrize(("kind", "mode", "options"), LARGE_FILES)
+@pytest.mark.parametrize("pixels", [57 * 7, 57 * 40, 1])
+def test_strips_are_parts_of_the_whole(
+    kind: str, mode: str, options: dict[str, Any], pixels: int, monkeypatch: pytest.MonkeyPatch
+):
+    file = file_of(mode, kind, **options)
+
+    def found() -> list[torch.Tensor]:
+        return [decode_stored(file), decode(file, 3, (16, 16)), decode(file, 1, (50, 40), crop_pct=0.8)]
+
+    monkeypatch.setattr("tokenmix.lab.data.images.decode.PART_PIXELS", 1000)
+    whole = found()
+    monkeypatch.setattr("tokenmix.lab.data.images.strips.LARGE_PIXELS", 1000)
+    monkeypatch.setattr("tokenmix.lab.data.images.strips.STRIP_PIXELS", pixels)
+    heights, load = [], ImageFile.ImageFile.load
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: heights.append(self.height) or load(self))
+    for one, other in zip(found(), whole, strict=True):
+        assert torch.equal(one, other)
+    assert (max(heights) < 60) == (mode != "1")
+
+
+def test_a_large_png_that_ends_early_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tokenmix.lab.data.images.strips.LARGE_PIXELS", 1000)
+    file = file_of("RGB", "PNG")
+    (tmp_path / "a.png").write_bytes(file[: len(file) // 2])
+    with pytest.raises(UserError, match=r"a.png is truncated \(.*row"):
+        read_image(tmp_path / "a.png", 3, 16)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+def test_a_large_jpeg_as_stored_is_that_of_pillow(mode: str, monkeypatch: pytest.MonkeyPatch):
+    file = file_of(mode, "JPEG")
+    whole = decode_stored(file)
+    monkeypatch.setattr("tokenmix.lab.data.images.decode.LARGE_PIXELS", 1000)
+    assert (decode_stored(file).int() - whole.int()).abs().max() <= 2

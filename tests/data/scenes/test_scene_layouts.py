@@ -340,8 +340,8 @@ def test_boxes_of_coco_need_no_pycocotools(coco: Path, monkeypatch: pytest.Monke
         ({"size": 120, "counts": [120]}, "are of size 120"),
         ([[1, 1, 5, 1]], "three or more corners"),
         ([[1, 1, 5, 1, 5, "a"]], "three or more corners"),
-        (None, "give polygons or run lengths"),
-        ([], "give polygons or run lengths"),
+        (None, "neither polygons nor run lengths"),
+        ([], "neither polygons nor run lengths"),
     ],
 )
 def test_masks_that_do_not_decode(coco: Path, segmentation: Any, message: str):

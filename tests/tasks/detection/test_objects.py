@@ -1,17 +1,19 @@
 """Detection and instance segmentation on made scenes: metrics, crowds, windows, answers, resuming, export, mistakes."""
 
 import dataclasses
+import io
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 from torchmetrics.detection import MeanAveragePrecision
-from torchvision.transforms.functional import pil_to_tensor
+from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 
 from predictions import check_predictions
 from tokenmix.errors import UserError
@@ -21,12 +23,14 @@ from tokenmix.lab.tasks.detection.metrics import AveragePrecision, average_preci
 from tokenmix.lab.tasks.detection.output import class_color, draw_objects, image_numbers
 from tokenmix.lab.tasks.detection.task import Detection
 from tokenmix.lab.tasks.detection.tiling import find_in_windows
+from tokenmix.lab.tasks.images import drawn_png
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.export import export
 from tokenmix.lab.train.load import load_run, load_task
 from tokenmix.lab.train.predictions import collected
 from tokenmix.lab.train.run import evaluate, predict, train
 from tokenmix.lab.train.sources import make_config
+from tokenmix.models.detection.pictures import PlacedMasks
 
 CLASSES = ["green", "red"]
 
@@ -356,6 +360,20 @@ def test_objects_are_drawn_in_the_colours_of_their_classes():
     assert drawn[:, 200, 160].tolist() == list(class_color(11)) == list(class_color(1))
     assert drawn[:, 10, 150].tolist() == [90, 90, 90]
     assert len({class_color(label) for label in range(10)}) == 10
+
+
+def test_strips_are_drawn_as_the_whole(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tokenmix.lab.tasks.images.PART_ROWS", 37)
+    image = torch.randint(256, (3, 240, 260), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    masks = PlacedMasks(
+        [(torch.ones(50, 30, dtype=torch.bool), 25, 40), (torch.ones(2, 2, dtype=torch.bool), 0, 0)], (240, 260)
+    )
+    boxes = torch.tensor([[20.0, 20, 80, 80], [120, 120, 200, 235]])
+    found = {"boxes": boxes, "labels": torch.tensor([3, 11]), "scores": torch.tensor([0.9, 0.8]), "masks": masks}
+    classes = list("abcdefghijkl")
+    parts = drawn_png(image, lambda strip, first: draw_objects(strip, found, classes, first, (240, 260)))
+    whole = draw_objects(to_pil_image(image), found, classes)
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(b"".join(parts)))), np.asarray(whole))
 
 
 def cocos_own_tools_read(file: Path) -> int:

@@ -1,6 +1,7 @@
 """Tokenizers: round trip, special tokens, the same in every process, and clear errors."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -162,8 +163,8 @@ def test_a_file_neither_cuts_nor_fills_texts(tmp_path: Path):
 HARD = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated", "invert": False}
 
 
-def test_a_regex_that_gives_up_is_one_line(tmp_path: Path):
-    """The library panics, with an error that is no Exception."""
+def test_a_regex_that_gives_up_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    """The library panics, with an error that is no Exception, and writes a backtrace to file descriptor 2."""
     tokenizer = load_tokenizer(altered(tmp_path / "made", pre_tokenizer=HARD))
     texts = ["a fox", "x" * 1000]
     with pytest.raises(UserError, match=r"cannot read these texts \(PanicException: .*retry-limit"):
@@ -172,6 +173,13 @@ def test_a_regex_that_gives_up_is_one_line(tmp_path: Path):
         EncodedQuestions([Question("1", "who?", texts[1], ())], tokenizer, max_length=64, stride=8, max_question=8)
     with pytest.raises(UserError, match="cannot read this text"):
         tokenized(Corpus("hard", texts, texts, "", "0"), tokenizer, tmp_path / "cache")
+    assert "panicked" not in capfd.readouterr().err
+
+
+def test_what_others_write_to_stderr_stays(capfd: pytest.CaptureFixture[str]):
+    with tokenizing("no matter"):
+        os.write(2, b"before\nthread 'x' panicked at a.rs:1:\nwhy\nnote: see\nafter\n")
+    assert capfd.readouterr().err == "before\nafter\n"
 
 
 def test_other_errors_pass():

@@ -107,12 +107,12 @@ class Cost(Printed):
 
     def run(self) -> None:
         check_models(self.names, or_mixers=True)
-        from tokenmix.profiling import cost_report, published_costs
+        from tokenmix.profiling import cost_report
 
         if self.table is not None:
             if self != Cost(table=self.table, json=self.json):
                 raise UserError(f"--table {self.table} measures nothing: leave out all but --json")
-            published_costs.print_requirements(as_json=self.json)
+            cost_report.print_requirements(as_json=self.json)
             return
         options = {name: value for name, value in vars(self).items() if name not in ("names", "dtype", "table", "json")}
         cost_report.print_costs(self.names, precision=self.dtype, as_json=self.json, **options)

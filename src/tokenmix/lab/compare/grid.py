@@ -110,7 +110,8 @@ def merge_settings(config: CompareConfig, folders: Sequence[Path]) -> CompareCon
                 )
     if first.budget == "seconds":
         raise UserError(
-            "--merge takes no comparisons with --budget seconds, whose steps each machine measured for itself"
+            "--merge takes no comparisons with --budget seconds, whose steps each machine measured for itself; "
+            "repeat them with --budget images"
         )
     models = list(dict.fromkeys(model for one in found for model in _models(one)))
     return first.replace(

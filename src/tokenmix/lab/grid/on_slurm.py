@@ -43,7 +43,10 @@ def submitter(config: EngineConfig, logs: Path) -> Engine:
         executor = submitit.AutoExecutor(logs, cluster=cluster, slurm_python=python, local_python=python)
         executor.update_parameters(**given)
     except Exception as error:  # submitit raises RuntimeError, ValueError, NameError, TypeError and AssertionError.
-        raise UserError(f"submitit does not take --slurm {config.slurm} ({' '.join(str(error).split())})") from None
+        raise UserError(
+            f"submitit does not take --slurm {config.slurm} ({' '.join(str(error).split())}); "
+            "give KEY=VALUE of its parameters"
+        ) from None
     return functools.partial(on_slurm, executor=executor)
 
 

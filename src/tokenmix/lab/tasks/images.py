@@ -1,6 +1,8 @@
 """Shared by the image tasks: hooks, reading a user's files, showing an image under a map, and sliding windows."""
 
-from collections.abc import Mapping, Sequence
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -13,7 +15,8 @@ from torch.nn import functional as F
 from tokenmix.errors import UserError
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.images import ImageData, ImageSamples
-from tokenmix.lab.data.images.decode import UnreadableImage, open_stored
+from tokenmix.lab.data.images.decode import UnreadableImage, decode_stored
+from tokenmix.lab.data.images.strips import PNG, png_chunk
 from tokenmix.lab.data.indexed import IndexedDataset, balanced_order
 from tokenmix.lab.tasks.summary import summarize_image_model
 from tokenmix.lab.train.config import TrainConfig
@@ -25,6 +28,8 @@ from tokenmix.models.foreign import with_fresh_head
 from tokenmix.registry import is_foreign
 
 LONGEST = 1000
+# Of an image that is drawn on at a time.
+PART_ROWS = 256
 
 
 class ImageTask(TaskModule):
@@ -54,31 +59,32 @@ class ImageTask(TaskModule):
         return weights
 
 
-class Picture:
-    """An image as stored, of any size: `picture[:, rows, columns]` is that part of it, uint8 (3, h, w).
-
-    A tensor of the whole, and its copies, would fill gigabytes.
-
-    Attributes:
-        image: grey or RGB, in 8 bits.
-        shape: (3, H, W).
-    """
-
-    def __init__(self, image: Image.Image) -> None:
-        self.image, self.shape = image, torch.Size((3, image.height, image.width))
-
-    def __getitem__(self, key: tuple[slice, slice, slice]) -> Tensor:
-        rows, columns = (range(side)[part] for side, part in zip(self.shape[1:], key[1:], strict=True))
-        part = self.image.crop((columns.start, rows.start, columns.stop, rows.stop)).convert("RGB")
-        return torch.from_numpy(np.array(part)).permute(2, 0, 1)[key[0]]
-
-
-def stored_picture(file: str | Path) -> Picture:
-    """The image of a file; `UserError` naming it if it has none."""
+def stored_picture(file: str | Path) -> Tensor:
+    """The image of a file as stored, of any size, uint8 (3, H, W); `UserError` naming it if it has none."""
     try:
-        return Picture(open_stored(file))
+        return decode_stored(file)
     except UnreadableImage as reason:
         raise UserError(f"{file} {reason}; give a readable PNG, JPEG, WebP, BMP, GIF or TIFF image") from None
+
+
+def drawn_png(image: Tensor, draw: Callable[[Image.Image, int], Image.Image]) -> Iterator[bytes]:
+    """An image uint8 (3, H, W) as the parts of a PNG, drawn on a strip at a time: a copy would fill gigabytes.
+
+    Args:
+        image: what is drawn on.
+        draw: a strip in RGB and its first row to the same with what is drawn.
+    """
+    _, height, width = image.shape
+    yield PNG + png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    packer, above = zlib.compressobj(), np.zeros((1, width, 3), dtype=np.uint8)
+    for top in range(0, height, PART_ROWS):
+        strip = Image.fromarray(image[:, top : top + PART_ROWS].permute(1, 2, 0).contiguous().numpy())
+        rows = np.asarray(draw(strip, top))
+        # Each row is stored as what it has more than the row above: PNG's filter 2.
+        more = (rows - np.concatenate([above, rows[:-1]])).reshape(len(rows), -1)
+        above = rows[-1:]
+        yield png_chunk(b"IDAT", packer.compress(np.pad(more, ((0, 0), (1, 0)), constant_values=2).tobytes()))
+    yield png_chunk(b"IDAT", packer.flush()) + png_chunk(b"IEND", b"")
 
 
 def check_stems(files: Sequence[str | Path]) -> None:

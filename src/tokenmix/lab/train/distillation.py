@@ -45,7 +45,10 @@ class DistillingTask(TaskModule, ABC):
         """Raise `UserError` for a teacher whose logits are of other classes, or that takes other inputs."""
         ours, theirs = (task.data.get("classes") for task in (self, teacher))
         if ours != theirs:
-            raise UserError(f"the teacher {self.options.teacher} knows other classes: {theirs}, the data has {ours}")
+            raise UserError(
+                f"the teacher {self.options.teacher} knows other classes: {theirs}, the data has {ours}; "
+                "give one that was trained on this data"
+            )
 
     def learn_from(self, teacher: "DistillingTask", data: TaskData, swapped: Sequence[str]) -> None:
         """Take a teacher; `UserError` if it does not fit."""

@@ -47,7 +47,8 @@ def export(run: Path | RunFolder, file_format: Literal["onnx", "torch-export"], 
             error = (answer - model(*three.values())).abs().max().item()
         if not error <= TOLERANCE:
             raise UserError(
-                f"the exported model differs from PyTorch's by {error:.1e} (at most {TOLERANCE:.0e} is allowed)"
+                f"the exported model differs from PyTorch's by {error:.1e} (at most {TOLERANCE:.0e} is allowed); "
+                "nothing was written: give the other --format"
             )
     return out
 

@@ -171,4 +171,6 @@ def freeze_all_but(task: TaskModule, layers: list[str]) -> None:
             module.training = False
     if not any(p.requires_grad for p in task.model.parameters()):
         mixers = " and ".join(filter(None, (task.config.swap.swap, task.config.swap.insert)))
-        raise UserError(f"{mixers} has no weights, so there is nothing to train with train_only=mixers")
+        raise UserError(
+            f"{mixers} has no weights, so there is nothing to train with train_only=mixers; leave --train-only out"
+        )

@@ -151,7 +151,7 @@ def make_optimizer(model: nn.Module | list[dict[str, Any]], optim: OptimConfig) 
         options: dict[str, Any] = {} if optim.opt_eps is None else {"eps": optim.opt_eps}
         return create_optimizer_v2(model, opt=optim.opt, lr=optim.lr, weight_decay=optim.weight_decay, **options)
     except ImportError as error:
-        raise UserError(f"optimiser {optim.opt!r}: {error}") from None
+        raise UserError(f"optimiser {optim.opt!r}: {error}; install that, or give another --opt") from None
 
 
 def make_schedule(optimizer: Optimizer, optim: OptimConfig, total_steps: int, epochs: int) -> LambdaLR:

@@ -231,8 +231,20 @@ def _resume(given: TrainConfig, quiet: bool) -> Path:
     with _held(run.path):
         with raise_on_all_ranks():
             config = fit_to_ranks(_merged(get_task(given.task).with_absolute_paths(given), run))
+            if run.is_finished:
+                raise UserError(
+                    f"{run.path} is finished; evaluate it with: tokenmix eval {run.path}, or start from it with --init-from "
+                    f"{run.path}"
+                )
+            if not any(
+                latest_complete_checkpoint(run.path / "checkpoints" / name).exists() for name in ("last", "best")
+            ):
+                raise UserError(
+                    f"{run.path} was stopped before its first checkpoint; remove the folder and start again"
+                )
+            config = _resolved(config)  # Before gigabytes of a checkpoint are read.
             checkpoint = _last_checkpoint(run)
-            session = _prepare(_resolved(config))
+            session = _prepare(config)
             if session.task.data != run.description:
                 raise UserError(
                     f"the data {config.data.data!r} is not what {run.path} was started with; see its data.json"
@@ -304,14 +316,7 @@ def _merged(given: TrainConfig, run: RunFolder) -> TrainConfig:
 
 
 def _last_checkpoint(run: RunFolder) -> Checkpoint:
-    """Where the run continues; `UserError` for a run that is finished, that was not saved, or that was edited."""
-    if run.is_finished:
-        raise UserError(
-            f"{run.path} is finished; evaluate it with: tokenmix eval {run.path}, or start from it with --init-from "
-            f"{run.path}"
-        )
-    if not any(latest_complete_checkpoint(run.path / "checkpoints" / name).exists() for name in ("last", "best")):
-        raise UserError(f"{run.path} was stopped before its first checkpoint; remove the folder and start again")
+    """Where the run continues; `UserError` for a checkpoint of another run, and for a run that was edited."""
     checkpoint = read_latest_checkpoint(run.path)
     if run.identity and checkpoint.run.get(ID) != run.identity[ID]:
         raise UserError(f"the checkpoint in {run.path} is of another run; put the run's own back, or start a new run")
@@ -375,7 +380,9 @@ def _checkpoint_blocks(model: nn.Module) -> None:
     try:
         switch(True)
     except (AssertionError, NotImplementedError) as error:
-        raise UserError(f"{type(model).__name__} has no gradient checkpointing ({error})") from None
+        raise UserError(
+            f"{type(model).__name__} has no gradient checkpointing ({error}); leave --grad-checkpointing out"
+        ) from None
 
 
 def _train_and_test(

@@ -53,7 +53,7 @@ def _load(kind: str, name: str, known: list[str], default: Callable[[str], D]) -
     try:
         values = tomllib.loads(path.read_text())
     except (OSError, RecursionError, ValueError) as error:  # A number of 5,000 digits is no TOMLDecodeError.
-        raise UserError(f"{path} cannot be read ({error})") from None
+        raise UserError(f"{path} cannot be read ({error}); correct it, or give another file") from None
     if "variants" in values:
         values.setdefault("mixers", [])
     config = read_document(values, f"the {kind} {path}", default)

@@ -46,7 +46,7 @@ class Detector(OnMaps, nn.Module):
         device: of the weights.
 
     Shape:
-        a list of float images (3, H, W) in 0..1, outside of training also uint8 or `Picture`, and in training a list
+        a list of float images (3, H, W) in 0..1, outside of training also uint8, and in training a list
         of targets: boxes (M, 4) as left, top, right, bottom, labels (M,), of Mask R-CNN masks (M, H, W).
 
     Raises:
@@ -243,7 +243,9 @@ def _of_a_classifier(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -
                 raise UserError("the weights have BatchNorm and this detector GroupNorm; give norm='frozen' or 'batch'")
     if not found:
         key = next(iter(weights), "nothing")
-        raise UserError(f"the weights have {key!r}, which no backbone of this detector has")
+        raise UserError(
+            f"the weights have {key!r}, which no backbone of this detector has; give those of its own backbone"
+        )
     return found
 
 

@@ -18,8 +18,8 @@ from tokenmix.errors import UserError
 BLOCK_PIXELS = 1 << 20
 
 
-def bilinear_blocks(image: Any, size: tuple[int, int]) -> Iterator[Tensor]:
-    """An image (C, H, W), as a tensor or a `Picture`, resized to `size` as by F.interpolate (bilinear, no
+def bilinear_blocks(image: Tensor, size: tuple[int, int]) -> Iterator[Tensor]:
+    """An image (C, H, W) resized to `size` as by F.interpolate (bilinear, no
     antialiasing): float32 (C, rows, width), some rows after the others, of which only the neighbours are read."""
     (top, bottom, down), (left, right, along) = (
         _neighbours(old, new) for old, new in zip(image.shape[1:], size, strict=True)
@@ -43,7 +43,7 @@ def _neighbours(old: int, new: int) -> tuple[Tensor, Tensor, Tensor]:
 class PictureTransform(GeneralizedRCNNTransform):
     """torchvision's transform for images of any size.
 
-    Images in 8 bits, tensors or `Picture`s, are resized before they are normalised: a large one has no copy in floats.
+    Images in 8 bits are resized before they are normalised: a large one has no copy in floats.
     `Detector` sets `device`, where those are needed, and `paste` for each pass.
 
     Attributes:
@@ -64,7 +64,10 @@ class PictureTransform(GeneralizedRCNNTransform):
             scale = min(self.min_size[-1] / min(height, width), self.max_size / max(height, width))
             size = (floor(height * scale), floor(width * scale))
             if min(size) < 1:
-                raise UserError(f"an image of {width} x {height} pixels is too narrow for {self.max_size} at most")
+                raise UserError(
+                    f"an image of {width} x {height} pixels is too narrow for {self.max_size} at most; "
+                    "cut it, or raise max_size"
+                )
             seen.append(self.normalize(torch.cat(list(bilinear_blocks(image, size)), 1).div_(255).to(self.device)))
         return ImageList(self.batch_images(seen, self.size_divisible), [(x.shape[1], x.shape[2]) for x in seen]), None
 

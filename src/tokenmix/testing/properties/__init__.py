@@ -43,7 +43,7 @@ PROPERTIES: dict[str, Property] = {
     "batch-training": Property(tokens.batch_independence_training, "statistics over the batch"),
     "gradients": Property(state.gradients, "an unused layer, .data or .detach() in forward, NaN after a where"),
     "registered": Property(state.registered, "modules in a Python list instead of nn.ModuleList, a bare tensor"),
-    "eval-stable": Property(state.eval_stable, "dropout that ignores eval(), or a parameter made again in forward"),
+    "eval-stable": Property(state.eval_stable, "dropout that ignores eval(), or what forward keeps or makes again"),
     "input-kept": Property(state.input_kept, "an in-place operation on the input or on a view of it"),
     "non-contiguous": Property(state.non_contiguous, "reading the storage with as_strided or a wrong view"),
     "copies": Property(state.copies, "two parameters on one storage (tying through .data), state outside buffers"),

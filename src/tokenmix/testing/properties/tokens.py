@@ -110,9 +110,16 @@ def batch_independence_training(build: Build, x: Tensor) -> None:
     if not traits(layer, build, x).independent:
         raise NotApplicable("normalises over the batch while training, by declaration")
     # A layer may take a step while training, as spectral norm does: both outputs come from a layer at its first.
-    twin = copy.deepcopy(layer).train()
+    twin, before = copy.deepcopy(layer).train(), copy.deepcopy(dict(layer.named_buffers()))
     expected = call(layer.train(), x)[:1]
-    assert_close(call(twin, _other_mates(x))[:1], expected, tolerance, "sample 0 changes with its batch mates")
+    try:
+        assert_close(call(twin, _other_mates(x))[:1], expected, tolerance, "sample 0 changes with its batch mates")
+    except PropertyFailure as failure:
+        moved = [name for name, value in layer.named_buffers() if not torch.equal(value, before[name])]
+        if not moved or traits(layer, build, x).declared:
+            raise
+        cause = "running statistics over the batch, which are right where samples are to share them"
+        raise Advice(f"{failure}, and so does {moved[0]}", cause) from None
 
 
 def _other_mates(x: Tensor) -> Tensor:
@@ -153,8 +160,11 @@ def influence(layer: nn.Module, x: Tensor) -> Tensor:
 def causality(build: Build, x: Tensor) -> None:
     """A causal layer never sees a later token; any other layer does."""
     layer, wide, _ = exact(build, x)
-    causal = traits(layer, build, x).causal
-    _check_triangle(influence(layer, wide), causal=causal)
+    known = traits(layer, build, x)
+    causal, seen = known.causal, influence(layer, wide)
+    if not (causal or known.declared) and any(isinstance(m, nn.RNNBase | nn.RNNCellBase) for m in layer.modules()):
+        raise NotApplicable(f"a recurrent layer, declares nothing; measured: {'not ' * bool(seen.triu(1).any())}causal")
+    _check_triangle(seen, causal=causal)
     if not causal and "causal" in inspect.signature(type(layer)).parameters:
         _check_causal_twin(build, x)
 

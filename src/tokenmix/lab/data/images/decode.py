@@ -1,7 +1,7 @@
 """One image file to one uint8 tensor: every bit depth, palette, alpha, orientation; broken files are named.
 
-Memory is that of the decoded file in Pillow, 4 bytes a pixel at most, and of the result. Steps between the
-two work on a part at a time.
+Memory is that of the result and of the decoded file in Pillow, 4 bytes a pixel at most, of a large PNG or TIFF of a
+strip of it. Steps between the two work on a part at a time.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import math
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,9 +18,11 @@ import numpy as np
 import torch
 from PIL import ExifTags, Image
 from torch import Tensor
+from torchvision.io import ImageReadMode, decode_jpeg
 
 from tokenmix.errors import UserError
 from tokenmix.files import open_regular
+from tokenmix.lab.data.images.strips import LARGE_PIXELS, PNG, strips_of
 from tokenmix.lab.data.reading import UnreadableImage
 
 Box = tuple[float, float, float, float]
@@ -31,8 +33,6 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF", "JPEG2000
 TRANSPARENT = ("RGBA", "RGBa", "LA", "La", "PA")
 # Above this, one decoded image fills more than 2 GB.
 MAX_PIXELS = 500_000_000
-# Larger ones are decoded one at a time, however many threads read images.
-LARGE_PIXELS = 1 << 24
 # What is converted at a time.
 PART_PIXELS = 1 << 20
 # Each pixel of a result is resampled from at least as many pixels a side; more are averaged before.
@@ -50,7 +50,6 @@ TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 SIDEWAYS = (TURNS[5], TURNS[6], TURNS[7], TURNS[8])
-PNG = b"\x89PNG\r\n\x1a\n"
 # The chunks of a PNG that its pixels and its orientation need; of texts those that may hold the orientation.
 PIXEL_CHUNKS = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"eXIf")
 ORIENTED_TEXTS = (b"XML:com.adobe.xmp\0\0", b"Raw profile type exif\0")
@@ -112,6 +111,8 @@ def decode_part(
             image.draft(None, (least, least))
         upright = image if turn is None else image.transpose(turn)
         box, resampling = choose(upright.size)
+        if image.width * image.height > LARGE_PIXELS:
+            return _tensor(_resized(upright, channels, (size[1], size[0]), box, resampling), channels)
         part = _plain(upright, channels, box=tuple(map(int, box)))  # type: ignore[arg-type]
         return _tensor(part.resize((size[1], size[0]), resampling), channels)
 
@@ -119,15 +120,13 @@ def decode_part(
 def decode_stored(source: str | Path | bytes) -> Tensor:
     """An image as it is stored, uint8 (3, H, W), not turned by EXIF: masks and boxes count pixels so."""
     with _opened(source) as image:
+        if image.format == "JPEG" and image.mode in ("L", "RGB") and image.width * image.height > LARGE_PIXELS:
+            # Into the tensor itself: Pillow would hold the whole as well.
+            file: Any = getattr(image, "fp", None)
+            file.seek(0)
+            pixels: Any = decode_jpeg(torch.frombuffer(bytearray(file.read()), dtype=torch.uint8), ImageReadMode.RGB)
+            return pixels
         return _tensor(image, 3)
-
-
-def open_stored(source: str | Path | bytes) -> Image.Image:
-    """`decode_stored` as an image of Pillow's, grey or RGB: without the copies that a tensor of the whole takes."""
-    with _opened(source) as image:
-        plain = _plain(image, 3)
-        plain.load()
-        return plain
 
 
 def decode_numbers(source: str | Path | bytes) -> Tensor:
@@ -174,29 +173,34 @@ def picture_endings() -> set[str]:
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
     """How EXIF turns the image for display; None if it does not, or is damaged: nothing else of it is needed."""
-    if image.format == "PNG":
-        image.load()  # Its EXIF may come after the pixels, whose errors are not suppressed.
     with contextlib.suppress(Exception):
-        return TURNS[image.getexif()[ExifTags.Base.Orientation]]
+        # A PNG's own method decodes the pixels, after which its EXIF may come; here it does not (`_needed`).
+        return TURNS[Image.Image.getexif(image)[ExifTags.Base.Orientation]]
     return None
 
 
-def _resized(image: Image.Image, channels: int, size: tuple[int, int], box: Box) -> Image.Image:
-    """The box of an image at another (width, height), bicubic and antialiased, as `_plain`.
+def _resized(
+    image: Image.Image,
+    channels: int,
+    size: tuple[int, int],
+    box: Box,
+    resampling: Image.Resampling = Image.Resampling.BICUBIC,
+) -> Image.Image:
+    """The box of an image at another (width, height), antialiased, as `_plain`.
 
     As Pillow's `reducing_gap`, but without a copy of a large image in 8 bits.
     """
     scale = [(box[i + 2] - box[i]) / size[i] for i in range(2)]
     factor = tuple(max(1, int(side / REDUCING_GAP)) for side in scale)
     if factor == (1, 1):
-        return _plain(image, channels).resize(size, Image.Resampling.BICUBIC, box=box)
+        return _plain(image, channels).resize(size, resampling, box=box)
     # Of a bicubic filter, half a pixel less than its support.
     reach = [1.5 * side for side in scale]
     low = [max(0, int(box[i] - reach[i])) for i in range(2)]
     high = [min(image.size[i], math.ceil(box[i + 2] + reach[i])) for i in range(2)]
     reduced = _plain(image, channels, box=(low[0], low[1], high[0], high[1]), factor=(factor[0], factor[1]))
     left, top, right, bottom = ((box[i] - low[i % 2]) / factor[i % 2] for i in range(4))
-    return reduced.resize(size, Image.Resampling.BICUBIC, box=(left, top, right, bottom))
+    return reduced.resize(size, resampling, box=(left, top, right, bottom))
 
 
 def _plain(
@@ -236,16 +240,29 @@ def _parts(
     clear = image.mode in TRANSPARENT or "transparency" in image.info
     grey = channels == 1 or image.mode in ("1", "L", "F") or image.mode.startswith("I")
     mode = "L" if grey and (channels == 1 or not clear) else "RGB"
-    if image.mode == mode and not clear and factor == (1, 1) and box == (0, 0, *image.size):
+    strips = strips_of(image)
+    if strips is None and image.mode == mode and not clear and factor == (1, 1) and box == (0, 0, *image.size):
         yield image
         return
     high: Any = image.getextrema()[1] if image.mode == "F" else 0
     left, top, right, bottom = box
     rows = max(1, PART_PIXELS // ((right - left) * factor[1])) * factor[1]
-    for row in range(top, bottom, rows):
-        part = image.crop((left, row, right, min(row + rows, bottom)))
+    boxes = [(left, row, right, min(row + rows, bottom)) for row in range(top, bottom, rows)]
+    for part in map(image.crop, boxes) if strips is None else _crops(strips, boxes):
         part = _in_mode(_opaque(_eight_bit(part, high)), mode)
         yield part if factor == (1, 1) else part.reduce(factor)
+
+
+def _crops(strips: Iterator[Image.Image], boxes: Sequence[tuple[int, int, int, int]]) -> Iterator[Image.Image]:
+    """The boxes, one below the other, of the image that the strips make."""
+    held, top = next(strips), 0
+    for left, first, right, last in boxes:
+        while top + held.height < last:
+            below, kept = next(strips), held.crop((0, min(first - top, held.height), *held.size))
+            top += held.height - kept.height
+            held = below.crop((0, -kept.height, *below.size))
+            held.paste(kept)
+        yield held.crop((left, first - top, right, last - top))
 
 
 def _in_mode(image: Image.Image, mode: str) -> Image.Image:
@@ -341,18 +358,20 @@ def _unlimited() -> Iterator[None]:
 def _needed(file: BinaryIO) -> BinaryIO:
     """The file; of a PNG only the chunks of its pixels: texts, profiles and animations cannot make it unreadable."""
     file.seek(0)
-    spans, skipped = [(0, len(PNG))], False
+    spans, pixels, skipped = [(0, len(PNG))], [], False
     if file.read(len(PNG)) == PNG:
         while len(head := file.read(8)) == 8:
             start, (length, kind) = file.tell(), struct.unpack(">I4s", head)
             text = length <= LONGEST_TEXT and kind in (b"iTXt", b"tEXt", b"zTXt") and file.read(32)
             if kind in PIXEL_CHUNKS or (text and text.startswith(ORIENTED_TEXTS)):
-                spans.append((start - 8, start + length + 4))
+                # The orientation may come after the pixels, and is to be known before they are decoded.
+                skipped |= bool(pixels) and kind not in (b"IDAT", b"IEND")
+                (pixels if kind in (b"IDAT", b"IEND") else spans).append((start - 8, start + length + 4))
             else:
                 skipped = True
             file.seek(start + length + 4)
     file.seek(0)
-    return io.BufferedReader(_Spans(file, spans)) if skipped else file
+    return io.BufferedReader(_Spans(file, spans + pixels)) if skipped else file
 
 
 class _Spans(io.RawIOBase):

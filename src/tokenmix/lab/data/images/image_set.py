@@ -82,7 +82,7 @@ class ImageSet(IndexedDataset):
         index %= len(self)
         images, kept = self.pixels(torch.tensor([index]))
         if not len(kept):
-            raise UserError(f"image {index} cannot be read any more")
+            raise UserError(f"image {index} cannot be read any more; put its file back")
         return images[0], int(self.labels[index])
 
     @abstractmethod

@@ -210,7 +210,9 @@ class ShardImages(LazyImages):
         try:
             data = os.pread(self._handle(shard), size, offset)
         except OSError as error:
-            raise UserError(f"the shard {self.paths[shard]} cannot be read any more ({error.strerror})") from None
+            raise UserError(
+                f"the shard {self.paths[shard]} cannot be read any more ({error.strerror}); put it back"
+            ) from None
         if len(data) < size:
             raise UnreadableImage("is truncated (the shard is shorter than it was)")
         return data
@@ -293,7 +295,10 @@ def load_webdataset(request: DataRequest) -> ImageData:
         log(f"{len(again)} {keys} repeated in one shard, the first {again[0]}; all samples are kept")
     for images, part in zip(sets, paths):
         if not len(images):
-            raise UserError(f"{part[0]} and the other shards hold no sample with an image and a .cls or .json label")
+            raise UserError(
+                f"{part[0]} and the other shards hold no sample with an image and a .cls or .json label; "
+                "write both under one key"
+            )
     train, test = sets if len(sets) == 2 else _split(sets[0])
     cache = cache_root(request.root)
     place = origin(paths[0][0].parent, cache)

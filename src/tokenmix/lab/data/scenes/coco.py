@@ -59,7 +59,10 @@ class CocoScenes(Scenes):
             raise UserError(f"{path} does not exist; COCO's layout has annotations/instances_train2017.json and val")
         given = parse_json(read_file(path), path)
         if not isinstance(given, dict):
-            raise UserError(f"{path} holds a {type(given).__name__}, not images, annotations and categories")
+            raise UserError(
+                f"{path} holds a {type(given).__name__}, not images, annotations and categories; "
+                "give a COCO instances file"
+            )
         self.images, kinds = _entries(given, "images", IMAGE, path), _entries(given, "categories", CATEGORY, path)
         for key, entries, name in (("images", self.images, "id"), *(("categories", kinds, n) for n in ("id", "name"))):
             _check_distinct(entries, key, name, path)
@@ -118,7 +121,7 @@ class CocoScenes(Scenes):
             return decode_mask(annotation.get("segmentation"), *size)
         except UserError as reason:
             where = f"{self.path}, annotation {annotation.get('id')} of {self._file(index)}"
-            raise UserError(f"{where}: {reason}") from None
+            raise UserError(f"{where}: {reason}; correct or remove it") from None
 
 
 def load_coco(request: DataRequest) -> SceneData:
@@ -139,7 +142,9 @@ def load_coco(request: DataRequest) -> SceneData:
         known = [entry for found in part.annotations for entry in found]
         if all(entry.get("iscrowd") for entry in known):
             beside = " that are no crowd" if known else ""
-            raise UserError(f"{part.path} has no annotations with an area{beside}, so there is nothing to {purpose}")
+            raise UserError(
+                f"{part.path} has no annotations with an area{beside}, so there is nothing to {purpose}; add some"
+            )
     shown = {entry["category_id"] for found in train.annotations for entry in found}
     warn_of_absent([name for number, name in train.categories.items() if number not in shown], train.path)
     dropped = {**train.dropped, **test.dropped}
@@ -164,7 +169,7 @@ def _entries(
     for place, entry in enumerate(entries):
         for name, types in wanted.items():
             if not isinstance(entry, dict) or name not in entry:
-                raise UserError(f"{path}, entry {place} of {key}, has no {name}")
+                raise UserError(f"{path}, entry {place} of {key}, has no {name}; add it, or remove the entry")
             if not isinstance(entry[name], types) or (isinstance(entry[name], int) and abs(entry[name]) > MOST):
                 meant = " or ".join(one.__name__ for one in types)
                 raise UserError(f"{path}, entry {place} of {key}, has {name}={entry[name]!r}; give {meant}")
@@ -180,9 +185,15 @@ def _check_distinct(entries: Sequence[Mapping[str, Any]], key: str, name: str, p
 def _check_annotation(entry: dict[str, Any], places: dict[int, int], categories: dict[int, str], path: Path) -> None:
     where = f"{path}, annotation {entry['id']},"
     if entry["image_id"] not in places:
-        raise UserError(f"{where} belongs to image {entry['image_id']}, which is not among the images")
+        raise UserError(
+            f"{where} belongs to image {entry['image_id']}, which is not among the images; "
+            "add that, or remove the annotation"
+        )
     if entry["category_id"] not in categories:
-        raise UserError(f"{where} has category {entry['category_id']}, which is not among the categories")
+        raise UserError(
+            f"{where} has category {entry['category_id']}, which is not among the categories; "
+            "add that, or remove the annotation"
+        )
     box = entry["bbox"]
     if len(box) != 4 or not all(isinstance(x, int | float) and abs(x) <= MOST for x in box):
         raise UserError(f"{where} has the box {box}; give x, y, width and height")
@@ -207,7 +218,7 @@ def decode_mask(segmentation: Any, height: int, width: int) -> Tensor:
         return _from_runs(segmentation, height, width)
     if isinstance(segmentation, list) and segmentation:
         return _from_polygons(segmentation, height, width)
-    raise UserError(f"the segmentation is {str(segmentation)[:40]!r}; give polygons or run lengths")
+    raise UserError(f"the segmentation is {str(segmentation)[:40]!r}, neither polygons nor run lengths")
 
 
 def encode_mask(mask: Tensor) -> dict[str, Any]:

@@ -173,7 +173,8 @@ def _numbers_shown(masks: Sequence[Path], count: int | None) -> set[int]:
         if count is None and not 0 <= int(found[0]) <= int(found[-1]) <= IGNORE:
             wrong = int(found[0] if found[0] < 0 else found[-1])
             raise UserError(
-                f"{path} has the label {wrong}, out of range: classes are 0 to {IGNORE - 1}, {IGNORE} ignored"
+                f"{path} has the label {wrong}, out of range: classes are 0 to {IGNORE - 1}, {IGNORE} ignored; "
+                "correct it"
             )
         shown.update(found.tolist())
         if count is not None and shown.issuperset(range(count)):
@@ -243,7 +244,7 @@ class PairScenes(Scenes):
         if (classes == OUT_OF_RANGE).any():
             wrong = int(numbers[classes == OUT_OF_RANGE][0])
             known = torch.nonzero(self.table != OUT_OF_RANGE).flatten().tolist()
-            raise UserError(f"{path} has the label {wrong}, out of range: known are {_ranges(known)}")
+            raise UserError(f"{path} has the label {wrong}, out of range: known are {_ranges(known)}; correct it")
         return classes.byte()
 
 

@@ -222,4 +222,6 @@ def folder_in(path: Path, candidates: Sequence[str], marker: str, layout: str) -
     for candidate in candidates:
         if (path / candidate / marker).exists():
             return path / candidate
-    raise UserError(f"{path} has no {marker} in it, so it is not in the layout of {layout}")
+    raise UserError(
+        f"{path} has no {marker} in it, so it is not in the layout of {layout}; give the folder that has it"
+    )

@@ -81,7 +81,7 @@ def _load_masks(request: DataRequest, root: Path) -> SceneData:
         scenes = MaskScenes(root, _stems(names))
         found = (scenes.scene(index).objects for index in range(len(scenes)))
         if not any(objects is not None and len(objects.labels) for objects in found):
-            raise UserError(f"no image of {names} has an object in SegmentationObject to {purpose}")
+            raise UserError(f"no image of {names} has an object in SegmentationObject to {purpose}; list one that has")
         parts.append(scenes)
     return _object_data(request, *parts, source=f"Pascal VOC in {root}, masks of objects, train and val")
 
@@ -95,7 +95,10 @@ def _load_boxes(request: DataRequest, root: Path) -> SceneData:
     parts = [BoxScenes(root, lists / f"{name}.txt") for name in names]
     for scenes, name, purpose in zip(parts, names, ("learn from", "evaluate on")):
         if not any(found.corners for found in scenes.boxes):
-            raise UserError(f"no image of {lists / name}.txt has an object in {root / 'Annotations'} to {purpose}")
+            raise UserError(
+                f"no image of {lists / name}.txt has an object in {root / 'Annotations'} to {purpose}; "
+                "list one that has"
+            )
     dropped = [(path, found.dropped) for part in parts for path, found in zip(part.annotations, part.boxes)]
     return _object_data(
         request,
@@ -175,7 +178,9 @@ class BoxScenes(Scenes):
         for found, path in zip(self.boxes, self.annotations):
             if unknown := [name for name in found.names if name not in OBJECTS]:
                 raise UserError(
-                    f"{path} has an object {unknown[0]!r}, which is not a class of Pascal VOC: {', '.join(OBJECTS)}"
+                    f"{path} has an object {unknown[0]!r}, which is not a class of Pascal VOC; "
+                    f"give one of {', '.join(OBJECTS)}, "
+                    "or remove it"
                 )
 
     def __len__(self) -> int:
@@ -261,9 +266,9 @@ def _corners(node: ElementTree.Element, where: str) -> tuple[float, ...]:
     with suppress(ValueError):
         box = tuple(map(float, texts))
     if not all(map(isfinite, box)):
-        raise UserError(f"{where} has a corner that is not a number: {SIDES} = {', '.join(texts)}")
+        raise UserError(f"{where} has a corner that is not a number: {SIDES} = {', '.join(texts)}; correct it")
     if box[0] > box[2] or box[1] > box[3]:
-        raise UserError(f"{where} has its corners swapped: {SIDES} = {box}")
+        raise UserError(f"{where} has its corners swapped: {SIDES} = {box}; correct them")
     return box
 
 

@@ -96,7 +96,8 @@ class ImageClassification(ImageTask, ClassTask):
             check_names(config.data.data, images.classes, like["classes"])
             if images.channels != like["channels"]:
                 raise UserError(
-                    f"{config.data.data!r} has {images.channels} channels, the run was trained on {like['channels']}"
+                    f"{config.data.data!r} has {images.channels} channels, the run was trained on {like['channels']}; "
+                    "give data with as many"
                 )
         mean, std = (images.mean, images.std) if like is None else (like["mean"], like["std"])
         augment = {name: getattr(options, name) for name in ("augment", "color_jitter", "reprob")}

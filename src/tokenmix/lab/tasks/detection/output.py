@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 from torch import Tensor
 from torchvision.ops import box_convert
@@ -60,18 +61,34 @@ def coco_results(
     return entries
 
 
-def draw_objects(image: Image.Image, found: Mapping[str, Any], classes: Sequence[str]) -> Image.Image:
-    """The image in RGB with masks, boxes, names and scores drawn on it; one in RGB is changed itself."""
+def draw_objects(
+    image: Image.Image,
+    found: Mapping[str, Any],
+    classes: Sequence[str],
+    first: int = 0,
+    size: tuple[int, int] | None = None,
+) -> Image.Image:
+    """The image in RGB with masks, boxes, names and scores drawn on it; one in RGB is changed itself.
+
+    Args:
+        image: the whole one, or a strip of it.
+        found: in the whole image.
+        classes: their names.
+        first: the first row of the strip.
+        size: (height, width) of the whole; the image's own if None.
+    """
     image = image if image.mode == "RGB" else image.convert("RGB")
     colors = [class_color(label) for label in found["labels"].tolist()]
     for color, (crop, top, left) in zip(colors, found["masks"].crops if "masks" in found else ()):
         if crop.numel():
-            corner, veil = (left, top), Image.fromarray(crop.numpy().astype("uint8") * round(255 * VEIL))
+            corner, veil = (left, top - first), Image.fromarray(crop.numpy().astype("uint8") * round(255 * VEIL))
             image.paste(color, corner, veil)
     # Names over dozens of boxes hide what is in them.
-    named, width = len(colors) <= 20 and min(image.size) >= 200, 1 if min(image.size) < 400 else 2
+    side = min(size or image.size)
+    named, width = len(colors) <= 20 and side >= 200, 1 if side < 400 else 2
     pen, font = ImageDraw.Draw(image), ImageFont.load_default()
-    for color, box, (label, score, _) in zip(colors, found["boxes"].long().tolist(), _objects(found), strict=False):
+    boxes = (found["boxes"].long() - torch.tensor([0, first, 0, first])).tolist()
+    for color, box, (label, score, _) in zip(colors, boxes, _objects(found), strict=False):
         pen.rectangle(box, width=width, outline=color)
         if named:
             corner = (box[0] + width + 1, box[1] + width + 1)

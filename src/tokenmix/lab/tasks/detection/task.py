@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.files import replace_file, replacing
+from tokenmix.files import replace_file
 from tokenmix.lab.data.indexed import subset
 from tokenmix.lab.data.scenes import ObjectAugment, ObjectSamples, SceneData, hold_out_scenes, load_scenes, repeated
 from tokenmix.lab.tasks.detection.metrics import AveragePrecision, average_precision, matched_rows
@@ -19,7 +19,7 @@ from tokenmix.lab.tasks.detection.options import ObjectOptions
 from tokenmix.lab.tasks.detection.output import coco_results, draw_objects, image_numbers, object_rows
 from tokenmix.lab.tasks.detection.tiling import Found, find_in_windows
 from tokenmix.lab.tasks.fitting import check_model, check_own
-from tokenmix.lab.tasks.images import ImageTask, Picture, channel_columns, check_stems, shown_image, stored_picture
+from tokenmix.lab.tasks.images import ImageTask, channel_columns, check_stems, drawn_png, shown_image, stored_picture
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.metrics import Metric
 from tokenmix.lab.train.predictions import SampledMetric
@@ -178,7 +178,7 @@ class ObjectTask(ImageTask):
         return [with_dense_masks(found) for found in self._find(images)]
 
     @torch.no_grad()
-    def _find(self, images: Sequence[Tensor | Picture]) -> list[Found]:
+    def _find(self, images: Sequence[Tensor]) -> list[Found]:
         detector, options = cast(Detector, self.model), self.options
         large = [options.window is not None and max(image.shape[1:]) > options.window for image in images]
         if not any(large):
@@ -212,15 +212,17 @@ class ObjectTask(ImageTask):
             found = self._found(picture := stored_picture(file))
             rows += self._rows(file, found)
             results += coco_results(found, image_id=number, file=file.name, category_ids=ids)
-            drawn = draw_objects(picture.image, self._shown(found), self.data["classes"])
+            shown = self._shown(found)
+            replace_file(out / f"{file.stem}-overlay.png", drawn_png(picture, self._drawing(shown, picture)))
             del picture  # No second one while the next is read.
-            with replacing(out / f"{file.stem}-overlay.png") as partial:
-                drawn.save(partial)
-            del drawn
         replace_file(out / "results.json", (json.dumps(results) + "\n").encode())
         return rows
 
-    def _found(self, picture: Picture) -> Found:
+    def _drawing(self, shown: Found, picture: Tensor) -> Callable[[Image.Image, int], Image.Image]:
+        classes, size = self.data["classes"], (picture.shape[1], picture.shape[2])
+        return lambda strip, first: draw_objects(strip, shown, classes, first, size)
+
+    def _found(self, picture: Tensor) -> Found:
         self.eval()
         return {name: value.cpu() for name, value in self._find([picture])[0].items()}
 

@@ -1,11 +1,12 @@
 """Sliding-window detection in an image that is larger than a detector takes, merged into one list."""
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torchvision.ops import batched_nms
+from torchvision.ops import batched_nms, box_area
 
 from tokenmix.lab.tasks.images import window_starts
 from tokenmix.models.detection.pictures import PlacedMasks
@@ -15,11 +16,13 @@ Found = dict[str, Any]
 EDGE = 2.0
 # Pieces that are compared with whole boxes at a time.
 PIECES = 256
+# Boxes up to this many are all compared with each other.
+FEW = 100_000
 
 
 def find_in_windows(
     detect: Callable[[Sequence[Tensor]], list[Found]],
-    image: Any,
+    image: Tensor,
     *,
     window: int,
     overlap: float,
@@ -34,7 +37,7 @@ def find_in_windows(
 
     Args:
         detect: images to detections of each; their masks are dense or `PlacedMasks`, and so are those that come out.
-        image: (3, H, W), a tensor or a `Picture`.
+        image: (3, H, W).
         window: side of a window.
         overlap: share of the side, best more than the largest object.
         nms: overlap of two boxes of which the worse is dropped.
@@ -76,11 +79,34 @@ def _cut(boxes: Tensor, top: int, left: int, window: int, size: tuple[int, int])
 def _merged(boxes: Tensor, scores: Tensor, labels: Tensor, cut: Tensor, nms: float) -> Tensor:
     """Indices of what is kept, the highest score first."""
     whole, pieces = (~cut).nonzero()[:, 0], cut.nonzero()[:, 0]
-    whole = whole[batched_nms(boxes[whole], scores[whole], labels[whole], nms)]
+    whole = whole[near_nms(boxes[whole], scores[whole], labels[whole], nms)]
     pieces = torch.cat([_uncovered(some, whole, boxes, labels) for some in pieces.split(PIECES)])
-    pieces = pieces[batched_nms(boxes[pieces], scores[pieces], labels[pieces], nms)]
+    pieces = pieces[near_nms(boxes[pieces], scores[pieces], labels[pieces], nms)]
     keep = torch.cat([whole, pieces])
     return keep[scores[keep].argsort(descending=True, stable=True)]
+
+
+def near_nms(boxes: Tensor, scores: Tensor, labels: Tensor, nms: float) -> Tensor:
+    """`batched_nms`, which compares each box that is kept with all others; here with those nearby, where they are many.
+
+    Boxes that overlap have their middles in one cell as large as the largest box, or in cells next to each other.
+    """
+    if len(boxes) <= FEW:
+        return batched_nms(boxes, scores, labels, nms)
+    side = float((boxes[:, 2:] - boxes[:, :2]).max().clamp(min=1.0))
+    cells = torch.cat([((boxes[:, :2] + boxes[:, 2:]) / 2 / side).floor(), labels[:, None]], 1).long().tolist()
+    areas = box_area(boxes)
+    kept: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    found = []
+    for place in scores.argsort(descending=True, stable=True).tolist():
+        column, row, label = cells[place]
+        near = [i for c in range(column - 1, column + 2) for r in range(row - 1, row + 2) for i in kept[c, r, label]]
+        low, high = torch.maximum(boxes[near, :2], boxes[place, :2]), torch.minimum(boxes[near, 2:], boxes[place, 2:])
+        common = (high - low).clamp(min=0).prod(1)
+        if not (common > nms * (areas[near] + areas[place] - common)).any():
+            kept[column, row, label].append(place)
+            found.append(place)
+    return torch.tensor(found, dtype=torch.int64, device=boxes.device)
 
 
 def _uncovered(pieces: Tensor, whole: Tensor, boxes: Tensor, labels: Tensor) -> Tensor:

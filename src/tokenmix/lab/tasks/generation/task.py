@@ -142,7 +142,10 @@ class ImageGeneration(TaskModule):
                 f"a batch of {batch_size} cannot be cut into d_steps={steps} equal parts; give a multiple of {steps}"
             )
         if batch_size // steps < 2:
-            raise UserError(f"batch norm needs two images, a part of the batch has {batch_size // steps}")
+            raise UserError(
+                f"batch norm needs two images, a part of the batch has {batch_size // steps}; "
+                f"give --batch-size {2 * steps} or more"
+            )
 
     @classmethod
     def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:

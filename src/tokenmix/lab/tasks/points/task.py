@@ -188,4 +188,6 @@ def _check_like(spec: str, data: PointData, like: Mapping[str, Any]) -> None:
     check_names(spec, data.classes, like["classes"])
     check_names(spec, data.part_names, like["part_names"], "parts")
     if like["features"] != "xyz" and not data.has_normals:
-        raise UserError(f"{spec!r} has clouds without normals, but the run was trained with them")
+        raise UserError(
+            f"{spec!r} has clouds without normals, but the run was trained with them; add them, or give other data"
+        )

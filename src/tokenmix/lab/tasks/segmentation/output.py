@@ -9,12 +9,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from tokenmix.files import replacing, write_json
+from tokenmix.files import replace_file, replacing, write_json
 from tokenmix.lab.data.scenes.coco import encode_mask
-from tokenmix.lab.tasks.images import Picture
+from tokenmix.lab.tasks.images import PART_ROWS, drawn_png
 
 VEIL = 0.5
-PART_ROWS = 256
 
 
 def shares(classes: Tensor, names: Sequence[str]) -> dict[str, float]:
@@ -52,7 +51,7 @@ def run_lengths(classes: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def write_answer(
-    picture: Picture,
+    image: Tensor,
     classes: Tensor,
     answer: Mapping[str, Any],
     names: Sequence[str],
@@ -62,7 +61,7 @@ def write_answer(
     """Write STEM-mask.png, STEM-overlay.png and STEM.json, which says the colours; returns their names.
 
     Args:
-        picture: the image, which becomes the overlay and is closed: a copy of a large one would fill gigabytes.
+        image: uint8 (3, H, W).
         classes: uint8 (H, W).
         answer: what was printed.
         names: of the classes.
@@ -74,13 +73,11 @@ def write_answer(
     files = [stem.with_name(f"{stem.name}{end}") for end in ("-mask.png", "-overlay.png", ".json")]
     with replacing(files[0]) as partial:
         mask.save(partial)
-    image = picture.image = picture.image.convert("RGB") if picture.image.mode != "RGB" else picture.image
-    for top in range(0, image.height, PART_ROWS):
-        box = (0, top, image.width, min(top + PART_ROWS, image.height))
-        image.paste(Image.blend(image.crop(box), mask.crop(box).convert("RGB"), VEIL), box)
-    with replacing(files[1]) as partial:
-        image.save(partial)
-    image.close()
+
+    def veil(strip: Image.Image, top: int) -> Image.Image:
+        return Image.blend(strip, mask.crop((0, top, strip.width, top + strip.height)).convert("RGB"), VEIL)
+
+    replace_file(files[1], drawn_png(image, veil))
     shown = [label for label, count in enumerate(pixel_counts(classes, len(names))) if count]
     colors = {names[label]: "#{:02x}{:02x}{:02x}".format(*palette[label]) for label in shown}
     told = {**answer, "colors": colors, "masks": run_lengths(classes, names)}

@@ -20,7 +20,6 @@ from tokenmix.lab.data.scenes import PixelAugment, PixelSamples, SceneData, hold
 from tokenmix.lab.tasks.fitting import check_model_name, check_own
 from tokenmix.lab.tasks.images import (
     ImageTask,
-    Picture,
     both_sides,
     channel_columns,
     check_stems,
@@ -204,7 +203,7 @@ class SemanticSegmentation(ImageTask):
         if getattr(model, "fixed_size", False) or any(mixer.capabilities.map == "tokens" for mixer in mixers):
             pixels = read_image(file, data["channels"], tuple(data["img_size"]))
         else:
-            pixels = stored_picture(file)[:, :, :]
+            pixels = stored_picture(file)
         return image_view(pixels, data["mean"], data["std"])
 
     @classmethod
@@ -313,7 +312,7 @@ class SemanticSegmentation(ImageTask):
         return {"images": torch.randn(2, self.data["channels"], *self.data["img_size"])}
 
     @torch.no_grad()
-    def answer(self, image: Tensor | Picture) -> Tensor:
+    def answer(self, image: Tensor) -> Tensor:
         """The class of each pixel, uint8 (H, W), of an image uint8 (3, H, W) of any size."""
         size = (image.shape[1], image.shape[2])
         classes = torch.empty(size, dtype=torch.uint8)

@@ -63,7 +63,8 @@ class TextClassification(DistillingTextTask, ClassTask):
             check_names(config.data.data, texts.classes, like["classes"])
             if (texts.train.pairs is not None) != like["pairs"]:
                 raise UserError(
-                    f"of {config.data.data!r} and the run's own data, one has pairs of texts and the other single texts"
+                    f"of {config.data.data!r} and the run's own data, one has pairs of texts and the other single "
+                    "texts; give data like the run's own"
                 )
         tokenizer = tokenizer_for(config, [*texts.train.texts, *(texts.train.pairs or ())])
         length = config.options.seq_len if like is None else int(like["seq_len"])
@@ -107,7 +108,8 @@ class TextClassification(DistillingTextTask, ClassTask):
         """As of every task on text; numbers have no logits."""
         if not self.classes:
             raise UserError(
-                f"{self.config.data.data} has numbers for labels, and a teacher has logits for classes only"
+                f"{self.config.data.data} has numbers for labels, and a teacher has logits for classes only; "
+                "leave --teacher out"
             )
         super().check_teacher(teacher, data)
 

@@ -3,10 +3,12 @@
 import base64
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from tokenmix.environment import filtered_stderr
 from tokenmix.errors import UserError, one_line
 
 if TYPE_CHECKING:
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 
 
 BLOCK = 1 << 21
+# What Rust writes before a panic becomes an error of Python.
+PANIC = re.compile(rb"^\n?thread '[^\n]*panicked at .*?(note: [^\n]*\n|\Z)", re.DOTALL | re.MULTILINE)
 
 
 @contextmanager
@@ -23,7 +27,8 @@ def tokenizing(what: str, *more: type[BaseException]) -> Iterator[None]:
     A panic, of a regex that gives up for example, is no `Exception`. `more` are further errors to be caught.
     """
     try:
-        yield
+        with filtered_stderr(lambda said: PANIC.sub(b"", said)):
+            yield
     except BaseException as error:
         panic = type(error).__name__ == "PanicException"
         if isinstance(error, UserError) or not (panic or type(error) is Exception or isinstance(error, more)):

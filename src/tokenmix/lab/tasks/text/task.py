@@ -41,7 +41,9 @@ def initial_text_weights(source: Path, model: Any) -> dict[str, Tensor]:
     body = f"{model.base_model_prefix}."
     weights = {key: value for key, value in given.items() if key.startswith(body)}
     if not weights:
-        raise UserError(f"{source} holds no text model: none of its tensors begins with {body!r}")
+        raise UserError(
+            f"{source} holds no text model: none of its tensors begins with {body!r}; give a run of a text task"
+        )
     words = f"{body}embeddings.word_embeddings.weight"
     if words in weights and len(weights[words]) != len(own[words]):
         raise UserError(

@@ -223,7 +223,8 @@ def build_labelled(
     unknown = {row[-1] for row in test} - set(names)
     if names and unknown:
         raise UserError(
-            f"the test part of {spec} has the label {sorted(unknown)[0]!r}, which is missing in the training part"
+            f"the test part of {spec} has the label {sorted(unknown)[0]!r}, which is missing in the training part; "
+            "correct it, or add such rows there"
         )
     parts = [_part(spec, part, names) for part in (train, test)]
     return LabelledData(spec, parts[0], parts[1], names, source, metrics)
