@@ -19,7 +19,6 @@ def check_predictions(run: Path, names: set[str]) -> None:
         names: the metrics of which this must hold, among them that which is monitored.
     """
     task = load_task(run)
-    data = task.data
     columns, told = read_predictions(run), json.loads((run / "result.json").read_text())["metrics"]
     assert columns is not None
     assert task.monitor in names
@@ -29,19 +28,15 @@ def check_predictions(run: Path, names: set[str]) -> None:
     times = torch.randint(0, 3, (len(samples),), generator=generator)
     written_out = repeated(columns, times)
     for name in names:
-        metric = task.sampled_metric(columns, name, data)
-        again = task.sampled_metric(written_out, name, data)
-        assert metric is not None, name
-        assert again is not None, name
-        value = metric.resampled(torch.ones(1, len(samples), dtype=torch.float64))
+        metric = task.metrics[name]
+        value = metric.measure(columns, torch.ones(1, len(samples), dtype=torch.float64))
         assert value.shape == (1,)
         assert value.item() == pytest.approx(told[name], rel=1e-5, abs=1e-6), name
-        twice = metric.resampled(torch.stack([times, torch.ones_like(times)]).double())
-        ones = torch.ones(1, len(written_out["index"]), dtype=torch.float64)
-        assert twice[0].item() == pytest.approx(again.resampled(ones).item(), rel=1e-9, abs=1e-12), name
+        twice = metric.measure(columns, torch.stack([times, torch.ones_like(times)]).double())
+        assert twice[0].item() == pytest.approx(metric(written_out), rel=1e-9, abs=1e-12), name
         assert twice[1].item() == pytest.approx(value.item(), rel=1e-9), name
         if metric.values is not None:
-            assert metric.values.mean().item() == pytest.approx(value.item())
+            assert metric.values(columns).mean().item() == pytest.approx(value.item())
 
 
 def repeated(columns: dict[str, Tensor], times: Tensor) -> dict[str, Tensor]:

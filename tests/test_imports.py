@@ -40,7 +40,7 @@ BELOW = {
     "profiling": {*LEAVES, "ops", "layers", "models", "swap"},
 }
 LIBRARY = {*BELOW}
-BELOW["lab.registry"] = {"registry"}
+BELOW["lab.registry"] = {"errors", "registry"}
 BELOW["lab.data"] = {*LIBRARY, "lab.registry"}
 BELOW["lab.train"] = BELOW["lab.data"] | {"lab.data"}
 BELOW["lab.tasks"] = BELOW["lab.train"] | {"lab.train"}
@@ -196,7 +196,6 @@ LIGHT = [
     "lab/data/lookup",
     "errors",
     "registry",
-    "lab/tasks/fitting",
     "presets",
     "lab/train/config",
     "lab/train/folder",

@@ -159,14 +159,14 @@ def test_a_missing_package_of_nobody_is_not_hidden(monkeypatch) -> None:
 def test_what_a_function_needs(monkeypatch) -> None:
     import torch
 
-    from tokenmix.lab.tasks.detection.metrics import AveragePrecision
+    from tokenmix.lab.tasks.detection.metrics import object_metrics
     from tokenmix.lab.tasks.generation.features import InceptionFeatures
     from tokenmix.lab.train.export import _write_onnx
 
     for module in ("pycocotools", "torch_fidelity.feature_extractor_inceptionv3", "onnxruntime"):
         monkeypatch.setitem(sys.modules, module, None)
     for extra, call in {
-        "detection": lambda: AveragePrecision("bbox", num_classes=2),
+        "detection": lambda: object_metrics("boxes", ["a", "b"]),
         "fid": InceptionFeatures,
         "onnx": lambda: _write_onnx(torch.nn.Identity(), {}, {}, Path("model.onnx")),
     }.items():

@@ -105,8 +105,8 @@ from tokenmix.lab.tasks.points.data import read_points, write_ply
 tokenmix.lab.registry.get_task("point-classification")
 """,
     "detection": """
-from tokenmix.lab.tasks.detection.metrics import AveragePrecision
-AveragePrecision("segm", num_classes=2)
+from tokenmix.lab.tasks.detection.metrics import object_metrics
+object_metrics("masks", ["a", "b"])
 """,
     "onnx": """
 from pathlib import Path

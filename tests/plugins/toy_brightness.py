@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from tokenmix.lab.registry import TASKS, TaskEntry
-from tokenmix.lab.train.metrics import Mean, Metric
+from tokenmix.lab.train.metrics import Metric
 from tokenmix.lab.train.task import TaskData, TaskModule
 from tokenmix.registry import MODELS, ModelEntry
 
@@ -38,7 +38,7 @@ class Rows(TaskData):
 class Brightness(TaskModule):
     """The mean of a row."""
 
-    monitor, mode = "mse", "min"
+    monitor = "mse"
 
     @classmethod
     def load_data(cls, config: Any, like: Any = None) -> Rows:
@@ -51,11 +51,12 @@ class Brightness(TaskModule):
     def loss(self, batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         return (self.model(batch).squeeze(1) - batch.mean(1)).square().mean(), {}
 
-    def evaluate(self, batch: Tensor) -> None:
-        self.metrics.update((self.model(batch).squeeze(1) - batch.mean(1)).square())
+    def evaluate(self, batch: Tensor) -> dict[str, Tensor]:
+        return {"error": (self.model(batch).squeeze(1) - batch.mean(1)).square()}
 
-    def make_metrics(self) -> dict[str, Metric]:
-        return {"mse": Mean()}
+    @classmethod
+    def make_metrics(cls, config: Any, data: Any) -> dict[str, Metric]:
+        return {"mse": Metric.mean(lambda rows: rows["error"], higher_is_better=False)}
 
     @torch.no_grad()
     def predict(self, inputs: Any) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from tokenmix.lab.data.indexed import IndexedDataset, balanced_order
 from tokenmix.lab.tasks.classes import balanced_weights, is_unbalanced, rank_area
 from tokenmix.lab.tasks.classification.task import ImageClassification
 from tokenmix.lab.train.checkpoint import read_weights
-from tokenmix.lab.train.predictions import collected, read_predictions
+from tokenmix.lab.train.predictions import read_predictions
 from tokenmix.lab.train.run import train
 from tokenmix.lab.train.sources import make_config
 from tokenmix.lab.train.trainer import TrainingLoop
@@ -35,15 +35,17 @@ class Given(nn.Module):
         return images.flatten(1)
 
 
-def judged(logits: Tensor, labels: Tensor, data: dict[str, Any]) -> tuple[ImageClassification, dict[str, Tensor]]:
-    """The task after an evaluation in two batches, and what it kept."""
+def judged(logits: Tensor, labels: Tensor, data: dict[str, Any]) -> ImageClassification:
+    """The task after an evaluation in two batches."""
     task = ImageClassification(Given(), make_config(data="digits"), data)
-    task.kept, index = [], torch.arange(len(labels))
-    for part in (slice(0, 7), slice(7, None)):
-        task.evaluate({"image": logits[part, :, None, None], "label": labels[part], "index": index[part]})
-    columns = collected(task.kept)
+    index = torch.arange(len(labels))
+    task.on_validation_epoch_start()
+    for number, part in enumerate((slice(0, 7), slice(7, None))):
+        task.validation_step(
+            {"image": logits[part, :, None, None], "label": labels[part], "index": index[part]}, number
+        )
     task.on_validation_epoch_end()
-    return task, columns
+    return task
 
 
 def calibration(probabilities: np.ndarray, labels: np.ndarray) -> float:
@@ -64,7 +66,7 @@ def test_metrics_are_scikit_learns(classes: int) -> None:
     logits = torch.randn(90, classes, generator=generator) + 2 * F.one_hot(labels, classes)
     logits[5] = logits[6] = logits[7]  # ties of the rank area
     sizes = {name: 10 - i for i, name in enumerate("abcd"[:classes])}
-    task, columns = judged(logits, labels, description(**sizes))
+    task = judged(logits, labels, {**description(**sizes), "metrics": ["matthews"]})
     truth, probabilities = labels.numpy(), logits.double().softmax(1).numpy()
     predicted = probabilities.argmax(1)
     wanted = {
@@ -72,24 +74,18 @@ def test_metrics_are_scikit_learns(classes: int) -> None:
         "balanced_accuracy": balanced_accuracy_score(truth, predicted),
         "macro_f1": f1_score(truth, predicted, average="macro"),
         "ece": calibration(probabilities, truth),
+        "matthews": matthews_corrcoef(truth, predicted),
     }
     if classes == 2:
         wanted |= {"auc": roc_auc_score(truth, probabilities[:, 1]), "f1": f1_score(truth, predicted, pos_label=1)}
-    ones = torch.ones(1, 90, dtype=torch.float64)
     for name, value in wanted.items():
         assert task.results[name] == pytest.approx(value, abs=1e-5), name
-        sampled = task.sampled_metric(columns, name, task.data)
-        assert sampled is not None
-        assert sampled.resampled(ones).item() == pytest.approx(value, abs=1e-5), name
-    sampled = task.sampled_metric(columns, "matthews", task.data)
-    assert sampled is not None
-    assert sampled.resampled(ones).item() == pytest.approx(matthews_corrcoef(truth, predicted))
 
 
 def test_f1_is_of_the_smaller_class() -> None:
     labels, logits = torch.tensor([0, 0, 0, 1, 1, 1, 1, 1]), torch.tensor([[1.0, 0], [0, 1.0]]).repeat(4, 1)
     for sizes, positive in (({"defect": 3, "fine": 5}, 0), ({"fine": 5, "odd": 3}, 1), ({"a": 4, "b": 4}, 1)):
-        task, _ = judged(logits, labels, description(**sizes))
+        task = judged(logits, labels, description(**sizes))
         wanted = f1_score(labels, logits.argmax(1), pos_label=positive)
         assert task.results["f1"] == pytest.approx(wanted), sizes
 
@@ -109,7 +105,7 @@ def test_the_area_counts_pairs() -> None:
 
 
 def test_one_class_has_no_area() -> None:
-    task, _ = judged(torch.randn(9, 2), torch.zeros(9, dtype=torch.long), description(a=5, b=5))
+    task = judged(torch.randn(9, 2), torch.zeros(9, dtype=torch.long), description(a=5, b=5))
     assert np.isnan(task.results["auc"])
     assert np.isnan(task.results["recall"]["b"])
 

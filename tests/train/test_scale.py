@@ -222,4 +222,4 @@ def test_no_confusion_matrix_of_a_thousand_classes():
         data = {"classes": [str(i) for i in range(classes)]}
         return {str(name) for name in ImageClassification(torch.nn.Linear(1, classes), make_config(), data).metrics}
 
-    assert metrics(CONFUSION_CLASSES) - metrics(CONFUSION_CLASSES + 1) == {"confusion"}
+    assert metrics(CONFUSION_CLASSES) - metrics(CONFUSION_CLASSES + 1) == {"confusion", "recall"}

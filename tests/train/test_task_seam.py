@@ -14,7 +14,7 @@ from tokenmix.lab.registry import TASKS, TaskEntry, get_task, list_tasks
 from tokenmix.lab.train import trainer
 from tokenmix.lab.train.checkpoint import read_weights
 from tokenmix.lab.train.config import TrainConfig
-from tokenmix.lab.train.metrics import Mean, Metric
+from tokenmix.lab.train.metrics import Metric
 from tokenmix.lab.train.run import evaluate, predict, train
 from tokenmix.lab.train.sources import make_config
 from tokenmix.lab.train.task import TaskData, TaskModule
@@ -45,7 +45,7 @@ class Numbers(TaskData):
 class Adversaries(TaskModule):
     """A generator that shifts noise, and a discriminator that tells its numbers from real ones."""
 
-    monitor, mode = "distance", "min"
+    monitor = "distance"
     automatic_optimization = False
 
     def __init__(self, *args: Any) -> None:
@@ -79,11 +79,12 @@ class Adversaries(TaskModule):
             optimizer.step()
         return {"logs": {"loss": losses[0].detach(), "judge_loss": losses[1].detach()}}
 
-    def evaluate(self, batch: torch.Tensor) -> None:
-        self.metrics.update((self.model["generator"](torch.zeros_like(batch)) - batch).abs())  # type: ignore[index]
+    def evaluate(self, batch: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"distance": (self.model["generator"](torch.zeros_like(batch)) - batch).abs()}  # type: ignore[index]
 
-    def make_metrics(self) -> dict[str, Metric]:
-        return {"distance": Mean()}
+    @classmethod
+    def make_metrics(cls, config: Any, data: Any) -> dict[str, Metric]:
+        return {"distance": Metric.mean(lambda rows: rows["distance"].mean(1), higher_is_better=False)}
 
     def predict(self, files: Any) -> list[dict[str, Any]]:
         return [{"file": str(file)} for file in files]
@@ -138,7 +139,6 @@ def test_the_table_of_tasks():
         task = get_task(entry.name)
         assert issubclass(task, TaskModule)
         assert task.monitor
-        assert task.mode in ("max", "min")
         assert entry.about
     with pytest.raises(UserError, match="unknown task 'adversary'; did you mean adversaries"):
         get_task("adversary")

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tokenmix.registry import Entry, Registry, Target, load_object, load_plugins
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.registry import MODELS, Entry, Registry, Target, list_models, load_object, load_plugins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,3 +118,20 @@ def list_tasks() -> list[str]:
 def get_task(name: str) -> Any:
     """The class of a task; `UserError` with the nearest names if there is none."""
     return load_object(TASKS[name].task)
+
+
+def check_model(task: str, model: str) -> None:
+    """Raise `UserError` unless the task trains this model, without PyTorch; of others that it may take it decides."""
+    fitting, other = list_models(task=task), TASKS[task].other_models
+    if fitting and model not in fitting and not (other is not None and load_object(other)(model)):
+        raise incompatible_model_error(task, model)
+
+
+def incompatible_model_error(task: str, model: str) -> UserError:
+    """What the model is for and one that fits the task, or the nearest names if there is no such model."""
+    fitting = list_models(task=task)
+    if model not in MODELS:
+        return unknown_name("model", model, fitting)
+    small = next((name for name in fitting if name.endswith("_nano")), next(iter(fitting), "NAME"))
+    trained = ", ".join(MODELS[model].tasks)
+    return UserError(f"{model} is a model of {trained}, not of {task}; give another, for example --model {small}")

@@ -10,16 +10,20 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+from pycocotools.mask import area, encode
 from safetensors.torch import load_file
 from torch import Tensor
 from torchmetrics.detection import MeanAveragePrecision
+from torchvision.ops import box_area, box_convert
 from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 
 from predictions import check_predictions
 from tokenmix.errors import UserError
 from tokenmix.lab.data.scenes import Objects, Scene, SceneData, Scenes
 from tokenmix.lab.tasks.detection import task as objects
-from tokenmix.lab.tasks.detection.metrics import AveragePrecision, average_precision, matched_rows
+from tokenmix.lab.tasks.detection.metrics import OVERLAPS, RECALLS, matched_rows, object_metrics
 from tokenmix.lab.tasks.detection.output import class_color, draw_objects, image_numbers
 from tokenmix.lab.tasks.detection.task import Detection
 from tokenmix.lab.tasks.detection.tiling import find_in_windows
@@ -27,7 +31,7 @@ from tokenmix.lab.tasks.images import drawn_png
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.export import export
 from tokenmix.lab.train.load import load_run, load_task
-from tokenmix.lab.train.predictions import collected
+from tokenmix.lab.train.predictions import joined
 from tokenmix.lab.train.run import evaluate, predict, train
 from tokenmix.lab.train.sources import make_config
 from tokenmix.models.detection.pictures import PlacedMasks
@@ -128,79 +132,128 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
-def found_and_there(masks: bool = False) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
-    generator = torch.Generator().manual_seed(3)
+def found_and_there(seed: int) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
+    """What is found in six images and what is there, with masks, crowds and objects of all sizes."""
+    generator = torch.Generator().manual_seed(seed)
     found, there = [], []
     for _ in range(4):
         corner = torch.rand(6, 2, generator=generator) * 100
-        boxes = torch.cat([corner, corner + 8 + torch.rand(6, 2, generator=generator) * 60], 1)
+        boxes = torch.cat([corner, corner + 8 + torch.rand(6, 2, generator=generator) * 100], 1)
         labels = torch.tensor([0, 1, 0, 2, 2, 0])
         moved = boxes + torch.rand(6, 4, generator=generator) * 8
         found.append({"boxes": moved, "scores": torch.rand(6, generator=generator), "labels": labels.flip(0).roll(1)})
         found[-1]["labels"][:3] = labels[:3]
-        there.append({"boxes": boxes, "labels": labels})
+        there.append({"boxes": boxes, "labels": labels, "iscrowd": torch.tensor([0, 0, 1, 0, 1, 0])})
+    nothing = {name: values[:0] for name, values in there[0].items()}
+    found += [{**{name: nothing[name] for name in ("boxes", "labels")}, "scores": torch.empty(0)}, found[0]]
+    there += [there[1], nothing]
+    for one in (*found, *there):
+        left, top, right, bottom = one["boxes"].round().long().clamp_min(0).unbind(1)
+        one["masks"] = torch.zeros(len(left), 220, 220, dtype=torch.bool)
+        for mask, l, t, r, b in zip(one["masks"], left, top, right, bottom):
+            mask[t:b, l:r] = True
     return found, there
 
 
+def measured(found: list[dict[str, Tensor]], there: list[dict[str, Tensor]], want: Any, classes: int) -> dict[str, Any]:
+    """The numbers of images, and the entries of `per_class` as a list."""
+    full = [
+        {"iscrowd": torch.zeros(len(one["labels"])), "area": box_area(one["boxes"]), **one, "labels": one["labels"]}
+        for one in there
+    ]
+    each = enumerate(zip(found, full, strict=True))
+    rows = joined([matched_rows(one, true, index, want) for index, (one, true) in each])
+    numbers = {name: metric(rows) for name, metric in object_metrics(want, [str(i) for i in range(classes)]).items()}
+    return {name: list(value.values()) if isinstance(value, dict) else value for name, value in numbers.items()}
+
+
+def by_pycocotools(found: list[dict[str, Tensor]], there: list[dict[str, Tensor]], kind: Any) -> dict[str, Any]:
+    """The same numbers by COCO's own program."""
+    sides = COCO(), COCO()
+    for side, images in zip(sides, (found, there)):
+        rows: list[dict[str, Any]] = []
+        for number, image in enumerate(images):
+            boxes = box_convert(image["boxes"], "xyxy", "xywh").double()
+            for i, (left, top, width, height) in enumerate(boxes.tolist()):
+                mask = encode(np.asfortranarray(image["masks"][i].byte().numpy()))
+                own = {"bbox": width * height, "segm": float(area(mask))}[kind]
+                row = {"image_id": number, "id": len(rows) + 1, "bbox": [left, top, width, height], "area": own}
+                row |= {"category_id": int(image["labels"][i]), "segmentation": mask, "iscrowd": 0}
+                if "scores" in image:
+                    row["score"] = float(image["scores"][i])
+                else:
+                    row |= {"iscrowd": int(image["iscrowd"][i]), "area": float(box_area(image["boxes"])[i])}
+                rows.append(row)
+        side.dataset = {
+            "images": [{"id": i, "height": 220, "width": 220} for i in range(len(images))],
+            "categories": [{"id": label} for label in range(4)],
+            "annotations": rows,
+        }
+        side.createIndex()
+    evaluation = COCOeval(sides[1], sides[0], kind)
+    evaluation.params.maxDets = [100]
+    # Single precision, as in torchmetrics.
+    evaluation.params.iouThrs, evaluation.params.recThrs = OVERLAPS.numpy(), RECALLS.numpy()
+    evaluation.evaluate()
+    evaluation.accumulate()
+
+    def mean(values: np.ndarray) -> float:
+        known = values[values > -1]
+        return float(known.mean()) if known.size else -1.0
+
+    precision, recall = (evaluation.eval[name][..., 0] for name in ("precision", "recall"))
+    whole = precision[..., 0]
+    return {
+        "map": mean(whole),
+        "map_50": mean(whole[0]),
+        "map_75": mean(whole[5]),
+        **{name: mean(precision[..., i]) for i, name in enumerate(("map_small", "map_medium", "map_large"), 1)},
+        "mar": mean(recall[..., 0]),
+        "per_class": [mean(whole[:, :, label]) for label in range(4)],
+    }
+
+
+@pytest.mark.parametrize("want", ["boxes", "masks"])
+@pytest.mark.parametrize("seed", range(3))
+def test_average_precision_is_cocos(want: Any, seed: int):
+    """With crowds, and with images in which nothing is found or nothing is there; of masks and of their boxes."""
+    found, there = found_and_there(seed)
+    mine = measured(found, there, want, 4)
+    assert 0.02 < mine["map"] < 0.98
+    for prefix, kind in {"": "bbox" if want == "boxes" else "segm", "box_": "bbox"}.items():
+        if prefix == "" or want == "masks":
+            for name, value in by_pycocotools(found, there, kind).items():
+                assert mine[f"{prefix}{name}"] == pytest.approx(value, abs=1e-6), f"{prefix}{name}"
+
+
 def test_average_precision_is_torchmetrics():
-    found, there = found_and_there()
-    ours, theirs = AveragePrecision("bbox", num_classes=4), MeanAveragePrecision(class_metrics=True)
-    ours.update(found, there)
-    theirs.update(found, there)
-    mine, yours = ours.compute(), theirs.compute()
-    assert mine["map"] > 0.05
-    for name in ("map", "map_50", "map_75", "map_small", "map_medium", "map_large"):
-        torch.testing.assert_close(mine[name], yours[name], check_dtype=False)
-    torch.testing.assert_close(mine["mar"], yours["mar_100"], check_dtype=False)
-    torch.testing.assert_close(mine["per_class"][:3], yours["map_per_class"], check_dtype=False)
-    assert mine["per_class"][3] == -1
-
-
-def test_any_number_of_boxes_may_count():
-    found, there = found_and_there()
-    scores = []
-    for count in (1, 100, 300):
-        metric = AveragePrecision("bbox", num_classes=3, count=count)
-        metric.update(found, there)
-        scores.append(metric.compute()["mar"].item())
-    assert 0 < scores[0] < scores[1] == scores[2]
+    found, there = found_and_there(0)
+    there = [{**one, "iscrowd": torch.zeros_like(one["labels"])} for one in there]
+    theirs = MeanAveragePrecision()
+    theirs.update(found, [{**one, "area": box_area(one["boxes"])} for one in there])
+    mine, yours = measured(found, there, "boxes", 4), theirs.compute()
+    for name, other in {"map": "map", "map_small": "map_small", "map_large": "map_large", "mar": "mar_100"}.items():
+        assert mine[name] == pytest.approx(yours[other].item(), abs=1e-6), name
 
 
 @pytest.mark.parametrize(("area", "size"), [(300.0, "small"), (0.0, "small"), (2000.0, "medium"), (1e4, "large")])
-@pytest.mark.parametrize("iou", ["bbox", "segm"])
-def test_the_size_class_of_an_object_is_that_of_its_area(area: float, size: str, iou: Any):
-    metric = AveragePrecision(iou, num_classes=1)
+@pytest.mark.parametrize("want", ["boxes", "masks"])
+def test_the_size_class_of_an_object_is_that_of_its_area(area: float, size: str, want: Any):
     mask = torch.zeros(1, 80, 80, dtype=torch.bool)
     mask[0, 10:60, 10:60] = True
     there = {"boxes": torch.tensor([[10.0, 10, 60, 60]]), "labels": torch.tensor([0]), "masks": mask}
-    metric.update([{**there, "scores": torch.tensor([0.9])}], [{**there, "area": torch.tensor([area])}])
-    found = metric.compute()
-    for prefix in metric.kinds:
-        values = {name: found[f"{prefix}map_{name}"].item() for name in ("small", "medium", "large")}
+    found = measured([{**there, "scores": torch.tensor([0.9])}], [{**there, "area": torch.tensor([area])}], want, 1)
+    for prefix in ("",) if want == "boxes" else ("", "box_"):
+        values = {name: found[f"{prefix}map_{name}"] for name in ("small", "medium", "large")}
         assert values.pop(size) == pytest.approx(1.0)
         assert set(values.values()) == {-1.0}
 
 
 def test_nothing_there_and_nothing_found():
-    metric = AveragePrecision("bbox", num_classes=2)
     none = {"boxes": torch.empty(0, 4), "labels": torch.empty(0, dtype=torch.int64)}
-    metric.update([{**none, "scores": torch.empty(0)}], [none])
-    assert metric.compute()["map"] == -1
-
-
-def test_masks_are_kept_run_length_encoded():
-    metric = AveragePrecision("segm", num_classes=1)
-    mask = torch.zeros(2, 500, 500, dtype=torch.bool)
-    mask[0, 50:90, 60:200] = mask[1, 300:400, 10:80] = True
-    there = {
-        "masks": mask,
-        "labels": torch.zeros(2, dtype=torch.int64),
-        "boxes": torch.tensor([[60.0, 50, 200, 90], [10, 300, 80, 400]]),
-    }
-    metric.update([{**there, "scores": torch.tensor([0.9, 0.8])}], [there])
-    found = metric.compute()
-    assert found["map"] == found["box_map"] == pytest.approx(1.0)
-    assert sum(len(row["segmentation"]["counts"]) for row in metric.images[0][0]) < 1000
+    found = measured([{**none, "scores": torch.empty(0)}], [none], "boxes", 2)
+    assert found["map"] == found["mar"] == -1
+    assert found["per_class"] == [-1, -1]
 
 
 def test_images_without_masks_count():
@@ -209,12 +262,9 @@ def test_images_without_masks_count():
     mask[0, 5:20, 5:20] = True
     one = {"boxes": torch.tensor([[5.0, 5, 20, 20]]), "labels": torch.tensor([0]), "masks": mask}
     none = {key: value[:0] for key, value in one.items()}
-    missed, wrong = (AveragePrecision("segm", num_classes=1) for _ in range(2))
-    missed.update([{**none, "scores": torch.empty(0)}], [one])
-    assert missed.compute()["map"] == 0
+    assert measured([{**none, "scores": torch.empty(0)}], [one], "masks", 1)["map"] == 0
     answers = [{**one, "scores": torch.tensor([score])} for score in (0.8, 0.9)]
-    wrong.update(answers, [one, none])
-    assert wrong.compute()["map"] == pytest.approx(0.5)
+    assert measured(answers, [one, none], "masks", 1)["map"] == pytest.approx(0.5)
 
 
 def task_of(kind: Any, tmp_path: Path, **changes: Any) -> Any:
@@ -245,9 +295,9 @@ def test_crowds_are_neither_learnt_nor_wrong(tmp_path: Path):
     }
     task.find = lambda images: [answer]
     for crowd, expected in ((True, 1.0), (False, None)):
-        task.metrics.reset()
-        task.evaluate({"images": [None], "targets": [{**target, "iscrowd": torch.tensor([False, crowd])}]})
-        value = task.metrics.compute()["map"].item()
+        targets = [{**target, "iscrowd": torch.tensor([False, crowd])}]
+        rows = task.evaluate({"images": [None], "targets": targets, "index": torch.tensor([0])})
+        value = task.metrics["map"](rows)
         assert value == pytest.approx(expected) if expected is not None else value < 0.9
 
 
@@ -566,31 +616,7 @@ def test_a_run_with_an_inserted_block(runs: dict[str, Path], tmp_path: Path):
 
 @pytest.mark.parametrize("kind", ["boxes", "masks"])
 def test_predictions_are_kept(runs: dict[str, Path], kind: str) -> None:
-    check_predictions(runs[kind], {"map", "map_50", "map_75"})
-
-
-@pytest.mark.parametrize("kind", ["boxes", "masks"])
-def test_average_precision_of_matches_is_torchmetrics(kind: Any) -> None:
-    """With crowds, and with images in which nothing is found or nothing is there."""
-    found, there = found_and_there()
-    for image, one in enumerate((*found, *there)):
-        left, top, right, bottom = one["boxes"].round().long().clamp_min(0).unbind(1)
-        one["masks"] = torch.zeros(len(left), 200, 200, dtype=torch.bool)
-        for mask, l, t, r, b in zip(one["masks"], left, top, right, bottom):
-            mask[t:b, l:r] = True
-        if image >= len(found):
-            one["iscrowd"] = torch.tensor([0, 0, 1, 0, 1, 0])
-    nothing = {name: values[:0] for name, values in there[0].items()}
-    found += [{**nothing, "scores": torch.empty(0)}, found[0]]
-    there += [there[1], nothing]
-    metric = AveragePrecision("bbox" if kind == "boxes" else "segm", num_classes=4)
-    metric.update(found, there)
-    wanted = metric.compute()
-    rows = [matched_rows(one, true, 3 * i, kind) for i, (one, true) in enumerate(zip(found, there, strict=True))]
-    columns, ones = collected(rows), torch.ones(1, len(found), dtype=torch.float64)
-    assert 0.02 < wanted["map"] < 0.98
-    for name, overlaps in {"map": range(10), "map_50": range(1), "map_75": range(5, 6)}.items():
-        assert average_precision(columns, ones, 4, overlaps).item() == pytest.approx(wanted[name].item(), abs=1e-6)
+    check_predictions(runs[kind], {"map", "map_50", "map_75", "map_small", "mar"})
 
 
 @pytest.mark.parametrize("kind", ["boxes", "masks"])

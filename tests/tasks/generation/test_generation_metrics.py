@@ -11,16 +11,8 @@ from torchmetrics.image.inception import InceptionScore
 from torchmetrics.image.kid import KernelInceptionDistance
 
 from tokenmix.errors import UserError
-from tokenmix.lab.tasks.generation.features import WEIGHTS, InceptionFeatures
-from tokenmix.lab.tasks.generation.metrics import (
-    FEATURES,
-    ClassMatch,
-    Kept,
-    class_score,
-    frechet_distance,
-    kernel_distance,
-    thumbnails,
-)
+from tokenmix.lab.tasks.generation.features import WEIGHTS, InceptionFeatures, RunFeatures
+from tokenmix.lab.tasks.generation.metrics import class_score, frechet_distance, kernel_distance, thumbnails
 
 
 class Pixels(nn.Module):
@@ -137,20 +129,23 @@ def test_class_score_between_one_and_the_number_of_classes():
         class_score(logits, splits=11)
 
 
-def test_metrics_collect_batches(images):
-    real, fake = (Pixels()(part) for part in images)
-    for expected in (frechet_distance, kernel_distance):
-        metric = Kept(expected, *FEATURES)
-        metric.update(real_features=real[:30], fake_features=fake[:20])
-        metric.update(real_features=real[30:], fake_features=fake[20:])
-        torch.testing.assert_close(metric.compute(), expected(real, fake))
-    score, match = Kept(class_score, "logits"), ClassMatch()
-    for part in fake.split(20):
-        score.update(logits=part)
-        match.update(logits=part, wanted=part.argmax(1) * (part[:, 0] > 1))
-    torch.testing.assert_close(score.compute(), class_score(fake))
-    right = (fake.argmax(1) == fake.argmax(1) * (fake[:, 0] > 1)).float().mean()
-    assert match.compute().item() == pytest.approx(right.item())
+def test_metrics_of_rows(images):
+    """A row of weight 2 stands twice."""
+    real, fake = (Pixels()(part)[:50] for part in images)
+    wanted = fake.argmax(1) * (fake[:, 0] > 1)
+    rows = {"real_features": real, "fake_features": fake, "logits": fake, "wanted": wanted}
+    metrics = RunFeatures.make_metrics()
+    times = torch.randint(0, 3, (50,))
+    for name, expected in {"feature_fd": frechet_distance, "feature_kd": kernel_distance}.items():
+        assert metrics[name](rows) == expected(real, fake).item()
+        twice = metrics[name].measure(rows, torch.stack([times, torch.ones(50)]).double())
+        assert twice.tolist() == [expected(real[places], fake[places]).item() for places in drawn(times)]
+    assert metrics["class_score"](rows) == class_score(fake).item()
+    assert metrics["class_match"](rows) == pytest.approx((fake.argmax(1) == wanted).double().mean().item())
+
+
+def drawn(times: torch.Tensor) -> list[list[int]]:
+    return [[place for place, count in enumerate(times.tolist()) for _ in range(count)], list(range(len(times)))]
 
 
 def test_thumbnails_see_shades_and_shapes():

@@ -12,14 +12,14 @@ from torch import Tensor
 from predictions import check_predictions
 from tokenmix.errors import UserError
 from tokenmix.lab import cli
+from tokenmix.lab.tasks.points.classification import PointClassification
 from tokenmix.lab.tasks.points.data.samples import scale_axes
-from tokenmix.lab.tasks.points.segmentation import CategoryIoU, cloud_iou
+from tokenmix.lab.tasks.points.segmentation import PointSegmentation, cloud_iou
 from tokenmix.lab.tasks.points.task import predict_with_tta
 from tokenmix.lab.train import run as runs
 from tokenmix.lab.train import trainer
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.export import export
-from tokenmix.lab.train.metrics import MEASURES, ClassCounts
 from tokenmix.lab.train.sources import make_config
 
 TINY = {
@@ -180,13 +180,12 @@ def test_part_iou_is_that_of_shapenet() -> None:
     # Cloud 1: 1/2 and 2/3. Cloud 2: 1, and part 3, neither there nor answered, 1. Cloud 3: 0 and 1/2.
     clouds = [(1 / 2 + 2 / 3) / 2, 1.0, 1 / 4]
     assert found.tolist() == pytest.approx(clouds)
-    metric = CategoryIoU(3)
-    for rows in (slice(0, 2), slice(2, 3)):
-        metric.update(found[rows], label[rows])
-    values = metric.compute()
-    assert values["instance_miou"].item() == pytest.approx(sum(clouds) / 3)
-    assert values["iou_by_category"].tolist() == pytest.approx([(clouds[0] + clouds[2]) / 2, 1, -1])
-    assert values["category_miou"].item() == pytest.approx(((clouds[0] + clouds[2]) / 2 + 1) / 2)
+    rows = {"index": torch.arange(3), "label": label, "iou": found}
+    metrics = PointSegmentation.make_metrics(make_config(), {"classes": ["a", "b", "c"], "part_names": ["x"] * 4})
+    values = {name: metrics[name](rows) for name in ("instance_miou", "iou_by_category", "category_miou")}
+    assert values["instance_miou"] == pytest.approx(sum(clouds) / 3)
+    assert values["iou_by_category"] == pytest.approx([(clouds[0] + clouds[2]) / 2, 1, -1])
+    assert values["category_miou"] == pytest.approx(((clouds[0] + clouds[2]) / 2 + 1) / 2)
 
 
 def test_a_run_measures_points_of_all_clouds_together(run: Path) -> None:
@@ -198,9 +197,8 @@ def test_a_run_measures_points_of_all_clouds_together(run: Path) -> None:
     task.model.forward = lambda points, label, mask=None: answers[label].unsqueeze(1).expand(-1, points.shape[1], -1)
     part = torch.tensor([[0, 0, 1, 1], [2, 2, 1, -100]])
     batch = {"points": torch.randn(2, 4, 3), "mask": part >= 0, "label": torch.tensor([0, 1]), "part": part}
-    task.metrics.reset()
-    task.evaluate(batch)
-    found = {name: value.tolist() for name, value in task.metrics.compute().items()}
+    rows = task.evaluate({**batch, "index": torch.arange(2)})
+    found = {name: metric(rows) for name, metric in task.metrics.items()}
     assert found["accuracy"] == pytest.approx(4 / 7)
     assert found["iou_by_part"] == pytest.approx([2 / 4, 0, 2 / 3])
     assert found["part_miou"] == pytest.approx((2 / 4 + 0 + 2 / 3) / 3)
@@ -208,9 +206,9 @@ def test_a_run_measures_points_of_all_clouds_together(run: Path) -> None:
 
 
 def test_balanced_accuracy_counts_classes_that_occur() -> None:
-    metric = ClassCounts(4, MEASURES)
-    metric.update(torch.eye(4)[[0, 0, 0, 1, 3]], torch.tensor([0, 0, 0, 1, 1]))
-    assert metric.compute()["balanced_accuracy"].item() == pytest.approx((1 + 1 / 2) / 2)
+    rows = {"label": torch.tensor([0, 0, 0, 1, 1]), "predicted": torch.tensor([0, 0, 0, 1, 3])}
+    metric = PointClassification.make_metrics(make_config(), {"classes": list("abcd")})["balanced_accuracy"]
+    assert metric(rows) == pytest.approx((1 + 1 / 2) / 2)
 
 
 def test_votes_are_means_of_stretched_clouds() -> None:

@@ -11,8 +11,9 @@ from tokenmix.errors import UserError
 from tokenmix.lab.tasks.segmentation import inference
 from tokenmix.lab.tasks.segmentation.inference import pixel_logits
 from tokenmix.lab.tasks.segmentation.options import Inference
-from tokenmix.lab.tasks.segmentation.task import PIXELS
-from tokenmix.lab.train.metrics import ClassCounts, CrossEntropy
+from tokenmix.lab.tasks.segmentation.task import SemanticSegmentation
+from tokenmix.lab.train.predictions import joined
+from tokenmix.lab.train.sources import make_config
 from tokenmix.layers import ExternalAttention2d
 from tokenmix.profiling.memory import peak_memory
 
@@ -108,22 +109,21 @@ def test_metrics_against_plain_counting(seed, classes):
     truth = torch.randint(classes, (3, 6, 7))
     truth[torch.rand(3, 6, 7) < 0.3] = 255
     truth[0, 0, 0] = 0
-    found = (ClassCounts(classes, PIXELS, 255), CrossEntropy(255))
-    for metric in found:
-        for i in range(3):
-            metric.update(logits[i : i + 1], truth[i : i + 1])
+    config, data = make_config("semantic-segmentation", data="toy"), {"classes": list(range(classes)), "ignore": 255}
+    task = SemanticSegmentation(torch.nn.Identity(), config, data)
+    rows = joined([task.judged(logits[i : i + 1], truth[i : i + 1], torch.tensor([i])) for i in range(3)])
+    scores = {name: metric(rows) for name, metric in task.metrics.items()}
     kept = truth != 255
     answer, right = logits.argmax(1)[kept], truth[kept]
     present = sorted({*answer.tolist(), *right.tolist()})
     each = jaccard_score(right, answer, labels=present, average=None)
-    scores, entropy = found[0].compute(), found[1].compute()
-    miou, accuracy, class_iou = (scores[name] for name in ("miou", "accuracy", "class_iou"))
-    assert miou.item() == pytest.approx(each.mean(), abs=1e-6)
+    assert scores["miou"] == pytest.approx(each.mean(), abs=1e-6)
+    class_iou = torch.tensor(list(scores["class_iou"].values()))
     assert class_iou[present].numpy() == pytest.approx(each, abs=1e-6)
     assert (class_iou == -1).sum() == classes - len(present)
-    assert accuracy.item() == pytest.approx((answer == right).float().mean().item(), abs=1e-6)
+    assert scores["accuracy"] == pytest.approx((answer == right).float().mean().item(), abs=1e-6)
     expected = torch.nn.functional.cross_entropy(logits, truth, ignore_index=255)
-    assert entropy.item() == pytest.approx(expected.item(), abs=1e-5)
+    assert scores["loss"] == pytest.approx(expected.item(), abs=1e-5)
 
 
 @settings(max_examples=40, deadline=None)

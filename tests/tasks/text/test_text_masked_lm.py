@@ -199,7 +199,7 @@ def test_a_tokenizer_of_another_vocabulary_is_refused(config, finished, tmp_path
     [
         ({"model": "gmlp_nano"}, "gmlp_nano is a model of image-classification.*gmlp_text_nano"),
         ({"mixup": 0.2}, "masked-lm has no option mixup, which is one of image-classification"),
-        ({"model_kwargs": {"vocab_size": 9}}, "vocab_size=9 is set by the data; use --tokenizer"),
+        ({"model_kwargs": {"vocab_size": 9}}, "vocab_size=9 is set elsewhere; use --tokenizer"),
         ({"model_kwargs": {"depth": 9}}, "GMLPConfig has no field 'depth'"),
         ({"mask_prob": 1.5}, r"mask_prob must be in \(0, 1\), got 1.5"),
         ({"seq_len": 2}, "length of 2"),

@@ -12,8 +12,7 @@ from tokenmix.files import read_json
 from tokenmix.lab.cli.errors import check_data, check_files, check_mixers, check_target, stray
 from tokenmix.lab.cli.parsing import Printed, parse_into, parse_known
 from tokenmix.lab.data.lookup import data_sets
-from tokenmix.lab.registry import TASKS
-from tokenmix.lab.tasks.fitting import check_model_name
+from tokenmix.lab.registry import TASKS, check_model
 from tokenmix.lab.train.config import CompareConfig, TaskDocument, TrainConfig, comparison_config
 from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.schema import Names, Part, option
@@ -43,7 +42,7 @@ class Train:
 
     def run(self) -> None:
         if self.config.loop.resume is None:
-            check_model_name(self.config.task, self.config.model.model)
+            check_model(self.config.task, self.config.model.model)
             check_data(self.config.data.data)
         from tokenmix.lab.train.distributed import restarts_allowed
         from tokenmix.lab.train.run import finish_run, run_folder, train
@@ -93,7 +92,7 @@ class Compare:
 
     def run(self) -> None:
         check_mixers(name for name in self.config.mixers if name != "none")
-        check_model_name(self.config.task, self.config.model.model)
+        check_model(self.config.task, self.config.model.model)
         for data in data_sets(self.config.data.data):
             check_data(data)
         from tokenmix.lab.compare.compare import compare

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from tokenmix.lab.data.fetch import log
-from tokenmix.lab.train.metrics import Metrics
+from tokenmix.lab.train.metrics import Rows
+from tokenmix.lab.train.predictions import joined
 from tokenmix.lab.train.task import TaskData, TaskModule
 
 MOST = 10_000
@@ -32,10 +33,11 @@ def fit_baselines(task: TaskModule, data: TaskData) -> dict[str, float]:
     for name in task.baselines:
         start = time.monotonic()
         predict = BASELINES[name](features, targets, task.num_targets())
-        metrics = Metrics(task.make_metrics())
+        parts, seen = list[Rows](), 0
         for given, wanted in task.plain_samples(data, "test"):
-            metrics.update(predict(given, wanted), wanted)
-        scores[name] = float(metrics.compute()[task.monitor])
+            index = torch.arange(seen, seen := seen + len(wanted))
+            parts.append(joined([task.judged(predict(given, wanted), wanted, index)]))
+        scores[name] = float(task.metrics[task.monitor](joined(parts)))
         log(f"{name}: {task.monitor} {scores[name]:.4f} in {time.monotonic() - start:.0f} s")
     return scores
 

@@ -2,7 +2,8 @@
 
 import csv
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +27,8 @@ from tokenmix.lab.train.config import (
     comparison_config,
 )
 from tokenmix.lab.train.folder import read_part
-from tokenmix.lab.train.predictions import FILE, SampledMetric, read_predictions
+from tokenmix.lab.train.metrics import INDEX, Metric
+from tokenmix.lab.train.predictions import FILE, read_predictions
 from tokenmix.lab.train.schema import Range, fitted
 
 FREE = (
@@ -145,36 +147,44 @@ def read_sampling(runs: Sequence[tuple[Cell, Run]], metric: str, unit: str) -> S
         UserError: damaged predictions.
     """
     scored = [(cell, run) for cell, run in runs if run.score is not None]
-    sampled = [_sampled(cell, metric) for cell, _ in scored]
-    metrics = [one for one in sampled if one is not None]
-    if not metrics or len(metrics) < len(sampled):
+    found = list[tuple[Cell, Metric, dict[str, Tensor], Tensor | None]]()
+    for cell, _ in scored:
+        with _damage_told(cell):
+            rows = read_predictions(cell.folder)
+            known = get_task(cell.config.task).make_metrics(cell.config, cell.run.description).get(metric)
+            if rows is None or known is None:
+                return None
+            found.append((cell, known, rows, None if known.values is None else known.values(rows)))
+    if not found:
         return None
-    common = metrics[0].index
-    for one in metrics[1:]:
-        common = common[torch.isin(common, one.index)]
-    places, number = [torch.searchsorted(one.index, common) for one in metrics], len(common)
+    common = found[0][2][INDEX]
+    for _, _, rows, _ in found[1:]:
+        common = common[torch.isin(common, rows[INDEX])]
+    number = len(common)
     if number < 2:
         return None
-    values = [one.values[place] for one, place in zip(metrics, places) if one.values is not None]
-    if len(values) == len(metrics):
-        covariance = covariance_of_means(torch.stack(values).numpy())
-    else:
-        scores: list[list[Tensor]] = [[] for _ in metrics]
-        for drawn in resample(number):
-            for one, place, found in zip(metrics, places, scores):
-                weights = torch.zeros(len(drawn), len(one.index), dtype=torch.float64)
+    scores: list[Tensor] = []
+    means = all(values is not None for *_, values in found)
+    for cell, known, rows, values in found:
+        with _damage_told(cell):
+            place = torch.searchsorted(rows[INDEX], common)
+            if means and values is not None:
+                scores.append(values[place])
+                continue
+            parts = list[Tensor]()
+            for drawn in resample(number):
+                weights = torch.zeros(len(drawn), len(rows[INDEX]), dtype=torch.float64)
                 weights[:, place] = torch.from_numpy(drawn)
-                found.append(one.resampled(weights))
-        covariance = covariance_of_resamples(torch.stack([torch.cat(found) for found in scores]).numpy())
+                parts.append(known.measure(rows, weights))
+            scores.append(torch.cat(parts))
+    covariance = (covariance_of_means if means else covariance_of_resamples)(torch.stack(scores).numpy())
     return Sampling(number, unit, [run.folder for _, run in scored], covariance.tolist())
 
 
-def _sampled(cell: Cell, metric: str) -> SampledMetric | None:
+@contextmanager
+def _damage_told(cell: Cell) -> Iterator[None]:
     try:
-        predictions = read_predictions(cell.folder)
-        if predictions is None:
-            return None
-        return get_task(cell.config.task).sampled_metric(predictions, metric, cell.run.description)
+        yield
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
         reason = error if isinstance(error, UserError) else f"{FILE}: {one_line(error)}"
         raise UserError(f"{cell.folder} is damaged ({reason}); remove it to train it again") from None

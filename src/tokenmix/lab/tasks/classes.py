@@ -1,25 +1,15 @@
 """What tasks with one class for each sample share: metrics, weights of the loss, predictions that are kept, answers."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
-from tokenmix.lab.train.metrics import (
-    MEASURES,
-    ClassCounts,
-    CrossEntropy,
-    Metric,
-    Rows,
-    Sums,
-    f1_of,
-    recall_of,
-)
-from tokenmix.lab.train.predictions import SampledMetric
+from tokenmix.lab.train.metrics import Metric, Rows, f1_of, matthews_of, recall_of
 
 # Of more classes nobody reads a table or a matrix, and it would be written with every checkpoint.
 CONFUSION_CLASSES = 200
@@ -28,66 +18,19 @@ ALL_PROBABILITIES = 16
 BINS = 15
 
 
-class Confusion(Sums):
-    """Samples by true class (rows) and predicted class (columns)."""
-
-    def __init__(self, classes: int) -> None:
-        super().__init__(classes, classes)
-
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add a batch of logits and labels."""
-        classes = preds.shape[1]
-        self.add(torch.bincount(target * classes + preds.argmax(1), minlength=classes**2).view(classes, classes))
-
-    def compute(self) -> Tensor:
-        """The matrix so far."""
-        return self.total().long()
-
-
-class Calibration(Sums):
-    """Expected calibration error: over 15 bins of confidence, the mean distance of confidence and accuracy."""
-
-    higher_is_better = False
-
-    def __init__(self) -> None:
-        super().__init__(BINS + 2)
-
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add a batch of logits and labels."""
-        confidence, predicted = preds.float().softmax(-1).max(-1)
-        self.add(calibration_gaps(confidence, predicted == target).sum(0))
-
-    def compute(self) -> Tensor:
-        """The error so far."""
-        return calibration_error(self.total())
-
-
-def calibration_gaps(confidence: Tensor, right: Tensor) -> Tensor:
-    """Of each sample (n,) accuracy minus confidence in the column of its bin, and a last column of ones."""
-    place = torch.bucketize(confidence, torch.linspace(0, 1, BINS + 1, device=confidence.device), right=True) - 1
-    gap = right.float() - confidence.float()
-    return torch.cat([F.one_hot(place, BINS + 1) * gap[:, None], torch.ones_like(gap)[:, None]], 1).cpu().double()
+def calibration_gaps(rows: Rows) -> Tensor:
+    """Of each sample accuracy minus confidence in the column of its bin (n, bins + 1), and a last column of ones."""
+    confidence, right = rows["confidence"].float(), (rows["label"] == rows["predicted"]).float()
+    place = torch.bucketize(confidence, torch.linspace(0, 1, BINS + 1), right=True) - 1
+    gap = right - confidence
+    return torch.cat([F.one_hot(place, BINS + 1) * gap[:, None], torch.ones_like(gap)[:, None]], 1)
 
 
 def calibration_error(sums: Tensor) -> Tensor:
-    """The error from sums (..., bins + 1) of `calibration_gaps`."""
+    """Expected calibration error, over bins of confidence the mean distance of confidence and accuracy, from the sums
+    (R, bins + 2) of `calibration_gaps`.
+    """
     return sums[..., :-1].abs().sum(-1) / sums[..., -1]
-
-
-class RankArea(Rows):
-    """Area under the ROC curve of two classes, from logits (B, 2); nan where only one class occurs."""
-
-    higher_is_better = True
-
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add a batch of logits and labels."""
-        self.keep(preds.float().softmax(-1)[:, 1], target)
-
-    def compute(self) -> Tensor:
-        """The area so far."""
-        score, label = self.columns()
-        _, place = score.unique(return_inverse=True)
-        return rank_area(torch.ones(1, len(score), dtype=torch.float64), label == 1, place)[0]
 
 
 class ClassTask(DistillingTask):
@@ -97,37 +40,55 @@ class ClassTask(DistillingTask):
     """
 
     monitor: str = "accuracy"
-    mode: Literal["max", "min"] = "max"
-    tables: ClassVar[frozenset[str]] = frozenset({"confusion", "recall"})
 
     def usual_monitor(self) -> str:
         """Balanced accuracy where one class is more than twice as large as the others are on average."""
         return "balanced_accuracy" if is_unbalanced(class_sizes(self.data)) else "accuracy"
 
-    def class_metrics(self, **more: Metric) -> dict[str, Metric]:
-        """Accuracy and balanced accuracy, macro F1, calibration error, loss; recall of each class and confusion matrix
-        (true x predicted) of up to 200 classes; of two classes AUC, and F1 of the smaller one; and more.
-        """
-        classes = len(self.data["classes"])
-        measures = {name: MEASURES[name] for name in ("accuracy", "balanced_accuracy", "macro_f1")}
-        if classes == 2:
-            measures["f1"] = partial(f1_of_class, positive=positive_class(self.data))
-        if classes <= CONFUSION_CLASSES:
-            measures["recall"] = recall_of
-        if "matthews" in self.data.get("metrics", ()):
-            measures["matthews"] = MEASURES["matthews"]
-        chosen: dict[str, Metric] = {"ece": Calibration(), "loss": CrossEntropy()}
-        if classes == 2:
-            chosen["auc"] = RankArea()
-        if classes <= CONFUSION_CLASSES:
-            chosen["confusion"] = Confusion(classes)
-        return {"counts": ClassCounts(classes, measures), **chosen, **more}
+    @classmethod
+    def make_metrics(cls, config: TrainConfig, data: Mapping[str, Any]) -> dict[str, Metric]:
+        """Accuracy, balanced accuracy, macro F1, calibration error, loss; of two classes AUC, and F1 of the smaller.
 
-    def on_validation_epoch_end(self) -> None:
-        """Keep the metrics as plain values, the recall of each class by its name."""
-        super().on_validation_epoch_end()
-        if "recall" in self.results:
-            self.name_classes("recall")
+        Of up to 200 classes also the recall of each, and the confusion matrix (true x predicted); Matthews' correlation
+        where it is usual for the data.
+        """
+        classes, positive = len(data["classes"]), positive_class(data)
+
+        def confusion(rows: Rows, weights: Tensor) -> Tensor:
+            place = rows["label"].long() * classes + rows["predicted"].long()
+            pairs = weights.new_zeros(len(weights), classes**2).index_add(1, place, weights)
+            return pairs.long().unflatten(1, (classes, classes))
+
+        def counts(rows: Rows, weights: Tensor) -> Tensor:
+            """Weights (R, 3, classes) of the samples of each class that are right, true, and predicted to be of it."""
+            label, predicted = rows["label"].long(), rows["predicted"].long()
+            empty = weights.new_zeros(len(weights), classes)
+            added = ((weights * (label == predicted), label), (weights, label), (weights, predicted))
+            return torch.stack([empty.index_add(1, place, values) for values, place in added], 1)
+
+        def area(rows: Rows, weights: Tensor) -> Tensor:
+            _, place = rows["probabilities"][:, 1].unique(return_inverse=True)
+            return rank_area(weights, rows["label"] == 1, place)
+
+        found = {
+            "accuracy": Metric.mean(lambda rows: rows["label"] == rows["predicted"]),
+            "balanced_accuracy": Metric(lambda rows, weights: recall_of(counts(rows, weights)).nanmean(-1)),
+            "macro_f1": Metric(lambda rows, weights: f1_of(counts(rows, weights)).nanmean(-1)),
+        }
+        if classes == 2:
+            # 0 where the class neither is there nor is predicted.
+            found["f1"] = Metric(lambda rows, weights: f1_of(counts(rows, weights))[:, positive].nan_to_num(0.0))
+        if classes <= CONFUSION_CLASSES:
+            found["recall"] = Metric(lambda rows, weights: recall_of(counts(rows, weights)), names=data["classes"])
+        if "matthews" in data.get("metrics", ()):
+            found["matthews"] = Metric(lambda rows, weights: matthews_of(counts(rows, weights)))
+        found["ece"] = Metric.of_sums(calibration_error, calibration_gaps, higher_is_better=False)
+        found["loss"] = Metric.mean(lambda rows: rows["loss"], higher_is_better=False)
+        if classes == 2:
+            found["auc"] = Metric(area)
+        if classes <= CONFUSION_CLASSES:
+            found["confusion"] = Metric(confusion, names=())
+        return found
 
     def class_loss(self, logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
         """Mean cross-entropy with the weights of the classes that `class_weights` gives."""
@@ -137,58 +98,23 @@ class ClassTask(DistillingTask):
         # A mean over samples, not over weights: then it does not matter how a step is split into batches.
         return F.cross_entropy(logits, targets, weight=weights, label_smoothing=smoothing, reduction="none").mean()
 
-    def judge(self, logits: Tensor, labels: Tensor, index: Tensor) -> None:
-        """Count a batch of logits (B, classes) in the metrics, and keep what they say."""
-        self.metrics.update(logits, labels)
-        if self.kept is None:
-            return
-        probabilities, true = logits.float().softmax(-1), logits.gather(1, labels[:, None])
+    def judged(self, logits: Tensor, targets: Tensor, index: Tensor) -> Rows:
+        """What logits (B, classes) say of samples with these labels."""
+        probabilities, true = logits.float().softmax(-1), logits.gather(1, targets[:, None])
         confidence, predicted = probabilities.max(-1)
         short = torch.int16 if logits.shape[1] < 1 << 15 else torch.int32
         kept = {
             "index": index,
-            "label": labels.to(short),
+            "label": targets.to(short),
             "predicted": predicted.to(short),
             "rank": (logits > true).sum(1).to(short),
             "confidence": confidence,
-            "loss": F.cross_entropy(logits.float(), labels, reduction="none"),
+            "loss": F.cross_entropy(logits.float(), targets, reduction="none"),
         }
         if logits.shape[1] <= ALL_PROBABILITIES:
             # Of two classes they are ranked, in which half precision would make ties.
             kept["probabilities"] = probabilities if logits.shape[1] == 2 else probabilities.half()
-        self.keep(**kept)
-
-    @classmethod
-    def sampled_metric(
-        cls, predictions: Mapping[str, Tensor], metric: str, data: Mapping[str, Any]
-    ) -> SampledMetric | None:
-        """Each number of `class_metrics`, top-5 accuracy and Matthews' correlation."""
-        index, label, predicted = predictions["index"], predictions["label"].long(), predictions["predicted"].long()
-        right = label == predicted
-        means = {"accuracy": right, "top5": predictions["rank"] < 5, "loss": predictions["loss"]}
-        if metric in means:
-            return SampledMetric.mean(index, means[metric])
-        if metric == "ece":
-            return SampledMetric.of_sums(index, calibration_gaps(predictions["confidence"], right), calibration_error)
-        if metric == "auc" and "probabilities" in predictions:
-            _, place = predictions["probabilities"][:, 1].unique(return_inverse=True)
-            return SampledMetric(index, lambda weights: rank_area(weights, label == 1, place))
-        measures = {**MEASURES, "f1": partial(f1_of_class, positive=positive_class(data))}
-        if metric not in measures:
-            return None
-
-        def resampled(weights: Tensor) -> Tensor:
-            """Of weights of the samples of each class that are right, all, and predicted to be of it."""
-            empty = weights.new_zeros(len(weights), len(data["classes"]))
-            added = ((weights * right, label), (weights, label), (weights, predicted))
-            return measures[metric](torch.stack([empty.index_add(1, place, values) for values, place in added], 1))
-
-        return SampledMetric(index, resampled)
-
-
-def f1_of_class(counts: Tensor, positive: int) -> Tensor:
-    """F1 of one class; 0 where it neither is there nor is predicted."""
-    return f1_of(counts)[..., positive].nan_to_num(0.0)
+        return kept
 
 
 def rank_area(weights: Tensor, positive: Tensor, place: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tokenmix.distillation.losses import distillation_loss, layer_loss, watched_layers
 from tokenmix.errors import UserError
 from tokenmix.lab.train.config import TrainConfig
-from tokenmix.lab.train.metrics import Mean
+from tokenmix.lab.train.metrics import Metric
 from tokenmix.lab.train.task import TaskData, TaskModule
 
 
@@ -63,7 +63,7 @@ class DistillingTask(TaskModule, ABC):
                 )
             if self.config.loop.monitor is None:
                 self.monitor, self.mode = "layer_loss", "min"
-            self.metrics["layer_loss"] = LayerLoss()
+            self.metrics["layer_loss"] = Metric.mean(lambda rows: rows["layer_loss"], higher_is_better=False)
         self.teacher, self.swapped = teacher.eval().requires_grad_(False), swapped
 
     def distilled(
@@ -94,21 +94,13 @@ class DistillingTask(TaskModule, ABC):
         return {"loss": loss, "logs": {"loss": loss.detach()}}
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """As of every task, and the loss over layers."""
+        """As of every task; with each sample the loss over layers of its batch."""
         super().validation_step(batch, batch_idx)
         if self.teacher is not None and self.options.distill_from == "layers":
-            self.metrics["layer_loss"].add_mean(self._layer_loss(self.teacher, batch).float(), 1)
+            loss = self._layer_loss(self.teacher, batch).float().cpu()
+            self.rows[-1] = {**self.rows[-1], "layer_loss": loss.expand(len(self.rows[-1]["index"]))}
 
     def _layer_loss(self, teacher: "DistillingTask", batch: Any) -> Tensor:
         with watched_layers(teacher.model, self.swapped) as calls:
             self.teacher_logits(teacher, batch)
         return layer_loss(self.model, calls)
-
-
-class LayerLoss(Mean):
-    """The mean of `layer_loss` over batches; among metrics of predictions and labels it takes neither."""
-
-    higher_is_better = False
-
-    def update(self, *_: Any) -> None:
-        """Nothing: a batch is counted by `add_mean`."""

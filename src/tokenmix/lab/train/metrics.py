@@ -1,200 +1,83 @@
-"""Metrics of an evaluation: sums over samples, or rows that are kept, which add up over batches and processes."""
+"""Metrics: functions of what an evaluation keeps of its samples, and of how often each sample counts."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from tokenmix.lab.train.distributed import all_gather, all_reduce_sum
+INDEX = "index"
+Rows = Mapping[str, Tensor]
+"""Columns of what an evaluation keeps: a row for each sample; in a column TABLE.NAME as many as the table has."""
 
 
-class Metric(ABC):
-    """A metric; one of torchmetrics' has the same methods and serves as well.
+@dataclass(frozen=True)
+class Metric:
+    """A number of an evaluation; a bootstrap is the same function with other weights.
 
     Attributes:
-        higher_is_better: None where the task says it.
-        names: of its numbers, where `compute` returns several by name.
+        measure: rows, and weights float64 (R, n) of their samples, to R numbers or tables (R, ...).
+        higher_is_better: else less of it is better.
+        names: of the entries of a table, empty if they have none; None for a number.
+        values: rows to float64 (n,), where the metric is the mean of one value of each sample; else None.
+        undefined: stands for nan in results.
     """
 
-    higher_is_better: bool | None = None
-    names: tuple[str, ...] = ()
+    measure: Callable[[Rows, Tensor], Tensor]
+    higher_is_better: bool = True
+    names: Sequence[str] | None = None
+    values: Callable[[Rows], Tensor] | None = None
+    undefined: float = math.nan
 
-    @abstractmethod
-    def reset(self) -> None:
-        """Forget what was counted."""
+    @classmethod
+    def mean(cls, values: Callable[[Rows], Tensor], *, higher_is_better: bool = True) -> "Metric":
+        """The mean of one value of each sample."""
 
-    @abstractmethod
-    def update(self, *args: Any, **kwargs: Any) -> None:
-        """Count a batch."""
+        def measure(rows: Rows, weights: Tensor) -> Tensor:
+            return weights @ values(rows).double() / weights.sum(1)
 
-    @abstractmethod
-    def compute(self) -> Any:
-        """The value over all batches and processes; all processes must call it."""
+        return cls(measure, higher_is_better, values=lambda rows: values(rows).double())
 
+    @classmethod
+    def of_sums(
+        cls,
+        metric: Callable[[Tensor], Tensor],
+        values: Callable[[Rows], Tensor],
+        *,
+        higher_is_better: bool = True,
+        names: Sequence[str] | None = None,
+        undefined: float = math.nan,
+    ) -> "Metric":
+        """A function of the sums (R, ...) over the samples of values (n, ...)."""
 
-class Metrics(dict[str, Any]):
-    """The metrics of a task by their names; each is updated with the same arguments."""
+        def measure(rows: Rows, weights: Tensor) -> Tensor:
+            return metric(torch.tensordot(weights, values(rows).double(), 1))
 
-    def reset(self, device: torch.device | None = None) -> None:
-        """Reset all; those that are modules, as torchmetrics' are, move to the device."""
-        for metric in self.values():
-            if isinstance(metric, nn.Module) and device is not None:
-                metric.to(device)
-            metric.reset()
+        return cls(measure, higher_is_better, names, undefined=undefined)
 
-    def update(self, *args: Any, **kwargs: Any) -> None:
-        """Count a batch in all."""
-        for metric in self.values():
-            metric.update(*args, **kwargs)
+    @classmethod
+    def of_columns(cls, function: Callable[..., Tensor], *columns: str, higher_is_better: bool = True) -> "Metric":
+        """A function of whole columns, in which a sample of weight 2 stands twice; one of torchmetrics' is one."""
 
-    def compute(self) -> dict[str, Any]:
-        """All numbers by their names."""
-        numbers: dict[str, Any] = {}
-        for name, metric in self.items():
-            value = metric.compute()
-            numbers |= value if isinstance(value, Mapping) else {name: value}
-        return numbers
+        def measure(rows: Rows, weights: Tensor) -> Tensor:
+            given = ([rows[name].repeat_interleave(times, 0) for name in columns] for times in weights.long())
+            return torch.stack([function(*each) for each in given])
 
-    def higher_is_better(self) -> dict[str, bool | None]:
-        """Of each number whether more of it is better; None where its metric does not say it."""
-        return {
-            part: metric.higher_is_better
-            for name, metric in self.items()
-            for part in getattr(metric, "names", ()) or (name,)
-        }
+        return cls(measure, higher_is_better)
 
-
-class Sums(Metric):
-    """Sums over samples in float64, of any shape."""
-
-    def __init__(self, *shape: int) -> None:
-        self.shape = shape
-        self.reset()
-
-    def reset(self) -> None:
-        self.sums = torch.zeros(self.shape, dtype=torch.float64)
-
-    def add(self, values: Tensor) -> None:
-        """Add the sums over a batch."""
-        self.sums += values.detach().cpu()
-
-    def total(self) -> Tensor:
-        """The sums over all processes."""
-        return all_reduce_sum(self.sums)
+    def __call__(self, rows: Rows) -> Any:
+        """The number where each sample counts once; a table as lists, or by the names of its entries."""
+        number = len(rows.get(INDEX, next(iter(rows.values()))))
+        table = self.measure(rows, torch.ones(1, number, dtype=torch.float64))[0]
+        value = table.nan_to_num(self.undefined, math.inf, -math.inf).tolist()
+        return dict(zip(self.names, value, strict=True)) if self.names else value
 
 
-class Rows(Metric):
-    """Columns of rows that are kept, for what no sum tells."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self.rows: list[tuple[Tensor, ...]] = []
-
-    def keep(self, *columns: Tensor) -> None:
-        """Keep the rows of a batch, in single precision as far as they are in less."""
-        self.rows.append(tuple(value.detach().float().cpu() for value in columns))
-
-    def columns(self) -> tuple[Tensor, ...]:
-        """The rows of all processes."""
-        rows = [row for part in all_gather(self.rows) for row in part]
-        return tuple(map(torch.cat, zip(*rows)))
-
-
-class Mean(Sums):
-    """The mean of a value of each sample."""
-
-    def __init__(self) -> None:
-        super().__init__(2)
-
-    def add_mean(self, total: Tensor, count: Tensor | int) -> None:
-        """Add the sum over a batch, and how many it has."""
-        self.add(torch.stack([torch.as_tensor(value).detach().cpu().double() for value in (total, count)]))
-
-    def update(self, *args: Any, **kwargs: Any) -> None:
-        """Add a batch of values, a tensor; subclasses take what they make them of."""
-        (values,) = args
-        self.add_mean(values.detach().cpu().double().sum(), values.numel())
-
-    def compute(self) -> Tensor:
-        """The mean so far."""
-        total, count = self.total()
-        return total / count
-
-
-class CrossEntropy(Mean):
-    """Mean cross-entropy over all samples seen, without label smoothing.
-
-    Args:
-        ignore: label that does not count.
-    """
-
-    higher_is_better = False
-
-    def __init__(self, ignore: int = -100) -> None:
-        super().__init__()
-        self.ignore = ignore
-
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add a batch of logits (B, classes, ...) and labels (B, ...)."""
-        total = F.cross_entropy(preds.float(), target, ignore_index=self.ignore, reduction="sum")
-        self.add_mean(total, (target != self.ignore).sum())
-
-
-class Perplexity(CrossEntropy):
-    """exp of the mean cross-entropy."""
-
-    def compute(self) -> Tensor:
-        """The perplexity so far."""
-        return super().compute().exp()
-
-
-class Accuracy(Mean):
-    """Share of the samples whose label is the likeliest class, or among the `top` likeliest ones."""
-
-    higher_is_better = True
-
-    def __init__(self, top: int = 1) -> None:
-        super().__init__()
-        self.top = top
-
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add a batch of logits (B, classes) and labels (B,)."""
-        found = preds.topk(self.top, dim=1).indices == target[:, None]
-        self.add_mean(found.sum(), len(target))
-
-
-class ClassCounts(Sums):
-    """Samples of each class that are right, true and predicted, and what is measured of them.
-
-    Args:
-        classes: their number.
-        measures: functions of counts (3, classes), by name.
-        ignore: label of samples that do not count.
-    """
-
-    higher_is_better = True
-
-    def __init__(
-        self, classes: int, measures: Mapping[str, Callable[[Tensor], Tensor]], ignore: int | None = None
-    ) -> None:
-        super().__init__(3, classes)
-        self.classes, self.measures, self.ignore = classes, dict(measures), ignore
-        self.names = tuple(measures)
-
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add a batch of logits (B, classes, ...), or of predicted classes (B, ...), and labels (B, ...)."""
-        predicted = preds.argmax(1) if preds.dim() > target.dim() else preds
-        self.add(class_counts(predicted[None], target[None], self.classes, self.ignore)[0])
-
-    def compute(self) -> dict[str, Tensor]:
-        """The measures of the counts so far."""
-        counts = self.total()
-        return {name: measure(counts) for name, measure in self.measures.items()}
+def quotient(sums: Tensor) -> Tensor:
+    """The first of two sums over the second; (R, 2, ...) to (R, ...)."""
+    return sums[:, 0] / sums[:, 1]
 
 
 def class_counts(predicted: Tensor, true: Tensor, classes: int, ignore: int | None = None) -> Tensor:
@@ -243,12 +126,3 @@ def matthews_of(counts: Tensor) -> Tensor:
     over = right.sum(-1) * total - (there * found).sum(-1)
     under = (total**2 - (there**2).sum(-1)) * (total**2 - (found**2).sum(-1))
     return torch.where(under > 0, over / under.sqrt(), 0.0)
-
-
-MEASURES: dict[str, Callable[[Tensor], Tensor]] = {
-    "accuracy": accuracy_of,
-    "balanced_accuracy": lambda counts: recall_of(counts).nanmean(-1),
-    "macro_f1": lambda counts: f1_of(counts).nanmean(-1),
-    "matthews": matthews_of,
-}
-"""Numbers of classes, each a function of their counts."""

@@ -1,11 +1,10 @@
-"""What a run said of each test sample: predictions.safetensors in its folder, and a metric of some of the samples.
+"""What a run said of each test sample: predictions.safetensors in its folder.
 
 The file has columns of equal length: `index`, the number of the sample in the test set, and what the task keeps of it.
 A task whose samples have several rows, such as boxes, has further tables; the name of a column in one is TABLE.NAME.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import safetensors.torch
@@ -17,70 +16,39 @@ from tokenmix.files import replace_file
 from tokenmix.lab.data.store import read_sealed, sealed
 from tokenmix.lab.train.distributed import all_gather
 from tokenmix.lab.train.folder import RunFolder
+from tokenmix.lab.train.metrics import INDEX, Rows
 
-FILE, INDEX = "predictions.safetensors", "index"
-Rows = Mapping[str, Tensor]
+FILE = "predictions.safetensors"
 
 
-@dataclass(frozen=True)
-class SampledMetric:
-    """A metric as a function of how often each test sample counts.
+def joined(parts: Sequence[Rows]) -> dict[str, Tensor]:
+    """Rows as columns on the CPU, in the order of the samples; parts of a sample are added up.
 
-    Attributes:
-        index: int64 (n,), the samples.
-        resampled: weights float64 (R, n) to the metric (R,).
-        values: float64 (n,), where the metric is their mean; else None.
+    Rows without `index` stay in the order in which they are given.
     """
-
-    index: Tensor
-    resampled: Callable[[Tensor], Tensor]
-    values: Tensor | None = None
-
-    @classmethod
-    def mean(cls, index: Tensor, values: Tensor) -> "SampledMetric":
-        """The mean of one value of each sample."""
-        values = values.double()
-        return cls(index, lambda weights: weights @ values / weights.sum(1), values)
-
-    @classmethod
-    def of_sums(cls, index: Tensor, values: Tensor, metric: Callable[[Tensor], Tensor]) -> "SampledMetric":
-        """A function of sums over the samples: of `values` (n, K) a metric that maps (R, K) to (R,)."""
-        values = values.double()
-        return cls(index, lambda weights: metric(weights @ values))
-
-
-def quotient(sums: Tensor) -> Tensor:
-    """The first of two sums over the second; (R, 2) to (R,)."""
-    return sums[:, 0] / sums[:, 1]
-
-
-def collected(parts: Sequence[Rows]) -> dict[str, Tensor]:
-    """The rows of all batches and processes as columns, in the order of the samples; all processes must call it.
-
-    Of a sample that several processes or batches saw a part of the rows are added up.
-    """
-    rows = [row for part in all_gather(list(parts)) for row in part]
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    columns = {name: torch.cat([row[name] for row in rows if name in row]) for name in names}
-    for table in {name.rpartition(".")[0] for name in names}:
-        prefix = f"{table}." if table else ""
-        index = columns[f"{prefix}{INDEX}"]
-        order = index.argsort(stable=True)
-        for name in (name for name in names if name.rpartition(".")[0] == table):
-            columns[name] = columns[name][order]
-    index = columns.get(INDEX, torch.empty(0, dtype=torch.int64))
-    samples, place = index.unique(return_inverse=True)
-    if len(samples) < len(index):
-        for name in (name for name in names if "." not in name and name != INDEX):
-            values = columns[name]
-            columns[name] = values.new_zeros(len(samples), *values.shape[1:]).index_add(0, place, values)
+    columns = {name: torch.cat([part[name].detach().cpu() for part in parts]) for name in (parts[0] if parts else ())}
+    for name in [name for name in columns if name.rpartition(".")[2] == INDEX]:
+        table = name.removesuffix(INDEX)
+        order = columns[name].argsort(stable=True)
+        for other in (other for other in columns if other.rpartition(".")[0] == table.removesuffix(".")):
+            columns[other] = columns[other][order]
+    samples, place = columns.get(INDEX, torch.empty(0)).unique(return_inverse=True)
+    if len(samples) < len(place):
+        for name, values in columns.items():
+            if "." not in name:
+                columns[name] = values.new_zeros(len(samples), *values.shape[1:]).index_add(0, place, values)
         columns[INDEX] = samples
     return columns
 
 
+def collected(parts: Sequence[Rows]) -> dict[str, Tensor]:
+    """The rows of all batches and processes; all processes must call it."""
+    return joined([rows for rows in all_gather(joined(parts)) if rows])
+
+
 def save_predictions(run: Path, columns: Rows, identity: Mapping[str, str]) -> None:
-    """Write the file of a run folder; nothing for a task that keeps nothing."""
-    if columns:
+    """Write the file of a run folder; nothing for a task whose rows have no index."""
+    if INDEX in columns:
         tensors = {name: value.contiguous() for name, value in columns.items()}
         replace_file(run / FILE, safetensors.torch.save(tensors, sealed(tensors, identity)))
 

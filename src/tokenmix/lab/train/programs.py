@@ -9,6 +9,7 @@ from PIL.Image import Image
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
+from tokenmix.lab.train.metrics import Rows
 from tokenmix.registry import MODELS
 
 
@@ -59,7 +60,7 @@ class ProgramHooks:
             attention of a text; or nothing.
         no_comparison: why `compare` refuses the task, and what to do instead; empty if it does not.
         baselines: names of the simplest methods for the task, in `tokenmix.lab.compare.baselines`, which `compare`
-            fits to `plain_samples`; `metrics` takes logarithms of their probabilities and the targets.
+            fits to `plain_samples`; `judged` takes logarithms of their probabilities and the targets.
         hub: how `save_for_hub` leaves its models; None if no library of the hub loads them.
     """
 
@@ -71,6 +72,10 @@ class ProgramHooks:
     def plain_samples(self, data: Any, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
         """What simple baselines learn from and are scored on, in batches."""
         raise NotImplementedError(f"{type(self).__name__} names baselines and has no plain_samples")
+
+    def judged(self, logits: Tensor, targets: Tensor, index: Tensor) -> Rows:
+        """What an evaluation keeps of logits (n, classes, ...) and targets (n, ...) of the samples `index` (n,)."""
+        raise NotImplementedError(f"{type(self).__name__} names baselines and has no judged")
 
     def num_targets(self) -> int:
         """How many values a target of `plain_samples` may have."""

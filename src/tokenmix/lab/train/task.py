@@ -1,7 +1,7 @@
 """The interface between the trainer and a task.
 
-Methods have the names of LightningModule's. A classifier writes `loss`, `evaluate` and `metrics`; a pair of adversaries
-overrides `training_step` and `configure_optimizers` as well. `LightningTask` puts a task under Lightning's Trainer.
+Methods have the names of LightningModule's. A classifier writes `loss`, `evaluate` and `make_metrics`; adversaries
+override `training_step` and `configure_optimizers` as well. `LightningTask` puts a task under Lightning's Trainer.
 """
 
 import copy
@@ -23,12 +23,13 @@ from tokenmix.files import user_path
 from tokenmix.lab.data.indexed import IndexedDataset, subset
 from tokenmix.lab.data.loader import make_loader
 from tokenmix.lab.data.lookup import with_absolute_paths
+from tokenmix.lab.registry import check_model
 from tokenmix.lab.train.checkpoint import initial_weights
 from tokenmix.lab.train.config import TeacherOptions, TrainConfig
 from tokenmix.lab.train.distributed import all_reduce_mean
-from tokenmix.lab.train.metrics import Metric, Metrics
+from tokenmix.lab.train.metrics import Metric, Rows
 from tokenmix.lab.train.plan import make_optimizer, make_schedule
-from tokenmix.lab.train.predictions import SampledMetric
+from tokenmix.lab.train.predictions import collected, joined
 from tokenmix.lab.train.programs import ProgramHooks
 
 
@@ -147,22 +148,22 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
 
     Attributes:
         monitor: the metric that picks the best checkpoint: `--monitor`, else `usual_monitor()`.
-        mode: whether more (max) or less (min) of it is better; a task's own is that of metrics that do not say it
-            themselves, by `higher_is_better`.
+        mode: whether more (max) or less (min) of it is better.
         options: the task's own options, `config.options`.
+        set_elsewhere: arguments of a model that are not the user's to give, and the option that decides each.
         writes: `predict_into` writes files, such as masks.
-        tables: those of `make_metrics()` that are not a single number, such as a confusion matrix.
         total_steps: optimiser steps of the whole run; the loop sets it before training.
         automatic_optimization: the loop runs the backward pass and steps the optimisers; False: `training_step` does.
         optimizers: those of `configure_optimizers`, for such a `training_step`.
         own_samples: those of a test batch that this process counts, of processes that share the images.
         part_weight: what the loss of the current batch is multiplied by, see `part_weights`; set before each batch.
-        results: the values of `make_metrics()` after the last evaluation.
+        metrics: those of `make_metrics`.
+        samples: what the last evaluation kept of each sample.
+        results: the values of the metrics after the last evaluation.
     """
 
     monitor: str
-    mode: Literal["max", "min"]
-    tables: ClassVar[frozenset[str]] = frozenset()
+    set_elsewhere: ClassVar[Mapping[str, str]] = {}
     writes: ClassVar[bool] = False
     automatic_optimization: ClassVar[bool] = True
 
@@ -170,17 +171,18 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         super().__init__()
         self.model, self.config, self.data = model, config, data
         self.options: Any = config.options
-        self.metrics = Metrics(self.make_metrics())
+        self.metrics = self.make_metrics(config, data)
         self.monitor = config.loop.monitor or self.usual_monitor()
         if config.loop.monitor not in (None, *self.numbers()):
             raise unknown_name(f"metric of {config.task}", self.monitor, self.numbers())
-        self.mode = self.mode_of(self.monitor)
+        self.mode: Literal["max", "min"] = "max" if self.metrics[self.monitor].higher_is_better else "min"
         self.total_steps = 0
         self.part_weight = 1.0
         self.own_samples = slice(None)
         self.optimizers: list[Optimizer] = []
+        self.rows: list[Rows] = []
+        self.samples: Rows = {}
         self.results: dict[str, Any] = {}
-        self.kept: list[dict[str, Tensor]] | None = None
 
     @classmethod
     @abstractmethod
@@ -195,6 +197,7 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
     @classmethod
     def model_from_config(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
         """`build_model`, where arguments of the user's with which the model cannot be built are a `UserError`."""
+        cls.check_arguments(config)
         with built_with(config.model.model, config.model.model_kwargs):
             return cls.build_model(config, data)
 
@@ -209,8 +212,19 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
 
     @classmethod
     def check(cls, config: TrainConfig, batch_size: int) -> None:
-        """Raise `UserError` for options that do not fit together; `batch_size` is that of one backward pass."""
-        return
+        """Raise `UserError` for options that do not fit together, before any data is read.
+
+        `batch_size` is that of one backward pass.
+        """
+        check_model(config.task, config.model.model)
+        cls.check_arguments(config)
+
+    @classmethod
+    def check_arguments(cls, config: TrainConfig) -> None:
+        """Raise `UserError` for an argument of the model that is set elsewhere."""
+        given = config.model.model_kwargs
+        for name in (name for name in cls.set_elsewhere if name in given):
+            raise UserError(f"model argument {name}={given[name]!r} is set elsewhere; use {cls.set_elsewhere[name]}")
 
     def initial_weights(self, source: Path) -> dict[str, Tensor]:
         """The weights in a safetensors file or a run folder, fitted to `model`: how --init-from starts a run."""
@@ -239,46 +253,26 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         return (counts / mean if mean else torch.ones_like(counts)).tolist()
 
     @abstractmethod
-    def evaluate(self, batch: Any) -> None:
-        """Run the model on a batch of validation or test samples and update `self.metrics`."""
+    def evaluate(self, batch: Any) -> Rows:
+        """What is kept of each validation or test sample of a batch, enough for all metrics.
 
-    def keep(self, **columns: Tensor) -> None:
-        """Keep rows on the CPU for predictions.safetensors, in `evaluate` where `kept` is a list.
-
-        One column is `index`. Columns of a further table are named TABLE.NAME.
+        Columns of a row for each sample, among them its `index`; `predictions.joined` adds up those of one sample.
+        Without `index` a comparison cannot pair the samples. Columns of a further table, with an index of its own, are
+        named TABLE.NAME.
         """
-        assert self.kept is not None
-        self.kept.append({name: value.detach().cpu() for name, value in columns.items()})
 
     @classmethod
-    def sampled_metric(
-        cls, predictions: Mapping[str, Tensor], metric: str, data: Mapping[str, Any]
-    ) -> SampledMetric | None:
-        """A metric of some of the test samples, of what `evaluate` kept; None if it cannot be had from that.
-
-        Args:
-            predictions: columns of predictions.safetensors.
-            metric: its name.
-            data: the run's description of its data.
-        """
-        return None
-
     @abstractmethod
-    def make_metrics(self) -> Mapping[str, Metric]:
-        """The metrics of an evaluation, by the names that logs and results use; torchmetrics' serve as well."""
+    def make_metrics(cls, config: TrainConfig, data: Mapping[str, Any]) -> dict[str, Metric]:
+        """The metrics of such rows, by the names that logs and results use, for data of this description."""
 
     def usual_monitor(self) -> str:
         """The metric that picks the best checkpoint of such data; the task's `monitor` if no other is chosen here."""
         return type(self).monitor
 
-    def mode_of(self, metric: str) -> Literal["max", "min"]:
-        """Whether more or less of a metric is better."""
-        known = self.metrics.higher_is_better().get(metric)
-        return type(self).mode if known is None else "max" if known else "min"
-
     def numbers(self) -> list[str]:
         """Names of the results that are single numbers, which are logged after each epoch."""
-        return [name for name in self.metrics.higher_is_better() if name not in self.tables]
+        return [name for name, metric in self.metrics.items() if metric.names is None]
 
     @abstractmethod
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
@@ -323,12 +317,15 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         return {"loss": loss, "logs": {"loss": loss.detach(), **logs}}
 
     def on_validation_epoch_start(self) -> None:
-        """Reset the metrics of the previous evaluation."""
-        self.metrics.reset(self.device)
+        """Forget what the previous evaluation kept."""
+        self.rows, self.samples = [], {}
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Evaluate a batch of validation or test samples; as `evaluate` for most tasks."""
-        self.evaluate(batch)
+        """Keep what `evaluate` says of validation or test samples."""
+        self.rows.append(joined([self.evaluate(batch)]))
+        # Thousands of small tensors between large ones would keep the allocator from reusing the memory of the latter.
+        if len(self.rows) == 64:
+            self.rows = [joined(self.rows)]
 
     def shard(self, mesh: DeviceMesh) -> None:
         """Shard every block's parameters, and the rest, over the processes; blocks are gathered when used."""
@@ -349,14 +346,9 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         self.own_samples = slice(mesh.get_local_rank(), None, mesh.size())
 
     def on_validation_epoch_end(self) -> None:
-        """Keep the metrics as plain values."""
-        values = self.metrics.compute()
-        self.results = {name: value.tolist() if isinstance(value, Tensor) else value for name, value in values.items()}
-
-    def name_classes(self, *tables: str) -> None:
-        """Results of these names, a number for each class, become one by the name of the class."""
-        for table in tables:
-            self.results[table] = dict(zip(self.data["classes"], self.results[table], strict=True))
+        """Put the rows of all batches and processes together, and compute the metrics as plain values."""
+        self.samples, self.rows = collected(self.rows), []
+        self.results = {name: metric(self.samples) for name, metric in self.metrics.items()}
 
     def parameter_groups(self) -> nn.Module | list[dict[str, Any]]:
         """What `make_optimizer` takes: the model, or groups with rates and decays of their own."""

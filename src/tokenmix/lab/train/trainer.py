@@ -1,6 +1,5 @@
 """The training loop: which batch, step and epoch comes next. A run that continues in mid-epoch does so bit for bit."""
 
-import copy
 import itertools
 import os
 import signal
@@ -37,7 +36,7 @@ from tokenmix.lab.train.distributed import (
 )
 from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.plan import Progress, TrainingPlan, WeightEMA, optimizers_and_schedules, seed_everything
-from tokenmix.lab.train.predictions import collected, save_predictions
+from tokenmix.lab.train.predictions import save_predictions
 from tokenmix.lab.train.record import ProgressBar, Recorder
 from tokenmix.lab.train.task import TaskData, TaskModule
 
@@ -137,13 +136,11 @@ class Engine:
         with torch.no_grad() if dist.is_initialized() else torch.inference_mode():
             task.on_validation_epoch_start()
             for number, (batch, counted) in enumerate(batches):
-                batch = self.move(batch)
-                metrics, kept = task.metrics, task.kept
-                if not counted:
-                    task.metrics, task.kept = copy.deepcopy(metrics), None
+                rows = list(task.rows)
                 with self.computing():
-                    task.validation_step(batch, number)
-                task.metrics, task.kept = metrics, kept
+                    task.validation_step(self.move(batch), number)
+                if not counted:
+                    task.rows = rows
             task.on_validation_epoch_end()
         for module in training:
             module.training = True
@@ -356,13 +353,12 @@ class TrainingLoop:
 
     def _test(self, *, keep: bool) -> None:
         """Evaluate the test samples; with `keep` the run folder gets what was said of each."""
-        self.task.kept = [] if keep else None
         self._evaluate(self.data.test_batches(batch_size=self.plan.batch_size))
-        if self.task.kept is not None:
-            columns, self.task.kept = collected(self.task.kept), None
+        # A task that cannot be compared needs no file, and what a GAN is judged by may fill gigabytes.
+        if keep and not self.task.no_comparison:
             with raise_on_all_ranks():
                 if self.recorder.first:
-                    save_predictions(self.folder, columns, self.opened.identity)
+                    save_predictions(self.folder, self.task.samples, self.opened.identity)
 
     def _evaluate(self, batches: Any) -> None:
         broadcast_buffers(self.task.model)

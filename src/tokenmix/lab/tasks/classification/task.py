@@ -18,14 +18,13 @@ from torch.utils.checkpoint import checkpoint
 from tokenmix.errors import UserError
 from tokenmix.lab.data.images import load_images, make_augment, read_image
 from tokenmix.lab.data.images.augment import Erase
-from tokenmix.lab.registry import DATA_SETS
+from tokenmix.lab.registry import DATA_SETS, incompatible_model_error
 from tokenmix.lab.tasks.classes import ClassTask, likeliest
 from tokenmix.lab.tasks.classification.options import ClassificationOptions
-from tokenmix.lab.tasks.fitting import check_own, incompatible_model_error
 from tokenmix.lab.tasks.images import ImageTask, image_data, image_view, with_size_of_start
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
-from tokenmix.lab.train.metrics import Accuracy, Metric
+from tokenmix.lab.train.metrics import Metric, Rows
 from tokenmix.lab.train.programs import HubForm, PlainSamples, View
 from tokenmix.lab.train.task import IndexedData, TaskData, check_names, input_sizes
 from tokenmix.layers.less_attention import LessAttention
@@ -51,7 +50,6 @@ transform = timm.data.create_transform(**timm.data.resolve_model_data_config(mod
 logits = model(transform(image)[None])  # of a PIL image: RGB, or L for a model of one channel
 classes = model.pretrained_cfg["label_names"]""",
 )
-FROM_DATA = {"num_classes": "--data", "in_chans": "--in-chans", "img_size": "--img-size"}
 
 
 class ImageClassification(ImageTask, ClassTask):
@@ -64,13 +62,24 @@ class ImageClassification(ImageTask, ClassTask):
     hub: ClassVar[HubForm | None] = HUB
     baselines: ClassVar[tuple[str, ...]] = ("majority", "logistic regression", "random forest")
     options: ClassificationOptions
+    set_elsewhere: ClassVar[Mapping[str, str]] = {
+        "num_classes": "--data",
+        "in_chans": "--in-chans",
+        "img_size": "--img-size",
+    }
 
     def __init__(self, model: nn.Module, config: TrainConfig, data: Mapping[str, Any]) -> None:
         super().__init__(model, config, data)
         self.classes: list[str] = list(data["classes"])
         options = self.options
         if options.diagonality:
-            _check_scores(model, config)
+            made = any(isinstance(module, LessAttention) for module in model.modules())
+            if not made or not hasattr(model, "forward_with_scores"):
+                raise UserError(
+                    f"diagonality={options.diagonality:g} acts on the scores of less-attention, and "
+                    f"{config.model.model!r} returns none; omit it, or give --model lavit_nano or --model mixer_nano "
+                    "--model-kwargs mixer=less"
+                )
         self.mixup = None
         if options.mixup or options.cutmix:
             self.mixup = Mixup(
@@ -106,7 +115,6 @@ class ImageClassification(ImageTask, ClassTask):
     @classmethod
     def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
         """The model of that name, with as many classes and channels and as large as the data."""
-        check_own(config.model.model_kwargs, FROM_DATA)
         given: dict[str, Any] = {"num_classes": len(data["classes"]), "in_chans": data["channels"]}
         name, size = config.model.model, tuple(data["img_size"])
         if is_foreign(name):
@@ -121,7 +129,8 @@ class ImageClassification(ImageTask, ClassTask):
 
     @classmethod
     def check(cls, config: TrainConfig, batch_size: int) -> None:
-        """Mixup pairs the images of a batch; a model's name is looked up before any data is fetched."""
+        """Also other libraries' names, and pairs of images for mixup."""
+        super().check(config, batch_size)
         ours = {*list_models(task="image-classification"), *list_models(task=config.task)}
         name = config.model.model
         if not (name in ours or timm.is_model(name) or is_foreign(name)):
@@ -198,7 +207,17 @@ class ImageClassification(ImageTask, ClassTask):
     @classmethod
     def named_teacher(cls, name: str, config: TrainConfig, data: Mapping[str, Any]) -> Self:
         """A pretrained classifier of timm's with as many classes as the data; their order is the user's affair."""
-        model: Any = _pretrained(name, data)
+        if not (timm.is_model(name) or name.startswith(("hf-hub:", "local-dir:"))):
+            raise UserError(
+                f"no run folder {name} to distill from, and no timm model of that name; give the folder of a run, a "
+                "name of timm's, hf-hub:OWNER/NAME or local-dir:FOLDER"
+            )
+        told = "give local-dir:FOLDER of its config.json and model.safetensors, fetched where there is a connection"
+        if timm.is_model(name):
+            check_source(name, resolve_pretrained_cfg(name), elsewhere=told)
+        with fetching(name, told):
+            build = partial(by_timm, name, pretrained=True, in_chans=data["channels"])
+            model: Any = _of_size(build, tuple(data["img_size"]))
         if model.num_classes != len(data["classes"]):
             raise UserError(
                 f"the teacher {name} has {model.num_classes} classes and the data {len(data['classes'])}; train it on "
@@ -227,16 +246,16 @@ class ImageClassification(ImageTask, ClassTask):
 
             register_fsdp_forward_method(self.model, "forward_with_scores")
 
-    def evaluate(self, batch: Mapping[str, Tensor]) -> None:
-        """Logits of the batch against its labels; of processes that share the images each counts some of them."""
+    def evaluate(self, batch: Mapping[str, Tensor]) -> Rows:
+        """What is said of each image; of processes that share the images each has some of them."""
         found = self.model(batch["image"]).float(), batch["label"], batch["index"]
-        logits, labels, index = (part[self.own_samples] for part in found)
-        if len(labels):
-            self.judge(logits, labels, index)
+        return self.judged(*(part[self.own_samples] for part in found))
 
-    def make_metrics(self) -> dict[str, Metric]:
+    @classmethod
+    def make_metrics(cls, config: TrainConfig, data: Mapping[str, Any]) -> dict[str, Metric]:
         """Those of classes, and top-5 accuracy if there are more than five."""
-        return self.class_metrics(**({"top5": Accuracy(5)} if len(self.data["classes"]) > 5 else {}))
+        found = super().make_metrics(config, data)
+        return {**found, "top5": Metric.mean(lambda rows: rows["rank"] < 5)} if len(data["classes"]) > 5 else found
 
     def plain_samples(self, data: IndexedData, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
         """Pixels, of images above 32 px those of a thumbnail, without augmentation."""
@@ -275,21 +294,6 @@ class ImageClassification(ImageTask, ClassTask):
         return answers
 
 
-def _pretrained(name: str, data: Mapping[str, Any]) -> nn.Module:
-    """A pretrained model of timm's, for images of the data's channels and size if it has one."""
-    if not (timm.is_model(name) or name.startswith(("hf-hub:", "local-dir:"))):
-        raise UserError(
-            f"no run folder {name} to distill from, and no timm model of that name; give the folder of a run, a name "
-            "of timm's, hf-hub:OWNER/NAME or local-dir:FOLDER"
-        )
-    elsewhere = "give local-dir:FOLDER of its config.json and model.safetensors, fetched where there is a connection"
-    if timm.is_model(name):
-        check_source(name, resolve_pretrained_cfg(name), elsewhere=elsewhere)
-    with fetching(name, elsewhere):
-        build = partial(by_timm, name, pretrained=True, in_chans=data["channels"])
-        return _of_size(build, tuple(data["img_size"]))
-
-
 def _of_size(build: Callable[..., nn.Module], size: tuple[int, ...]) -> nn.Module:
     """A model of timm's; its convolutional ones have no such argument: they take images of any size."""
     try:
@@ -321,14 +325,4 @@ def _check_image_size(task: type[ImageClassification], config: TrainConfig) -> N
         near = max(1, round(side / patch)) * patch
         raise UserError(
             f"image size {side} is not a multiple of {config.model.model}'s patch size {patch}; give --img-size {near}"
-        )
-
-
-def _check_scores(model: nn.Module, config: TrainConfig) -> None:
-    made = any(isinstance(module, LessAttention) for module in model.modules())
-    if not made or not hasattr(model, "forward_with_scores"):
-        raise UserError(
-            f"diagonality={config.options.diagonality:g} acts on the scores of less-attention, and "
-            f"{config.model.model!r} returns none; omit it, or give --model lavit_nano or --model mixer_nano "
-            "--model-kwargs mixer=less"
         )

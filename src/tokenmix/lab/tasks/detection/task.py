@@ -13,36 +13,21 @@ from torch import Tensor, nn
 from tokenmix.errors import UserError
 from tokenmix.files import replace_file
 from tokenmix.lab.data.indexed import subset
-from tokenmix.lab.data.scenes import ObjectAugment, ObjectSamples, SceneData, hold_out_scenes, load_scenes, repeated
-from tokenmix.lab.tasks.detection.metrics import AveragePrecision, average_precision, matched_rows
+from tokenmix.lab.data.scenes import ObjectAugment, ObjectSamples, hold_out_scenes, load_scenes, repeated
+from tokenmix.lab.tasks.detection.metrics import matched_rows, object_metrics
 from tokenmix.lab.tasks.detection.options import ObjectOptions
 from tokenmix.lab.tasks.detection.output import coco_results, draw_objects, image_numbers, object_rows
 from tokenmix.lab.tasks.detection.tiling import Found, find_in_windows
-from tokenmix.lab.tasks.fitting import check_model, check_own
 from tokenmix.lab.tasks.images import ImageTask, channel_columns, check_stems, drawn_png, shown_image, stored_picture
 from tokenmix.lab.train.config import TrainConfig
-from tokenmix.lab.train.metrics import Metric
-from tokenmix.lab.train.predictions import SampledMetric
+from tokenmix.lab.train.metrics import Metric, Rows
+from tokenmix.lab.train.predictions import joined
 from tokenmix.lab.train.programs import Shown, View
 from tokenmix.lab.train.task import IndexedData, check_names
 from tokenmix.models.detection.detector import IMAGENET, Detector
 from tokenmix.models.detection.pictures import PlacedMasks, with_dense_masks
 from tokenmix.models.registry import create_model
 from tokenmix.registry import MODELS, load_object
-
-# What other options say of a detector.
-FROM_ELSEWHERE = {
-    "num_classes": "--data",
-    "image_mean": "--data",
-    "image_std": "--data",
-    "img_size": "--img-size",
-    "min_size": "--min-size",
-    "max_size": "--max-size",
-    "score": "--score",
-    "nms": "--nms",
-    "detections": "--detections",
-    **dict.fromkeys(("kind", "heads"), "another --model"),
-}
 
 
 class ObjectTask(ImageTask):
@@ -52,10 +37,15 @@ class ObjectTask(ImageTask):
     """
 
     monitor: str = "map"
-    mode: Literal["max", "min"] = "max"
     options: ObjectOptions
     writes: ClassVar[bool] = True
     want: ClassVar[Literal["boxes", "masks"]]
+    set_elsewhere: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("num_classes", "image_mean", "image_std"), "--data"),
+        **{name: f"--{name.replace('_', '-')}" for name in ("img_size", "min_size", "max_size")},
+        **{name: f"--{name}" for name in ("score", "nms", "detections")},
+        **dict.fromkeys(("kind", "heads"), "another --model"),
+    }
 
     @classmethod
     def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> IndexedData:
@@ -64,19 +54,39 @@ class ObjectTask(ImageTask):
         data = hold_out_scenes(data, config.data.validation)
         if like is not None:
             check_names(config.data.data, data.classes, like["classes"])
-        options = config.options
+        options: ObjectOptions = config.options
         scenes = repeated(data.train, options.crops)
         if like is None:
             _check_learnable(ObjectSamples(scenes), config, cls.want)
-        train = ObjectSamples(scenes, _augment(config, options, data))
+        crop = data.crop if options.crop is None else (options.crop, options.crop)
+        augment = ObjectAugment(
+            seed=config.loop.seed,
+            crop=crop if options.crop != 0 else None,
+            scales=options.scales,
+            flip=options.flip,
+            color_jitter=options.color_jitter,
+            fill=data.mean,
+        )
+        train = ObjectSamples(scenes, None if options.augment == "none" else augment)
         held = None if data.validation is None else ObjectSamples(data.validation)
-        described = _describe(config, data, like)
+        mean, std = IMAGENET if config.model.model_kwargs.get("pretrained_backbone") else (data.mean, data.std)
+        entry = MODELS[config.model.model]
+        default = inspect.signature(load_object(entry.build)).parameters["img_size"].default
+        side = options.img_size or entry.arguments.get("img_size", default)
+        own = {"mean": list(mean), "std": list(std), "img_size": [side, side]}
+        described = {
+            "classes": list(data.classes),
+            "channels": 3,
+            **(own if like is None else {key: like[key] for key in own}),
+            "category_ids": data.notes.get("category_ids"),
+            "source": data.source,
+            "skipped": [f"{one.path}: {one.reason}" for one in data.skipped],
+        }
         return IndexedData(train, ObjectSamples(data.test), held, config=config, description=described)
 
     @classmethod
     def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
         """The detector of that name for the classes of the data."""
-        check_own(config.model.model_kwargs, FROM_ELSEWHERE)
         options = config.options
         given: dict[str, Any] = {
             "num_classes": len(data["classes"]),
@@ -87,12 +97,17 @@ class ObjectTask(ImageTask):
             "detections": options.detections,
             "img_size": tuple(data["img_size"]),
         }
-        return create_model(config.model.model, **given, **_sizes(config, options), **config.model.model_kwargs)
+        if not _fixed_size(config.model.model):
+            sides = {"min_size": options.min_size, "max_size": options.max_size}
+            if options.img_size is not None:
+                sides = {name: value or options.img_size for name, value in sides.items()}
+            given |= {name: value for name, value in sides.items() if value is not None}
+        return create_model(config.model.model, **given, **config.model.model_kwargs)
 
     @classmethod
     def check(cls, config: TrainConfig, batch_size: int) -> None:
-        """A detector that this task can train, and options that it can have."""
-        check_model(config.task, config.model.model)
+        """Also options that a detector can have."""
+        super().check(config, batch_size)
         if config.loop.precision == "bf16":
             raise UserError("boxes need float32: give --precision bf16-mixed, in which only the backbone is bfloat16")
         options: ObjectOptions = config.options
@@ -125,37 +140,15 @@ class ObjectTask(ImageTask):
         """Images: torchvision's losses are means over them, or over equally many anchors of each."""
         return len(batch["images"])
 
-    def evaluate(self, batch: Mapping[str, Any]) -> None:
-        """What is found against what is there."""
-        targets = [{**target, "iscrowd": target["iscrowd"].long()} for target in batch["targets"]]
-        found = self.find(batch["images"])
-        self.metrics.update(found, targets)
-        if self.kept is not None:
-            for one, target, index in zip(found, targets, batch["index"].tolist(), strict=True):
-                self.keep(**matched_rows(one, target, index, self.want))
+    def evaluate(self, batch: Mapping[str, Any]) -> Rows:
+        """What is found in each image against what is there."""
+        each = zip(self.find(batch["images"]), batch["targets"], batch["index"].tolist(), strict=True)
+        return joined([matched_rows(found, there, index, self.want) for found, there, index in each])
 
     @classmethod
-    def sampled_metric(
-        cls, predictions: Mapping[str, Tensor], metric: str, data: Mapping[str, Any]
-    ) -> SampledMetric | None:
-        """Average precision over all overlaps, at 0.5, and at 0.75, of objects of all sizes."""
-        overlaps = {"map": range(10), "map_50": range(1), "map_75": range(5, 6)}.get(metric)
-        if overlaps is None:
-            return None
-        return SampledMetric(
-            predictions["index"],
-            lambda weights: average_precision(predictions, weights, len(data["classes"]), overlaps),
-        )
-
-    def make_metrics(self) -> dict[str, Metric]:
-        """The numbers of `AveragePrecision`, of boxes, or of masks and under `box_*` of their boxes."""
-        iou: Literal["bbox", "segm"] = "segm" if self.want == "masks" else "bbox"
-        return {"map": AveragePrecision(iou, num_classes=len(self.data["classes"]), count=self.options.detections)}
-
-    def on_validation_epoch_end(self) -> None:
-        """Keep the metrics as plain values, those of the classes by name."""
-        super().on_validation_epoch_end()
-        self.name_classes(*self.tables)
+    def make_metrics(cls, config: TrainConfig, data: Mapping[str, Any]) -> dict[str, Metric]:
+        """COCO's, of boxes, or of masks and under `box_*` of their boxes."""
+        return object_metrics(cls.want, data["classes"])
 
     def show(self, batch: Mapping[str, Any]) -> list[Shown]:
         """Each image with the objects in it drawn on it, and with those found."""
@@ -252,58 +245,14 @@ def _without_crowds(target: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: target[name][keep] for name in ("boxes", "labels", "masks") if name in target}
 
 
-def _augment(config: TrainConfig, options: ObjectOptions, data: SceneData) -> ObjectAugment | None:
-    if options.augment == "none":
-        return None
-    crop = data.crop if options.crop is None else (options.crop, options.crop)
-    return ObjectAugment(
-        seed=config.loop.seed,
-        crop=crop if options.crop != 0 else None,
-        scales=options.scales,
-        flip=options.flip,
-        color_jitter=options.color_jitter,
-        fill=data.mean,
-    )
-
-
-def _describe(config: TrainConfig, data: SceneData, like: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What the run folder keeps."""
-    mean, std = IMAGENET if config.model.model_kwargs.get("pretrained_backbone") else (data.mean, data.std)
-    entry = MODELS[config.model.model]
-    default = inspect.signature(load_object(entry.build)).parameters["img_size"].default
-    side = config.options.img_size or entry.arguments.get("img_size", default)
-    own = {"mean": list(mean), "std": list(std), "img_size": [side, side]}
-    kept = own if like is None else {key: like[key] for key in own}
-    return {
-        "classes": list(data.classes),
-        "channels": 3,
-        **kept,
-        "category_ids": data.notes.get("category_ids"),
-        "source": data.source,
-        "skipped": [f"{one.path}: {one.reason}" for one in data.skipped],
-    }
-
-
 def _fixed_size(model: str) -> bool:
     """Whether it takes only squares of one size."""
     return "min_size" not in inspect.signature(load_object(MODELS[model].build)).parameters
 
 
-def _sizes(config: TrainConfig, options: ObjectOptions) -> dict[str, Any]:
-    """Arguments of a detector that takes images of any size."""
-    if _fixed_size(config.model.model):
-        return {}
-    wanted = {"min_size": options.min_size, "max_size": options.max_size}
-    if options.img_size is not None:
-        wanted = {"min_size": options.min_size or (options.img_size,), "max_size": options.max_size or options.img_size}
-    return {name: value for name, value in wanted.items() if value is not None}
-
-
 class Detection(ObjectTask):
     """Boxes by RetinaNet or Faster R-CNN; COCO's average precision of boxes."""
 
-    tables: ClassVar[frozenset[str]] = frozenset({"per_class"})
-    comparison: ClassVar[str | None] = "--model retinanet_nano --model-kwargs mixer=none, then self, then external"
     want: ClassVar[Literal["boxes", "masks"]] = "boxes"
 
     def example(self) -> dict[str, Tensor]:
@@ -323,8 +272,6 @@ class Detection(ObjectTask):
 class InstanceSegmentation(ObjectTask):
     """Masks by Mask R-CNN; COCO's average precision of masks, and under `box_*` that of its boxes."""
 
-    tables: ClassVar[frozenset[str]] = frozenset({"per_class", "box_per_class"})
-    comparison: ClassVar[str | None] = "--model mask_rcnn_nano --model-kwargs mixer=none, then self, then external"
     want: ClassVar[Literal["boxes", "masks"]] = "masks"
 
     def example(self) -> dict[str, Any]:

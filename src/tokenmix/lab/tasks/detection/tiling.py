@@ -56,7 +56,11 @@ def find_in_windows(
     boxes = torch.cat([part["boxes"] + part["boxes"].new_tensor([left, top, left, top]) for part, top, left in parts])
     scores, labels = (torch.cat([part[key] for part, _, _ in parts]) for key in ("scores", "labels"))
     cut = torch.cat([_cut(part["boxes"], top, left, window, (height, width)) for part, top, left in parts])
-    keep = _merged(boxes, scores, labels, cut, nms)[:count]
+    whole, pieces = (~cut).nonzero()[:, 0], cut.nonzero()[:, 0]
+    whole = whole[near_nms(boxes[whole], scores[whole], labels[whole], nms)]
+    pieces = torch.cat([_uncovered(some, whole, boxes, labels) for some in pieces.split(PIECES)])
+    keep = torch.cat([whole, pieces[near_nms(boxes[pieces], scores[pieces], labels[pieces], nms)]])
+    keep = keep[scores[keep].argsort(descending=True, stable=True)][:count]
     merged: Found = {"boxes": boxes[keep], "scores": scores[keep], "labels": labels[keep]}
     if "masks" in parts[0][0]:
         owners = [(part["masks"], i, top, left) for part, top, left in parts for i in range(len(part["masks"]))]
@@ -74,16 +78,6 @@ def _cut(boxes: Tensor, top: int, left: int, window: int, size: tuple[int, int])
         | (boxes[:, 2] > window - EDGE) & (left + window < width)
         | (boxes[:, 3] > window - EDGE) & (top + window < height)
     )
-
-
-def _merged(boxes: Tensor, scores: Tensor, labels: Tensor, cut: Tensor, nms: float) -> Tensor:
-    """Indices of what is kept, the highest score first."""
-    whole, pieces = (~cut).nonzero()[:, 0], cut.nonzero()[:, 0]
-    whole = whole[near_nms(boxes[whole], scores[whole], labels[whole], nms)]
-    pieces = torch.cat([_uncovered(some, whole, boxes, labels) for some in pieces.split(PIECES)])
-    pieces = pieces[near_nms(boxes[pieces], scores[pieces], labels[pieces], nms)]
-    keep = torch.cat([whole, pieces])
-    return keep[scores[keep].argsort(descending=True, stable=True)]
 
 
 def near_nms(boxes: Tensor, scores: Tensor, labels: Tensor, nms: float) -> Tensor:
@@ -116,15 +110,11 @@ def _uncovered(pieces: Tensor, whole: Tensor, boxes: Tensor, labels: Tensor) -> 
         return pieces
     low, high = boxes[pieces, :2].amin(0), boxes[pieces, 2:].amax(0)
     whole = whole[((boxes[whole, 2:] > low) & (boxes[whole, :2] < high)).all(1)]
-    covered = _share(boxes[pieces], boxes[whole]) * (labels[pieces, None] == labels[None, whole])
-    return pieces[(covered <= 0.5).all(1)]
-
-
-def _share(boxes: Tensor, others: Tensor) -> Tensor:
-    """The share of each box (M,) inside each other (K,): (M, K)."""
-    starts = torch.maximum(boxes[:, None, :2], others[None, :, :2])
-    common = (torch.minimum(boxes[:, None, 2:], others[None, :, 2:]) - starts).clamp(min=0).prod(2)
-    return common / (boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(1, keepdim=True).clamp(min=1e-6)
+    ours, theirs = boxes[pieces], boxes[whole]
+    starts = torch.maximum(ours[:, None, :2], theirs[None, :, :2])
+    common = (torch.minimum(ours[:, None, 2:], theirs[None, :, 2:]) - starts).clamp(min=0).prod(2)
+    covered = common / (ours[:, 2:] - ours[:, :2]).clamp(min=0).prod(1, keepdim=True).clamp(min=1e-6)
+    return pieces[((covered <= 0.5) | (labels[pieces, None] != labels[None, whole])).all(1)]
 
 
 def _crop(masks: Any, index: int, top: int, left: int) -> tuple[Tensor, int, int]:

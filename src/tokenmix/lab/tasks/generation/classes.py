@@ -31,7 +31,13 @@ def keep_classes(
         UserError: a class that the data does not have, one that is named twice, or fewer than two.
     """
     known = list(images.classes)
-    names = known if wanted is None else [name for text in wanted for name in _split(text, known)]
+    names = (
+        known
+        if wanted is None
+        else [
+            name.strip() for text in wanted for name in ([text] if text in known else text.split(",")) if name.strip()
+        ]
+    )
     check_class_names(names, known, f"class of {images.spec}")
     if len(names) < 2:
         raise UserError(
@@ -54,10 +60,6 @@ def check_class_names(names: Sequence[str], known: Sequence[str], what: str) -> 
             raise unknown_name(what, name, known)
         if name in names[:place]:
             raise UserError(f"class {name!r} is given twice; remove one")
-
-
-def _split(text: str, known: Sequence[str]) -> list[str]:
-    return [text] if text in known else [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _of_classes(images: ImageSet, numbers: Sequence[int]) -> ImageSet:

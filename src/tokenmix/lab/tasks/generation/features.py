@@ -13,17 +13,11 @@ from torch import Tensor
 from tokenmix.errors import UserError, needs, unknown_name
 from tokenmix.files import replacing
 from tokenmix.lab.data.fetch import FetchError, check_digest, download, log
-from tokenmix.lab.tasks.generation.metrics import (
-    FEATURES,
-    ClassMatch,
-    Kept,
-    class_score,
-    frechet_distance,
-    kernel_distance,
-)
+from tokenmix.lab.tasks.generation.metrics import class_score, frechet_distance, kernel_distance
 from tokenmix.lab.train.load import load_run
 from tokenmix.lab.train.metrics import Metric
 
+FEATURES = ("real_features", "fake_features")
 INCEPTION = "inception"
 WEIGHTS = "weights-inception-2015-12-05-6726825d.pth"
 HOME = f"https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/{WEIGHTS}"
@@ -97,10 +91,10 @@ class RunFeatures(Features):
     def make_metrics() -> dict[str, Metric]:
         """Named apart from FID, KID and the Inception Score, with which they share the formulas and nothing else."""
         return {
-            "feature_fd": Kept(frechet_distance, *FEATURES),
-            "feature_kd": Kept(kernel_distance, *FEATURES),
-            "class_score": Kept(class_score, "logits", higher=True),
-            "class_match": ClassMatch(),
+            "feature_fd": Metric.of_columns(frechet_distance, *FEATURES, higher_is_better=False),
+            "feature_kd": Metric.of_columns(kernel_distance, *FEATURES, higher_is_better=False),
+            "class_score": Metric.of_columns(class_score, "logits"),
+            "class_match": Metric.mean(lambda rows: rows["logits"].argmax(-1) == rows["wanted"]),
         }
 
     def check(self, classes: Sequence[str], channels: int) -> None:
@@ -147,11 +141,10 @@ class InceptionFeatures(Features):
     @staticmethod
     def make_metrics() -> dict[str, Metric]:
         """Under their own names."""
-        score = Kept(partial(class_score, splits=SPLITS), "logits", higher=True)
         return {
-            "fid": Kept(frechet_distance, *FEATURES),
-            "kid": Kept(kernel_distance, *FEATURES),
-            "inception_score": score,
+            "fid": Metric.of_columns(frechet_distance, *FEATURES, higher_is_better=False),
+            "kid": Metric.of_columns(kernel_distance, *FEATURES, higher_is_better=False),
+            "inception_score": Metric.of_columns(partial(class_score, splits=SPLITS), "logits"),
         }
 
     @torch.no_grad()

@@ -1,18 +1,10 @@
-"""Metrics of generated images: distances between sets of features, and the score of a classifier.
-
-Each metric takes, by name, what it needs of `real_thumbnails` and `fake_thumbnails` (B, d), of `real_features` and
-`fake_features` (B, d), of the classifier's `logits` (B, K) on the generated images, and of the `wanted` classes (B,).
-"""
-
-from collections.abc import Callable
-from typing import Any
+"""Distances between sets of features of generated and real images, and the score of a classifier."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tokenmix.errors import UserError
-from tokenmix.lab.train.metrics import Mean, Rows
 
 THUMBNAIL = 8
 ROWS = 1024
@@ -85,42 +77,6 @@ def class_score(logits: Tensor, splits: int = 1) -> Tensor:
     return torch.stack(scores).mean()
 
 
-class Kept(Rows):
-    """A number of columns that an evaluation names and that are kept.
-
-    Args:
-        measure: of the columns.
-        names: of the columns among what `update` is given.
-        higher: more is better.
-    """
-
-    def __init__(self, measure: Callable[..., Tensor], *names: str, higher: bool = False) -> None:
-        super().__init__()
-        self.measure, self.named = measure, names
-        self.higher_is_better = higher
-
-    def update(self, **given: Tensor) -> None:
-        """Keep the columns of a batch."""
-        self.keep(*(given[name] for name in self.named))
-
-    def compute(self) -> Tensor:
-        """The number so far."""
-        return self.measure(*self.columns())
-
-
-FEATURES = ("real_features", "fake_features")
-
-
 def thumbnails(images: Tensor) -> Tensor:
     """Images (B, C, H, W) as features: their 8 x 8 pixels, which tell shades and rough shapes without a classifier."""
     return F.adaptive_avg_pool2d(images.float(), THUMBNAIL).flatten(1)
-
-
-class ClassMatch(Mean):
-    """Share of the generated images that the classifier assigns to the requested class."""
-
-    higher_is_better = True
-
-    def update(self, *, logits: Tensor, wanted: Tensor, **_: Any) -> None:
-        """Count a batch; `wanted` are the classifier's numbers of the classes."""
-        super().update(logits.argmax(-1) == wanted)

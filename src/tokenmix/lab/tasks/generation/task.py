@@ -4,7 +4,7 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -16,16 +16,15 @@ from tokenmix.errors import UserError
 from tokenmix.files import make_folder, replacing, user_path
 from tokenmix.lab.data.images import load_images
 from tokenmix.lab.data.indexed import hash_indices
-from tokenmix.lab.tasks.fitting import check_model, check_own
 from tokenmix.lab.tasks.generation.classes import check_class_names, keep_classes
 from tokenmix.lab.tasks.generation.features import INCEPTION, Features, features_kind, make_features
-from tokenmix.lab.tasks.generation.metrics import Kept, frechet_distance, thumbnails
+from tokenmix.lab.tasks.generation.metrics import frechet_distance, thumbnails
 from tokenmix.lab.tasks.generation.options import GenerationOptions
 from tokenmix.lab.tasks.images import image_data, with_size_of_start
 from tokenmix.lab.tasks.summary import summarize_image_model
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.load import load_task
-from tokenmix.lab.train.metrics import Metric
+from tokenmix.lab.train.metrics import Metric, Rows
 from tokenmix.lab.train.task import IndexedData, TaskModule
 from tokenmix.models.generation import GAN
 from tokenmix.models.registry import create_model
@@ -49,8 +48,10 @@ class ImageGeneration(TaskModule):
     """
 
     monitor: str = "thumbnail_fd"
-    mode: Literal["max", "min"] = "min"
     automatic_optimization = False
+    set_elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("num_classes", "channels", "img_size"), "--data, --classes and --img-size"
+    )
     options: GenerationOptions
     no_comparison: ClassVar[str] = (
         "a GAN has two networks that learn against each other, whose attention is none, SAGAN's or external and no "
@@ -112,7 +113,6 @@ class ImageGeneration(TaskModule):
             "channels": data["channels"],
             "img_size": data["img_size"][0],
         }
-        check_own(config.model.model_kwargs, dict.fromkeys(given, "--data, --classes and --img-size"))
         gan: Any = create_model(config.model.model, **given, **config.model.model_kwargs)
         # On a CPU steps are a quarter shorter this way; the layout of the weights is that of what they make.
         gan = gan.to(memory_format=torch.channels_last)
@@ -128,8 +128,8 @@ class ImageGeneration(TaskModule):
 
     @classmethod
     def check(cls, config: TrainConfig, batch_size: int) -> None:
-        """The model's name, and what this loop of two networks cannot do."""
-        check_model(config.task, config.model.model)
+        """Also what this loop of two networks cannot do."""
+        super().check(config, batch_size)
         steps = config.optim.d_steps
         for name, possible in ALLOWED.items():
             if getattr(config.loop, name) not in possible:
@@ -170,7 +170,10 @@ class ImageGeneration(TaskModule):
         # A batch is smaller if one of its files could not be read any more.
         losses = []
         for real, classes in zip(images.chunk(parts), labels.chunk(parts)):
-            losses.append(self._judge_loss(real, classes))
+            with torch.no_grad():
+                fake = self.model.generator(self._noise(classes), classes)
+            judged, wrong = (self.model.discriminator(images, classes).float() for images in (real, fake))
+            losses.append(F.relu(1 - judged).mean() + F.relu(1 + wrong).mean())
             self._step(judging, losses[-1])
         # The generator's gradient goes through the discriminator, which needs none of its own.
         self.model.discriminator.requires_grad_(False)
@@ -182,12 +185,6 @@ class ImageGeneration(TaskModule):
             self.model.update_average(self.options.ema)
         d_loss, g_loss = torch.stack(losses).mean().detach(), g_loss.detach()
         return {"logs": {"loss": d_loss + g_loss, "d_loss": d_loss, "g_loss": g_loss}}
-
-    def _judge_loss(self, real: Tensor, classes: Tensor) -> Tensor:
-        with torch.no_grad():
-            fake = self.model.generator(self._noise(classes), classes)
-        judge = self.model.discriminator
-        return F.relu(1 - judge(real, classes).float()).mean() + F.relu(1 + judge(fake, classes).float()).mean()
 
     def _step(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
         optimizer.zero_grad(set_to_none=True)
@@ -203,31 +200,31 @@ class ImageGeneration(TaskModule):
             return images
         return torch.where(torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5, images.flip(-1), images)
 
-    def evaluate(self, batch: Mapping[str, Tensor]) -> None:
+    def evaluate(self, batch: Mapping[str, Tensor]) -> Rows:
         """Generate as many images as there are real ones, of the same classes."""
         real, labels = batch["image"], batch["label"]
         noise = noise_of(batch["index"].to(labels.device), self.model.generator.latent_dim, seed=self.config.loop.seed)
         fake = self.model(noise, labels).float()
-        judged: dict[str, Tensor] = {}
+        kept = {"index": batch["index"], "real_thumbnails": thumbnails(real), "fake_thumbnails": thumbnails(fake)}
         if self.options.features is not None:
             if not self._judge:
                 self._judge.append(make_features(self.options.features))
                 self._judge[0].check(self.classes, self.data["channels"])
             features, logits = self._judge[0](fake)
-            judged = {
+            kept |= {
                 "real_features": self._judge[0](real)[0],
                 "fake_features": features,
                 "logits": logits,
                 "wanted": self._judge[0].wanted(labels),
             }
-        self.metrics.update(real_thumbnails=thumbnails(real), fake_thumbnails=thumbnails(fake), **judged)
+        return kept
 
-    def make_metrics(self) -> dict[str, Metric]:
+    @classmethod
+    def make_metrics(cls, config: TrainConfig, data: Mapping[str, Any]) -> dict[str, Metric]:
         """Distance of thumbnails; with `features` what the classifier says besides."""
-        chosen: dict[str, Metric] = {"thumbnail_fd": Kept(frechet_distance, "real_thumbnails", "fake_thumbnails")}
-        if self.options.features is not None:
-            chosen |= features_kind(self.options.features).make_metrics()
-        return chosen
+        names, judge = ("real_thumbnails", "fake_thumbnails"), config.options.features
+        distance = Metric.of_columns(frechet_distance, *names, higher_is_better=False)
+        return {"thumbnail_fd": distance, **({} if judge is None else features_kind(judge).make_metrics())}
 
     @torch.no_grad()
     def draw(self, folder: Path, step: int) -> None:

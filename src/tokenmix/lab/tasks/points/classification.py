@@ -12,7 +12,7 @@ from tokenmix.lab.tasks.classes import ClassTask, likeliest, told
 from tokenmix.lab.tasks.points.output import cloud_image
 from tokenmix.lab.tasks.points.task import PointTask
 from tokenmix.lab.train.distillation import DistillingTask
-from tokenmix.lab.train.metrics import Metric
+from tokenmix.lab.train.metrics import Rows
 from tokenmix.lab.train.programs import PlainSamples, Shown
 from tokenmix.lab.train.task import IndexedData, TaskData
 
@@ -48,14 +48,10 @@ class PointClassification(PointTask, ClassTask):
                 f"{teacher.data['features']}"
             )
 
-    def evaluate(self, batch: Mapping[str, Tensor]) -> None:
+    def evaluate(self, batch: Mapping[str, Tensor]) -> Rows:
         """The votes on each cloud against its class."""
         points, mask = self.inputs(batch)
-        self.judge(self.vote(lambda cloud: self.model(cloud, mask), points), batch["label"], batch["index"])
-
-    def make_metrics(self) -> dict[str, Metric]:
-        """Those of classes."""
-        return self.class_metrics()
+        return self.judged(self.vote(lambda cloud: self.model(cloud, mask), points), batch["label"], batch["index"])
 
     def plain_samples(self, data: IndexedData, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
         """Of each cloud how far its points are from the centre and from the axes: ten quantiles of each."""

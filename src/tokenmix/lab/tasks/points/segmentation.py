@@ -1,6 +1,7 @@
 """Point segmentation: the part that each point of a cloud of known category belongs to."""
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -13,8 +14,7 @@ from tokenmix.lab.tasks.points.data import NO_PART, Cloud, write_ply
 from tokenmix.lab.tasks.points.output import cloud_image, colors_of, draw_cloud
 from tokenmix.lab.tasks.points.task import PointTask
 from tokenmix.lab.train.config import TrainConfig
-from tokenmix.lab.train.metrics import ClassCounts, CrossEntropy, Metric, Sums, accuracy_of, class_counts, iou_of
-from tokenmix.lab.train.predictions import SampledMetric, quotient
+from tokenmix.lab.train.metrics import Metric, Rows, accuracy_of, class_counts, iou_of, quotient
 from tokenmix.lab.train.programs import Shown
 from tokenmix.ops.points import nearest_neighbours
 
@@ -34,28 +34,6 @@ def cloud_iou(answered: Tensor, part: Tensor, label: Tensor, allowed: Tensor) ->
     return (each * allowed[label]).sum(1) / allowed[label].sum(1)
 
 
-class CategoryIoU(Sums):
-    """The mean IoU over all clouds, over the means of the categories that occur, and that of each category."""
-
-    higher_is_better = True
-    names = ("instance_miou", "category_miou", "iou_by_category")
-
-    def __init__(self, num_categories: int) -> None:
-        super().__init__(2, num_categories)
-
-    def update(self, iou: Tensor, label: Tensor) -> None:
-        """Add clouds: what `cloud_iou` gives, and their categories."""
-        empty = iou.new_zeros(self.shape[1])
-        self.add(torch.stack([empty.index_add(0, label, values) for values in (iou, torch.ones_like(iou))]))
-
-    def compute(self) -> dict[str, Tensor]:
-        """All three; -1 for a category without clouds."""
-        total, clouds = self.total()
-        means = total / clouds
-        values = (total.sum() / clouds.sum(), means.nanmean(), means.nan_to_num(-1.0))
-        return dict(zip(self.names, values, strict=True))
-
-
 class PointSegmentation(PointTask):
     """A part for each point, by cross-entropy over all parts; predictions are among those of the cloud's category.
 
@@ -64,8 +42,6 @@ class PointSegmentation(PointTask):
     """
 
     monitor: str = "instance_miou"
-    mode: Literal["max", "min"] = "max"
-    tables: ClassVar[frozenset[str]] = frozenset({"iou_by_category", "iou_by_part"})
     want: ClassVar[Literal["class", "parts"]] = "parts"
     usual_points: ClassVar[int] = 2048
     writes: ClassVar[bool] = True
@@ -94,59 +70,44 @@ class PointSegmentation(PointTask):
         """Points, padding left out."""
         return int((batch["part"] != NO_PART).sum())
 
-    def evaluate(self, batch: Mapping[str, Tensor]) -> None:
+    def evaluate(self, batch: Mapping[str, Tensor]) -> Rows:
         """The votes on each point, among the parts of its category, against its part."""
         points, mask = self.inputs(batch)
         self._check_parts(batch)
-        label, part, real = batch["label"], batch["part"], batch["part"] != NO_PART
-        scores = self.vote(lambda cloud: self.model(cloud, label, mask), points)
-        among = self._among(scores, label)
-        answered = among.argmax(-1)
+        label, part = batch["label"], batch["part"]
         allowed: Tensor = self.allowed  # type: ignore[assignment]
-        iou = cloud_iou(answered, part, label, allowed)
-        self.metrics["clouds"].update(iou, label)
-        self.metrics["parts"].update(answered, part)
-        self.metrics["loss"].update(scores[real], part[real])
-        if self.kept is not None:
-            entropy = F.cross_entropy(scores.transpose(1, 2), part, ignore_index=NO_PART, reduction="none").sum(1)
-            counts = class_counts(answered, part, allowed.shape[1], NO_PART)
-            self.keep(index=batch["index"], label=label.short(), iou=iou, counts=counts.int(), loss=entropy)
+        scores = self.vote(lambda cloud: self.model(cloud, label, mask), points)
+        answered = self._among(scores, label).argmax(-1)
+        return {
+            "index": batch["index"],
+            "label": label.short(),
+            "iou": cloud_iou(answered, part, label, allowed),
+            "counts": class_counts(answered, part, allowed.shape[1], NO_PART).int(),
+            "loss": F.cross_entropy(scores.transpose(1, 2), part, ignore_index=NO_PART, reduction="none").sum(1),
+        }
 
     @classmethod
-    def sampled_metric(
-        cls, predictions: Mapping[str, Tensor], metric: str, data: Mapping[str, Any]
-    ) -> SampledMetric | None:
-        """Each number of `make_metrics`."""
-        index, iou, label = predictions["index"], predictions["iou"].double(), predictions["label"].long()
-        counts = predictions["counts"].double()
-        if metric == "instance_miou":
-            return SampledMetric.mean(index, iou)
-        points, kinds = counts[:, 1].sum(1), F.one_hot(label, len(data["classes"])).double()
+    def make_metrics(cls, config: TrainConfig, data: Mapping[str, Any]) -> dict[str, Metric]:
+        """Mean IoU over clouds, categories and parts, accuracy of points, loss; IoU of each category and part, -1 where
+        it is nowhere.
+        """
 
-        def category_miou(sums: Tensor) -> Tensor:
-            total, clouds = sums.chunk(2, 1)
-            return (total / clouds).nanmean(1)
+        def by_category(rows: Rows) -> Tensor:
+            kinds = F.one_hot(rows["label"].long(), len(data["classes"])).double()
+            return torch.stack([kinds * rows["iou"].double()[:, None], kinds], 1)
 
-        functions = {
-            "category_miou": (torch.cat([kinds * iou[:, None], kinds], 1), category_miou),
-            "part_miou": (counts.flatten(1), lambda sums: iou_of(sums.unflatten(1, (3, -1))).nanmean(1)),
-            "accuracy": (torch.stack([counts[:, 0].sum(1), points], 1), quotient),
-            "loss": (torch.stack([predictions["loss"].double(), points], 1), quotient),
-        }
-        return SampledMetric.of_sums(index, *functions[metric]) if metric in functions else None
+        def losses(rows: Rows) -> Tensor:
+            return torch.stack([rows["loss"].double(), rows["counts"][:, 1].sum(1).double()], 1)
 
-    def make_metrics(self) -> dict[str, Metric]:
-        """Mean IoU over clouds, categories and parts, accuracy of points, loss; IoU of each category and part."""
-        measures = {
-            "part_miou": lambda counts: iou_of(counts).nanmean(-1),
-            "accuracy": accuracy_of,
-            # -1 stands for a part that is nowhere.
-            "iou_by_part": lambda counts: iou_of(counts).nan_to_num(-1.0),
-        }
+        counts = itemgetter("counts")
         return {
-            "clouds": CategoryIoU(len(self.data["classes"])),
-            "parts": ClassCounts(len(self.data["part_names"]), measures, NO_PART),
-            "loss": CrossEntropy(),
+            "instance_miou": Metric.mean(itemgetter("iou")),
+            "category_miou": Metric.of_sums(lambda sums: quotient(sums).nanmean(-1), by_category),
+            "iou_by_category": Metric.of_sums(quotient, by_category, names=(), undefined=-1.0),
+            "part_miou": Metric.of_sums(lambda sums: iou_of(sums).nanmean(-1), counts),
+            "accuracy": Metric.of_sums(accuracy_of, counts),
+            "iou_by_part": Metric.of_sums(iou_of, counts, names=(), undefined=-1.0),
+            "loss": Metric.of_sums(quotient, losses, higher_is_better=False),
         }
 
     @torch.no_grad()

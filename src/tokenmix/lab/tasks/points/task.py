@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from tokenmix.errors import UserError
 from tokenmix.lab.data.indexed import balanced_order, hold_out, spread
 from tokenmix.lab.tasks.classes import class_counts
-from tokenmix.lab.tasks.fitting import check_model, check_own, task_of_model
-from tokenmix.lab.tasks.points.data import Cloud, CloudSamples, PointData, load_points, read_points
+from tokenmix.lab.tasks.points.data import Cloud, CloudSamples, load_points, read_points
 from tokenmix.lab.tasks.points.data.cloud import unit_ball
 from tokenmix.lab.tasks.points.data.samples import point_features, scale_axes
 from tokenmix.lab.tasks.points.options import CloudOptions
@@ -23,13 +22,7 @@ from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.task import IndexedData, TaskModule, check_names
 from tokenmix.layers.base import count_parameters
 from tokenmix.models.registry import create_model, create_on_meta
-
-FROM_DATA = {
-    "num_classes": "--data",
-    "num_parts": "--data",
-    "num_categories": "--data",
-    "in_chans": "--features xyz",
-}
+from tokenmix.registry import MODELS
 
 
 class PointTask(TaskModule):
@@ -43,6 +36,10 @@ class PointTask(TaskModule):
     options: CloudOptions
     want: ClassVar[Literal["class", "parts"]]
     usual_points: ClassVar[int]
+    set_elsewhere: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("num_classes", "num_parts", "num_categories"), "--data"),
+        "in_chans": "--features xyz",
+    }
 
     @classmethod
     def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> IndexedData:
@@ -54,8 +51,18 @@ class PointTask(TaskModule):
                 f"{config.data.data!r} has only the class {data.classes[0]!r}; there is nothing to classify"
             )
         if like is not None:
-            _check_like(config.data.data, data, like)
-        features = _features(options.features, data) if like is None else like["features"]
+            check_names(config.data.data, data.classes, like["classes"])
+            check_names(config.data.data, data.part_names, like["part_names"], "parts")
+        features = options.features if like is None else like["features"]
+        if features == "auto":
+            features = "xyz+normals" if data.has_normals else "xyz"
+        elif features == "xyz+normals" and not data.has_normals:
+            told = (
+                "give --features xyz"
+                if like is None
+                else "and the run was trained with them; add them, or give other data"
+            )
+            raise UserError(f"{config.data.data!r} has clouds without normals; {told}")
         shared: dict[str, Any] = {
             "want": cls.want,
             "features": features,
@@ -87,7 +94,6 @@ class PointTask(TaskModule):
     @classmethod
     def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
         """The model of that name for points as wide as the data's."""
-        check_own(config.model.model_kwargs, FROM_DATA)
         width = 3 if data["features"] == "xyz" else 6
         settings: dict[str, Any] = {**cls.answers(data), **config.model.model_kwargs}
         return create_model(config.model.model, in_chans=width, **settings)
@@ -99,8 +105,8 @@ class PointTask(TaskModule):
 
     @classmethod
     def check(cls, config: TrainConfig, batch_size: int) -> None:
-        """The model's name and the batch size, before any data is fetched."""
-        check_model(config.task, config.model.model)
+        """Also the batch size."""
+        super().check(config, batch_size)
         if batch_size < 2:
             raise UserError("BatchNorm needs at least two clouds in training; give --batch-size 2 or more")
 
@@ -117,7 +123,7 @@ class PointTask(TaskModule):
         model: Any = create_on_meta(name, **model_kwargs)
         return {
             "model": name,
-            "task": task_of_model(name),
+            "task": ", ".join(MODELS[name].tasks),
             "mixer": model.mixer_name,
             "points": n,
             "tokens": model.trunk.embedding.num_tokens(n),
@@ -174,20 +180,3 @@ def predict_with_tta(answer: Callable[[Tensor], Tensor], points: Tensor, votes: 
     factors = [np.ones(3), *rng.uniform(1 / scale, scale, (votes - 1, 3))]
     each = [answer(scale_axes(points, torch.from_numpy(one).to(points))).float().softmax(-1) for one in factors]
     return torch.stack(each).mean(0).clamp_min(torch.finfo(torch.float32).tiny).log()
-
-
-def _features(wanted: str, data: PointData) -> str:
-    if wanted == "auto":
-        return "xyz+normals" if data.has_normals else "xyz"
-    if wanted == "xyz+normals" and not data.has_normals:
-        raise UserError(f"{data.spec!r} has clouds without normals; give --features xyz")
-    return wanted
-
-
-def _check_like(spec: str, data: PointData, like: Mapping[str, Any]) -> None:
-    check_names(spec, data.classes, like["classes"])
-    check_names(spec, data.part_names, like["part_names"], "parts")
-    if like["features"] != "xyz" and not data.has_normals:
-        raise UserError(
-            f"{spec!r} has clouds without normals, but the run was trained with them; add them, or give other data"
-        )

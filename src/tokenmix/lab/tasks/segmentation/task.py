@@ -1,8 +1,9 @@
 """Semantic segmentation: a class for each pixel; cross-entropy, mean intersection over union."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from math import isnan
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -17,7 +18,6 @@ from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.images import read_image
 from tokenmix.lab.data.indexed import spread
 from tokenmix.lab.data.scenes import PixelAugment, PixelSamples, SceneData, hold_out_scenes, load_scenes, repeated
-from tokenmix.lab.tasks.fitting import check_model_name, check_own
 from tokenmix.lab.tasks.images import (
     ImageTask,
     both_sides,
@@ -29,9 +29,9 @@ from tokenmix.lab.tasks.images import (
 from tokenmix.lab.tasks.segmentation.inference import Tile, all_rows, as_segmenter, own_rows, pixel_logits, tiles
 from tokenmix.lab.tasks.segmentation.options import SegmentationOptions
 from tokenmix.lab.tasks.segmentation.output import shares, veiled, write_answer
-from tokenmix.lab.train.config import OptimConfig, TrainConfig
-from tokenmix.lab.train.metrics import ClassCounts, CrossEntropy, Metric, accuracy_of, class_counts, iou_of
-from tokenmix.lab.train.predictions import SampledMetric, quotient
+from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.metrics import Metric, Rows, accuracy_of, class_counts, iou_of, quotient
+from tokenmix.lab.train.predictions import joined
 from tokenmix.lab.train.programs import PlainSamples, Shown, View
 from tokenmix.lab.train.task import IndexedData, check_names
 from tokenmix.layers.base import Mixer
@@ -88,15 +88,7 @@ def _of_all(own: Tensor) -> Tensor:
     return total + dist.get_world_size() * (own - own.detach())
 
 
-FROM_DATA = {"num_classes": "--data", "img_size": "--crop"}
 MOST_CLASSES = 256
-PIXELS: dict[str, Callable[[Tensor], Tensor]] = {
-    "accuracy": accuracy_of,
-    "miou": lambda counts: iou_of(counts).nanmean(-1),
-    # JSON has no nan for a class that never occurs.
-    "class_iou": lambda counts: iou_of(counts).nan_to_num(-1.0),
-}
-"""What is measured of the pixels that are not ignored."""
 
 
 class PixelData(IndexedData):
@@ -154,9 +146,8 @@ class SemanticSegmentation(ImageTask):
     """
 
     monitor: str = "miou"
-    mode: Literal["max", "min"] = "max"
-    tables: ClassVar[frozenset[str]] = frozenset({"class_iou"})
     options: SegmentationOptions
+    set_elsewhere: ClassVar[Mapping[str, str]] = {"num_classes": "--data", "img_size": "--crop"}
     writes: ClassVar[bool] = True
     baselines: ClassVar[tuple[str, ...]] = ("majority",)
 
@@ -179,7 +170,6 @@ class SemanticSegmentation(ImageTask):
     @classmethod
     def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
         """The segmenter of that name, with the data's classes, built for its crops."""
-        check_own(config.model.model_kwargs, FROM_DATA)
         given: dict[str, Any] = {"num_classes": len(data["classes"]), "img_size": tuple(data["img_size"])}
         given |= config.model.model_kwargs
         if is_foreign(config.model.model):
@@ -187,11 +177,6 @@ class SemanticSegmentation(ImageTask):
         model: Any = create_model(config.model.model, **given)
         # Convolutions of a CPU and of half precision on a GPU are faster with the channels last.
         return model if model.fixed_size else model.to(memory_format=torch.channels_last)
-
-    @classmethod
-    def check(cls, config: TrainConfig, batch_size: int) -> None:
-        """The model's name, before any data is fetched."""
-        check_model_name(config.task, config.model.model)
 
     @classmethod
     def view(cls, model: nn.Module, file: Path, data: Mapping[str, Any]) -> View:
@@ -233,13 +218,14 @@ class SemanticSegmentation(ImageTask):
         """Pixels that are not ignored, in the rows of this process."""
         return int((own_rows(self.segmenter, batch["classes"], 1) != self.data["ignore"]).sum())
 
-    def evaluate(self, batch: Mapping[str, Any]) -> None:
+    def evaluate(self, batch: Mapping[str, Any]) -> Rows:
         """Logits of whole images, as the options look at them, against their classes."""
-        images, model = batch["image"], self.segmenter
+        images, model, parts = batch["image"], self.segmenter, []
         for tile in self._tiles(tuple(images.shape[2:])):
             logits = pixel_logits(model, images[..., *tile.seen], self.options)
             classes = own_rows(model, batch["classes"][..., *tile.kept], 1)
-            self._judge(logits[..., *tile.inner], classes, batch["index"])
+            parts.append(self.judged(logits[..., *tile.inner], classes, batch["index"]))
+        return joined(parts)
 
     def _tiles(self, size: tuple[int, int]) -> list[Tile]:
         """Those of an image; the whole of one that several processes share, since they split it for that."""
@@ -248,38 +234,32 @@ class SemanticSegmentation(ImageTask):
         whole = slice(0, size[0]), slice(0, size[1])
         return [Tile(whole, whole)]
 
-    def _judge(self, logits: Tensor, classes: Tensor, index: Tensor) -> None:
-        """Count the pixels of images, or of parts of them, and keep the counts of each."""
-        self.metrics.update(logits, classes)
-        if self.kept is not None:
-            ignore = int(self.data["ignore"])
-            entropy = F.cross_entropy(logits.float(), classes, ignore_index=ignore, reduction="none").sum((1, 2))
-            counts = class_counts(logits.argmax(1), classes, len(self.data["classes"]), ignore)
-            self.keep(index=index, counts=counts.int(), loss=entropy)
+    def judged(self, logits: Tensor, targets: Tensor, index: Tensor) -> Rows:
+        """The counts of the pixels of images, or of parts of them, and the sums of their cross-entropies."""
+        ignore = int(self.data["ignore"])
+        # Image by image: without a reduction the loss takes three times as long.
+        each = zip(logits.float().split(1), targets.split(1))
+        loss = [F.cross_entropy(*one, ignore_index=ignore, reduction="sum") for one in each]
+        counts = class_counts(logits.argmax(1), targets, len(self.data["classes"]), ignore)
+        return {"index": index, "counts": counts.int(), "loss": torch.stack(loss)}
 
     @classmethod
-    def sampled_metric(
-        cls, predictions: Mapping[str, Tensor], metric: str, data: Mapping[str, Any]
-    ) -> SampledMetric | None:
-        """Mean IoU, pixel accuracy and loss of images."""
-        index, counts = predictions["index"], predictions["counts"].double()
-        pixels = counts[:, 1].sum(1, keepdim=True)
-        values = {
-            "miou": (counts.flatten(1), lambda sums: PIXELS["miou"](sums.unflatten(1, (3, -1)))),
-            "accuracy": (torch.cat([counts[:, 0].sum(1, keepdim=True), pixels], 1), quotient),
-            "loss": (torch.cat([predictions["loss"].double()[:, None], pixels], 1), quotient),
-        }
-        return SampledMetric.of_sums(index, *values[metric]) if metric in values else None
+    def make_metrics(cls, config: TrainConfig, data: Mapping[str, Any]) -> dict[str, Metric]:
+        """Pixel accuracy, mean IoU and that of each class, -1 for one that never occurs; loss."""
 
-    def make_metrics(self) -> dict[str, Metric]:
-        """Mean IoU, pixel accuracy, loss, and the IoU of each class."""
-        ignore = int(self.data["ignore"])
-        return {"pixels": ClassCounts(len(self.data["classes"]), PIXELS, ignore), "loss": CrossEntropy(ignore)}
+        def losses(rows: Rows) -> Tensor:
+            return torch.stack([rows["loss"].double(), rows["counts"][:, 1].sum(1).double()], 1)
+
+        return {
+            "accuracy": Metric.of_sums(accuracy_of, itemgetter("counts")),
+            "miou": Metric.of_sums(lambda sums: iou_of(sums).nanmean(-1), itemgetter("counts")),
+            "class_iou": Metric.of_sums(iou_of, itemgetter("counts"), names=data["classes"], undefined=-1.0),
+            "loss": Metric.of_sums(quotient, losses, higher_is_better=False),
+        }
 
     def on_validation_epoch_end(self) -> None:
-        """Keep the metrics as plain values, those of the classes by name; `UserError` if no pixel counted."""
+        """As of every task; `UserError` if no pixel counted."""
         super().on_validation_epoch_end()
-        self.name_classes("class_iou")
         if isnan(self.results["miou"]):
             raise UserError(
                 f"every pixel of the test images of {self.config.data.data!r} has the ignored class "
@@ -290,7 +270,14 @@ class SemanticSegmentation(ImageTask):
         """As for every task, with a rate of its own for biases if asked for."""
         if self.options.bias_lr == 1.0:
             return super().parameter_groups()
-        return _groups(self.model, self.config.optim, self.options.bias_lr)
+        optim, named = self.config.optim, [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+        biases = [p for name, p in named if name.endswith("bias") and p.dim() == 1]
+        norms = [p for name, p in named if not name.endswith("bias") and p.dim() <= 1]
+        return [
+            {"params": [p for _, p in named if p.dim() > 1], "weight_decay": optim.weight_decay},
+            {"params": norms, "weight_decay": 0.0},
+            {"params": biases, "weight_decay": 0.0, "lr": self.options.bias_lr * optim.lr},
+        ]
 
     def plain_samples(self, data: PixelData, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
         """The classes of the pixels."""
@@ -361,16 +348,3 @@ def _check_learnable(data: SceneData, crops: int, limit: int | None) -> None:
         f"the training images of {data.spec} show no class but {data.classes[shown.pop()]!r}; their pixels of "
         f"{data.ignore} are ignored"
     )
-
-
-def _groups(model: nn.Module, optim: OptimConfig, bias_lr: float) -> list[dict[str, Any]]:
-    """Weights with decay, norms and biases without, biases at a rate of their own."""
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    biases = [p for name, p in named if name.endswith("bias") and p.dim() == 1]
-    norms = [p for name, p in named if not name.endswith("bias") and p.dim() <= 1]
-    weights = [p for _, p in named if p.dim() > 1]
-    return [
-        {"params": weights, "weight_decay": optim.weight_decay},
-        {"params": norms, "weight_decay": 0.0},
-        {"params": biases, "weight_decay": 0.0, "lr": bias_lr * optim.lr},
-    ]

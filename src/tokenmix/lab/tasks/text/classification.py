@@ -16,7 +16,6 @@ from tokenmix.lab.tasks.text.data.sequences import EncodedText
 from tokenmix.lab.tasks.text.encoding import tokenizing
 from tokenmix.lab.tasks.text.task import (
     DistillingTextTask,
-    Sentence,
     TextData,
     hub_form,
     inputs_of,
@@ -26,7 +25,6 @@ from tokenmix.lab.tasks.text.task import (
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.metrics import Metric, Rows
-from tokenmix.lab.train.predictions import SampledMetric
 from tokenmix.lab.train.programs import HubForm, PlainSamples, Shown
 from tokenmix.lab.train.task import TaskData, check_names
 from tokenmix.text.heads import GMLPForSequenceClassification
@@ -113,15 +111,12 @@ class TextClassification(DistillingTextTask, ClassTask):
             )
         super().check_teacher(teacher, data)
 
-    def evaluate(self, batch: Mapping[str, Tensor]) -> None:
-        """Logits of the batch against its labels."""
+    def evaluate(self, batch: Mapping[str, Tensor]) -> Rows:
+        """Logits of each text against its label, or the number that is predicted against that which is true."""
         logits = self.model(**inputs_of(batch)).logits.float()
         if self.classes:
-            self.judge(logits, batch["labels"], batch["index"])
-            return
-        self.metrics.update(logits[:, 0], batch["labels"])
-        if self.kept is not None:
-            self.keep(index=batch["index"], value=logits[:, 0], label=batch["labels"])
+            return self.judged(logits, batch["labels"], batch["index"])
+        return {"index": batch["index"], "value": logits[:, 0], "label": batch["labels"]}
 
     def usual_monitor(self) -> str:
         """The first of the data's own metrics, as GLUE names them."""
@@ -130,26 +125,14 @@ class TextClassification(DistillingTextTask, ClassTask):
         return super().usual_monitor() if self.data["classes"] else "pearson"
 
     @classmethod
-    def sampled_metric(
-        cls, predictions: Mapping[str, Tensor], metric: str, data: Mapping[str, Any]
-    ) -> SampledMetric | None:
-        """As of every task with classes; of numbers Pearson's correlation."""
-        if data["classes"]:
-            return super().sampled_metric(predictions, metric, data)
-        if metric != "pearson":
-            return None
-        x, y = (values - values.mean() for values in (predictions["value"].double(), predictions["label"].double()))
-
-        def pearson(sums: Tensor) -> Tensor:
-            n, x, y, xx, yy, xy = sums.unbind(1)
-            return (n * xy - x * y) / ((n * xx - x**2) * (n * yy - y**2)).sqrt()
-
-        columns = torch.stack([torch.ones_like(x), x, y, x * x, y * y, x * y], 1)
-        return SampledMetric.of_sums(predictions["index"], columns, pearson)
-
-    def make_metrics(self) -> dict[str, Metric]:
+    def make_metrics(cls, config: TrainConfig, data: Mapping[str, Any]) -> dict[str, Metric]:
         """Those of classes; of numbers Pearson's and Spearman's correlation."""
-        return self.class_metrics() if self.data["classes"] else {"correlation": Correlation()}
+        if data["classes"]:
+            return super().make_metrics(config, data)
+        return {
+            "pearson": Metric.of_sums(pearson, moments),
+            "spearman": Metric.of_columns(spearman, "value", "label"),
+        }
 
     def plain_samples(self, data: TextData, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
         """The texts, as the tokenizer writes their tokens."""
@@ -175,7 +158,11 @@ class TextClassification(DistillingTextTask, ClassTask):
         tokenizer: Any = self.tokenizer()
         answers = []
         for sentence in read_sentences(inputs):
-            parts = _parts(sentence, bool(self.data["pairs"]))
+            parts = [part.strip() for part in sentence.text.split("\t")] if self.data["pairs"] else [sentence.text]
+            if self.data["pairs"] and len(parts) != 2:
+                raise UserError(
+                    f"{sentence.where}: the run was trained on pairs; give two texts with a tab between them"
+                )
             longest = int(self.data["seq_len"])
             with tokenizing(f"the run's tokenizer cannot read {sentence.where}"):
                 encoded: Any = tokenizer(parts[0], *parts[1:], truncation=True, max_length=longest, return_tensors="pt")
@@ -185,33 +172,24 @@ class TextClassification(DistillingTextTask, ClassTask):
         return answers
 
 
-class Correlation(Rows):
-    """Pearson's correlation of the numbers predicted and true, and Spearman's, that of their ranks."""
+def moments(rows: Rows) -> Tensor:
+    """One, x, y, x^2, y^2 and xy of each sample, of numbers predicted and true about their means."""
+    x, y = (values - values.mean() for values in (rows["value"].double(), rows["label"].double()))
+    return torch.stack([torch.ones_like(x), x, y, x * x, y * y, x * y], 1)
 
-    higher_is_better = True
-    names = ("pearson", "spearman")
 
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add a batch of numbers (B,)."""
-        self.keep(preds, target)
+def pearson(sums: Tensor) -> Tensor:
+    """Pearson's correlation from sums (R, 6) of `moments`."""
+    n, x, y, xx, yy, xy = sums.unbind(1)
+    return (n * xy - x * y) / ((n * xx - x**2) * (n * yy - y**2)).sqrt()
 
-    def compute(self) -> dict[str, Tensor]:
-        """Both so far."""
-        columns = [column.double() for column in self.columns()]
-        return {
-            "pearson": torch.stack(columns).corrcoef()[0, 1],
-            "spearman": torch.stack([_ranks(column) for column in columns]).corrcoef()[0, 1],
-        }
+
+def spearman(predicted: Tensor, true: Tensor) -> Tensor:
+    """Spearman's correlation, that of the ranks."""
+    return torch.stack([_ranks(predicted), _ranks(true)]).corrcoef()[0, 1]
 
 
 def _ranks(values: Tensor) -> Tensor:
     """The rank of each value; equal ones have their mean rank."""
     _, place, counts = values.unique(return_inverse=True, return_counts=True)
     return (counts.cumsum(0) - (counts - 1) / 2)[place].double()
-
-
-def _parts(sentence: Sentence, pairs: bool) -> list[str]:
-    parts = [part.strip() for part in sentence.text.split("\t")] if pairs else [sentence.text]
-    if pairs and len(parts) != 2:
-        raise UserError(f"{sentence.where}: the run was trained on pairs; give two texts with a tab between them")
-    return parts

@@ -1,6 +1,6 @@
 """Masked-language modelling: the words after [MASK], perplexity at masked positions."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -14,7 +14,6 @@ from tokenmix.lab.tasks.text.data import PackedText, load_text, tokenized
 from tokenmix.lab.tasks.text.encoding import tokenizing
 from tokenmix.lab.tasks.text.task import (
     DistillingTextTask,
-    Sentence,
     TextData,
     hub_form,
     inputs_of,
@@ -22,8 +21,8 @@ from tokenmix.lab.tasks.text.task import (
     tokenizer_for,
 )
 from tokenmix.lab.train.config import TrainConfig
-from tokenmix.lab.train.metrics import Accuracy, CrossEntropy, Metric, Perplexity
-from tokenmix.lab.train.predictions import SampledMetric, quotient
+from tokenmix.lab.train.metrics import Metric, Rows, quotient
+from tokenmix.lab.train.predictions import joined
 from tokenmix.lab.train.programs import HubForm, PlainSamples, Shown
 from tokenmix.text.heads import NO_LABEL, GMLPForMaskedLM
 
@@ -37,7 +36,6 @@ class MaskedLM(DistillingTextTask):
     """
 
     monitor: str = "perplexity"
-    mode: Literal["max", "min"] = "min"
     baselines: ClassVar[tuple[str, ...]] = ("unigram",)
     hub: ClassVar[HubForm | None] = hub_form("fill-mask", "AutoModelForMaskedLM")
     network: ClassVar[type[Any]] = GMLPForMaskedLM
@@ -81,36 +79,34 @@ class MaskedLM(DistillingTextTask):
         """Masked positions."""
         return int((batch["labels"] != NO_LABEL).sum())
 
-    def evaluate(self, batch: Mapping[str, Tensor]) -> None:
-        """Logits at the masked positions against the original tokens."""
-        labels = batch["labels"][batch["labels"] != NO_LABEL]
-        if not len(labels):
-            return
-        logits = self.model(**inputs_of(batch)).logits.float()
-        self.metrics.update(logits, labels)
-        if self.kept is not None:
-            rows = (batch["labels"] != NO_LABEL).nonzero()[:, 0]
-            entropy = F.cross_entropy(logits, labels, reduction="none")
-            values = torch.stack([entropy, (logits.argmax(-1) == labels).float(), torch.ones_like(entropy)], 1)
-            sums = values.new_zeros(len(batch["index"]), 3).index_add_(0, rows, values)
-            self.keep(index=batch["index"], loss=sums[:, 0], right=sums[:, 1].short(), masked=sums[:, 2].short())
+    def evaluate(self, batch: Mapping[str, Tensor]) -> Rows:
+        """Logits at the masked positions of each sequence against the original tokens."""
+        index, hidden = batch["index"], batch["labels"] != NO_LABEL
+        # A sequence without masked positions has a row too.
+        nothing = torch.zeros(len(index), dtype=torch.int16)
+        parts: list[Rows] = [{"index": index, "loss": nothing, "right": nothing, "masked": nothing}]
+        if hidden.any():
+            logits, sequence = self.model(**inputs_of(batch)).logits.float(), hidden.nonzero()[:, 0]
+            parts.append(self.judged(logits, batch["labels"][hidden], index.to(sequence.device)[sequence]))
+        return joined(parts)
+
+    def judged(self, logits: Tensor, targets: Tensor, index: Tensor) -> Rows:
+        """Of each masked position; rows of one sequence are added up."""
+        entropy, right = F.cross_entropy(logits, targets, reduction="none"), logits.argmax(-1) == targets
+        return {"index": index, "loss": entropy, "right": right.short(), "masked": torch.ones_like(right).short()}
 
     @classmethod
-    def sampled_metric(
-        cls, predictions: Mapping[str, Tensor], metric: str, data: Mapping[str, Any]
-    ) -> SampledMetric | None:
-        """Loss, perplexity and accuracy of sequences."""
-        names = {"loss": "loss", "perplexity": "loss", "accuracy": "right"}
-        if metric not in names:
-            return None
-        sums = torch.stack([predictions[names[metric]].double(), predictions["masked"].double()], 1)
-        if metric == "perplexity":
-            return SampledMetric.of_sums(predictions["index"], sums, lambda total: quotient(total).exp())
-        return SampledMetric.of_sums(predictions["index"], sums, quotient)
-
-    def make_metrics(self) -> dict[str, Metric]:
+    def make_metrics(cls, config: TrainConfig, data: Mapping[str, Any]) -> dict[str, Metric]:
         """Loss, perplexity and accuracy at the masked positions of the held-out text."""
-        return {"loss": CrossEntropy(), "perplexity": Perplexity(), "accuracy": Accuracy()}
+
+        def of_masked(name: str) -> Callable[[Rows], Tensor]:
+            return lambda rows: torch.stack([rows[name].double(), rows["masked"].double()], 1)
+
+        return {
+            "loss": Metric.of_sums(quotient, of_masked("loss"), higher_is_better=False),
+            "perplexity": Metric.of_sums(lambda sums: quotient(sums).exp(), of_masked("loss"), higher_is_better=False),
+            "accuracy": Metric.of_sums(quotient, of_masked("right")),
+        }
 
     def macs(self) -> int:
         """Multiply-adds of one sequence, with the head at as many positions as are masked on average."""
@@ -148,14 +144,25 @@ class MaskedLM(DistillingTextTask):
         tokenizer: Any = self.tokenizer()
         answers = []
         for sentence in read_sentences(inputs):
-            ids = self._encode(sentence, tokenizer).to(self.device)
+            text, longest = sentence.text, int(self.data["seq_len"])
+            shown = repr(text if len(text) <= 60 else f"{text[:57]}...")
+            with tokenizing(f"the run's tokenizer cannot read {sentence.where}"):
+                ids = tokenizer(text, return_tensors="pt")["input_ids"].to(self.device)
+            if not (ids == tokenizer.mask_token_id).any():
+                raise UserError(
+                    f"{sentence.where}: no {tokenizer.mask_token} in {shown}; write it where a word should be predicted"
+                )
+            if ids.shape[1] > longest:
+                raise UserError(
+                    f"{sentence.where}: {shown} has {ids.shape[1]} tokens and the model takes {longest}; cut it"
+                )
             places = torch.nonzero(ids[0] == tokenizer.mask_token_id)[:, 0]
             probabilities = self.model(input_ids=ids).logits[0, places].float().softmax(-1)
             best, which = probabilities.topk(BEST)
             filled = ids[0].clone()
             filled[places] = which[:, 0]
             with tokenizing("the run's tokenizer cannot write its pieces as text"):
-                text = tokenizer.decode(filled, skip_special_tokens=True)
+                whole = tokenizer.decode(filled, skip_special_tokens=True)
                 pieces = [[str(tokenizer.decode([token])).strip() for token in tokens] for tokens in which.tolist()]
             for i, (values, words) in enumerate(zip(best.tolist(), pieces), 1):
                 top: dict[str, float] = {}
@@ -163,30 +170,6 @@ class MaskedLM(DistillingTextTask):
                     # With and without the space before it a piece reads the same: the more probable one stays.
                     top.setdefault(word, round(p, 6))
                 label, probability = next(iter(top.items()))
-                answers.append(
-                    {
-                        "text": sentence.text,
-                        "mask": i,
-                        "label": label,
-                        "probability": probability,
-                        "top": top,
-                        "filled": text,
-                    }
-                )
+                told = {"label": label, "probability": probability, "top": top, "filled": whole}
+                answers.append({"text": text, "mask": i, **told})
         return answers
-
-    def _encode(self, sentence: Sentence, tokenizer: Any) -> Tensor:
-        text = sentence.text
-        shown = repr(text if len(text) <= 60 else f"{text[:57]}...")
-        with tokenizing(f"the run's tokenizer cannot read {sentence.where}"):
-            ids = tokenizer(text, return_tensors="pt")["input_ids"]
-        if not (ids == tokenizer.mask_token_id).any():
-            raise UserError(
-                f"{sentence.where}: no {tokenizer.mask_token} in {shown}; write it where a word should be predicted"
-            )
-        longest = int(self.data["seq_len"])
-        if ids.shape[1] > longest:
-            raise UserError(
-                f"{sentence.where}: {shown} has {ids.shape[1]} tokens and the model takes {longest}; cut it"
-            )
-        return ids

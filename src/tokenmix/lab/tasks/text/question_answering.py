@@ -6,8 +6,9 @@ import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,14 +33,12 @@ from tokenmix.lab.tasks.text.task import (
     tokenizer_for,
 )
 from tokenmix.lab.train.config import TrainConfig
-from tokenmix.lab.train.metrics import Mean, Metric
-from tokenmix.lab.train.predictions import SampledMetric
+from tokenmix.lab.train.metrics import Metric, Rows
 from tokenmix.lab.train.programs import HubForm, Shown
 from tokenmix.text.heads import GMLPForQuestionAnswering
 
 AT_ONCE = 16
 BEST, LONGEST = 20, 30
-AGREEMENT = ("exact_match", "f1")
 
 
 class Span(NamedTuple):
@@ -78,7 +77,6 @@ class QuestionAnswering(TextTask):
     """
 
     monitor: str = "f1"
-    mode: Literal["max", "min"] = "max"
     hub: ClassVar[HubForm | None] = hub_form("question-answering", "AutoModelForQuestionAnswering")
     network: ClassVar[type[Any]] = GMLPForQuestionAnswering
 
@@ -106,23 +104,17 @@ class QuestionAnswering(TextTask):
         """The mean of both cross-entropies."""
         return self.model(**inputs_of(batch)).loss, {}
 
-    def evaluate(self, batch: Mapping[str, Any]) -> None:
+    def evaluate(self, batch: Mapping[str, Any]) -> Rows:
         """The best span of each question against the given answers."""
-        spans = self._spans(batch)
-        texts = [self._text(span, asked["context"]) for span, asked in zip(spans, batch["asked"])]
+        texts = [self._text(span, asked["context"]) for span, asked in zip(self._spans(batch), batch["asked"])]
         rows = [agreement(text, asked["answers"]) for text, asked in zip(texts, batch["asked"])]
-        values = dict(zip(AGREEMENT, torch.tensor(rows).view(-1, 2).unbind(1), strict=True))
-        for name, metric in self.metrics.items():
-            metric.update(values[name])
-        if self.kept is not None:
-            self.keep(index=batch["index"], **values)
+        exact, f1 = torch.tensor(rows).view(-1, 2).unbind(1)
+        return {"index": batch["index"], "exact_match": exact, "f1": f1}
 
     @classmethod
-    def sampled_metric(
-        cls, predictions: Mapping[str, Tensor], metric: str, data: Mapping[str, Any]
-    ) -> SampledMetric | None:
-        """Exact match and F1, means over the questions."""
-        return SampledMetric.mean(predictions["index"], predictions[metric]) if metric in AGREEMENT else None
+    def make_metrics(cls, config: TrainConfig, data: Mapping[str, Any]) -> dict[str, Metric]:
+        """Exact match and F1 of words, as SQuAD measures them."""
+        return {"exact_match": Metric.mean(itemgetter("exact_match")), "f1": Metric.mean(itemgetter("f1"))}
 
     @torch.no_grad()
     def show(self, batch: Mapping[str, Any]) -> list[Shown]:
@@ -132,10 +124,6 @@ class QuestionAnswering(TextTask):
             answer = self._text(span, asked["context"])
             found.append(Shown(asked["question"], next(iter(asked["answers"]), "") or "-", answer or "-"))
         return found
-
-    def make_metrics(self) -> dict[str, Metric]:
-        """Exact match and F1 of words, as SQuAD measures them."""
-        return {name: Mean() for name in AGREEMENT}
 
     @torch.no_grad()
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:

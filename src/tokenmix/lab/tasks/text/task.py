@@ -13,7 +13,6 @@ from tokenmix.errors import UserError
 from tokenmix.files import user_path
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.indexed import IndexedDataset
-from tokenmix.lab.tasks.fitting import check_model
 from tokenmix.lab.tasks.text.data import read_lines
 from tokenmix.lab.tasks.text.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from tokenmix.lab.train.checkpoint import read_weights
@@ -85,12 +84,6 @@ def _fitted(weights: dict[str, Tensor], own: dict[str, Tensor]) -> dict[str, Ten
 
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids", "labels", "start_positions", "end_positions")
-FROM_DATA = {
-    "vocab_size": "--tokenizer",
-    "pad_token_id": "--tokenizer",
-    "max_position_embeddings": "--seq-len",
-    "num_labels": "--data",
-}
 
 
 def hub_form(pipeline: str, auto: str) -> HubForm:
@@ -164,6 +157,12 @@ class TextTask(TaskModule):
     network: ClassVar[type[Any]]
     fields: ClassVar[Mapping[str, Any]] = {}
     looks_at: ClassVar[Literal["images", "text", "nothing"]] = "text"
+    set_elsewhere: ClassVar[Mapping[str, str]] = {
+        "vocab_size": "--tokenizer",
+        "pad_token_id": "--tokenizer",
+        "max_position_embeddings": "--seq-len",
+        "num_labels": "--data",
+    }
 
     @classmethod
     def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
@@ -182,11 +181,8 @@ class TextTask(TaskModule):
 
     @classmethod
     def check(cls, config: TrainConfig, batch_size: int) -> None:
-        """The model's name and its arguments, before any text is read."""
-        check_model(config.task, config.model.model)
-        for name, value in config.model.model_kwargs.items():
-            if name in FROM_DATA:
-                raise UserError(f"model argument {name}={value!r} is set by the data; use {FROM_DATA[name]}")
+        """Also the model's arguments."""
+        super().check(config, batch_size)
         create_config(config.model.model, **config.model.model_kwargs)
 
     @classmethod

@@ -7,7 +7,6 @@ import re
 import warnings
 import zipfile
 from array import array
-from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Literal
 
@@ -64,21 +63,17 @@ def read_points(
         points = columns["points"]
         numbers = points[np.isfinite(points).all(1)].astype(np.float64)
         columns = {**columns, "points": points - numbers.mean(0) if len(numbers) else points}
-    cloud = check_cloud(_cloud(columns, str(path)))
-    return sampled(cloud, num_points, seed) if surface == "sample" else cloud
-
-
-def _cloud(columns: Mapping[str, np.ndarray], name: str) -> Cloud:
-    """Columns under the names of `Cloud`, in its types."""
     normals, colors, faces, parts = (columns.get(key) for key in ("normals", "colors", "faces", "parts"))
-    return Cloud(
+    cloud = Cloud(
         _floats(columns["points"]),
         None if normals is None else torch.nn.functional.normalize(_floats(normals), dim=1),
         None if colors is None else _bytes(colors),
         None if faces is None else torch.from_numpy(np.ascontiguousarray(faces, dtype=np.int64)),
         parts=None if parts is None else torch.from_numpy(parts.astype(np.int64)),
-        name=name,
+        name=str(path),
     )
+    check_cloud(cloud)
+    return sampled(cloud, num_points, seed) if surface == "sample" else cloud
 
 
 def _floats(values: np.ndarray) -> Tensor:

@@ -380,9 +380,17 @@ def _open_hub(request: DataRequest, place: str, columns: tuple[str, ...]) -> Tab
         check_scheme(name)
     elif Path(name).is_dir():
         _check_card(Path(name))
+    cache, kind, settings = cache_root(request.root) / "huggingface", name, dict[str, Any]()
     try:
-        kind, settings = _found_at(name, datasets) if is_url(name) else (name, {})
-        splits = datasets.load_dataset(kind, config or None, cache_dir=str(_hub_cache(name, request.root)), **settings)
+        # Of a folder with a data card, datasets 5.2 would keep what it read first for ever.
+        files = sorted((str(path), path.stat().st_mtime_ns) for path in Path(name).rglob("*") if path.is_file())
+        cache = cache / hashlib.sha256(repr(files).encode()).hexdigest()[:16] if files else cache
+        if is_url(name):  # `load_dataset` takes names and paths only.
+            patterns = datasets.data_files.get_data_patterns(name)
+            settings["data_files"] = datasets.data_files.DataFilesDict.from_patterns(patterns, base_path=name)
+            kind, more = datasets.load.infer_module_for_data_files(settings["data_files"])
+            settings |= more
+        splits = datasets.load_dataset(kind, config or None, cache_dir=str(cache), **settings)
     except Exception as error:  # Errors of the network, the hub, files and formats have no common class.
         told = " ".join(f"{type(error).__name__}: {error.__cause__ or error}".split())[:300]
         raise UserError(f"{request.spec} cannot be read ({told}); check name and network, or use a file") from None
@@ -392,8 +400,8 @@ def _open_hub(request: DataRequest, place: str, columns: tuple[str, ...]) -> Tab
     names = ["train", *tested[:1]]
     source = f"{request.spec}: {', '.join(names) if tested else 'a tenth of the rows of train held out'}"
     parts = tuple(partial(_hub_rows, splits[split], f"{request.spec}, {split}") for split in names)
-    files = tuple(Path(file["filename"]) for split in names for file in splits[split].cache_files)
-    return Table(request.spec, parts, columns, source, files, dict(splits["train"].features))
+    kept = tuple(Path(file["filename"]) for split in names for file in splits[split].cache_files)
+    return Table(request.spec, parts, columns, source, kept, dict(splits["train"].features))
 
 
 def _check_card(folder: Path) -> None:
@@ -409,20 +417,6 @@ def _check_card(folder: Path) -> None:
     for text in texts_in(told.get("configs")):
         if "://" in text or "::" in text or text.startswith(("/", "~")) or ".." in Path(text).parts:
             raise UserError(f"the data card of {folder} names {text}, outside of the folder; remove it from the card")
-
-
-def _found_at(url: str, datasets: Any) -> tuple[str, dict[str, Any]]:
-    """The builder for the files in a folder at a URL, and its arguments: `load_dataset` takes names and paths only."""
-    found = datasets.data_files.get_data_patterns(url)
-    files = datasets.data_files.DataFilesDict.from_patterns(found, base_path=url)
-    kind, settings = datasets.load.infer_module_for_data_files(files)
-    return kind, {"data_files": files, **settings}
-
-
-def _hub_cache(name: str, root: Path | None) -> Path:
-    """The folder of Arrow files. Of a folder with a data card, datasets 5.2 would keep what it read first for ever."""
-    files = sorted((str(path), path.stat().st_mtime_ns) for path in Path(name).rglob("*") if path.is_file())
-    return cache_root(root) / "huggingface" / (hashlib.sha256(repr(files).encode()).hexdigest()[:16] if files else "")
 
 
 def _hub_rows(part: Any, name: str) -> Iterator[Row]:

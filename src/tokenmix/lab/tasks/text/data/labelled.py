@@ -216,7 +216,9 @@ def build_labelled(
     given = {row[-1] for row in train}
     if len(given) < 2:
         raise UserError(f"every label of {spec} is {given.pop()!r}; at least two different labels are needed")
-    numbers = classes == "numbers" or (classes is None and _numbers(given))
+    values = [_number(label) for label in given]
+    ratings = None not in values and any(not value.is_integer() for value in values if value is not None)
+    numbers = classes == "numbers" or (classes is None and ratings)
     names = [] if numbers else list(classes or _ordered(given))
     if len(names) > MOST_CLASSES:
         raise UserError(f"{spec} has {len(names)} different labels, such as {names[0]!r}; specify the label column")
@@ -239,12 +241,6 @@ def _part(spec: str, rows: Sequence[tuple[str, ...]], names: list[str]) -> Label
     return LabelledText(
         [row[0] for row in rows], pairs, torch.tensor(labels, dtype=torch.int64 if names else torch.float32)
     )
-
-
-def _numbers(labels: set[str]) -> bool:
-    """Whether they are numbers, and not all whole: ratings, not classes."""
-    values = [_number(label) for label in labels]
-    return None not in values and any(not value.is_integer() for value in values if value is not None)
 
 
 def _number(label: str) -> float | None:

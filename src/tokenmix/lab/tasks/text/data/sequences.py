@@ -197,7 +197,10 @@ class PackedText(Sequences):
         """Ids (B, n), and the number of the unit that each is part of, -1 for special tokens."""
         ids = np.full((len(indices), self.length), self.pad, dtype=np.int64)
         starts = np.ones((len(indices), self.length), dtype=np.int64)
-        shift = self._shift(epoch)
+        room, shift = len(self.tokens) - len(self) * self.window, 0
+        if self.part == "train" and room > 0:
+            bits = hash_indices(self.seed, epoch, torch.zeros(1, dtype=torch.int64), SHIFT)
+            shift = int(bits[0] % np.uint64(min(room + 1, self.window)))
         for row, index in enumerate(indices.tolist()):
             begin = index * self.window + shift
             window, begins = self.tokens.read(begin, self.window)
@@ -229,13 +232,6 @@ class PackedText(Sequences):
         inputs = torch.where(picked & torch.from_numpy(action < 0.8), self.mask, ids)
         other = self.ordinary[torch.from_numpy(drawn)]
         return torch.where(picked & torch.from_numpy(action >= 0.9), other, inputs), labels
-
-    def _shift(self, epoch: int) -> int:
-        room = len(self.tokens) - len(self) * self.window
-        if self.part == "test" or room <= 0:
-            return 0
-        bits = hash_indices(self.seed, epoch, torch.zeros(1, dtype=torch.int64), SHIFT)
-        return int(bits[0] % np.uint64(min(room + 1, self.window)))
 
 
 def _id(tokenizer: "PreTrainedTokenizerFast", name: str) -> int:
