@@ -43,10 +43,10 @@ def model() -> Stack:
     return Stack()
 
 
-def ranked(model: nn.Module, **changes: Any) -> Any:
+def ranked(model: nn.Module, mixer: str = "external", **changes: Any) -> Any:
     torch.manual_seed(1)
     given: dict[str, Any] = {"held_out": data(3), "steps": 30, "example_inputs": (data(1)[0][:1],), **changes}
-    return tokenmix.rank_layers(model, "external", data(5), **given)
+    return tokenmix.rank_layers(model, mixer, data(5), **given)
 
 
 def test_the_layer_that_does_least_is_first(model: Stack) -> None:
@@ -118,6 +118,7 @@ def test_the_ranking_is_for_people_and_programs(model: Stack) -> None:
         ({"where": "d"}, "where='d' matches no attention"),
         ({"loss": "cosinus"}, "unknown loss 'cosinus'"),
         ({"mixer_kwargs": {"slots": 3}}, "has no argument 'slots'"),
+        ({"mixer": "less", "mixer_kwargs": {"residual": True}}, "no layer can be replaced alone; leave out residual"),
     ],
 )
 def test_what_does_not_fit_is_refused(model: Stack, changes: dict[str, Any], message: str) -> None:

@@ -147,6 +147,16 @@ def test_another_image_size() -> None:
         torch.testing.assert_close(layer(tokens), by_hand(tokens))
 
 
+@pytest.mark.parametrize("name", ["beit_base_patch16_224", "vit_relpos_small_patch16_224"])
+@torch.no_grad()
+def test_another_image_size_where_positions_were_dropped(name: str) -> None:
+    """These models resize the positions of their attention, which is gone."""
+    model: Any = timm.create_model(name, img_size=32, depth=2, embed_dim=32, num_heads=2, num_classes=5)
+    tokenmix.swap_attention(model, "external", drop="positions")
+    model.set_input_size((64, 64))
+    assert model(torch.randn(2, 3, 64, 64)).shape == (2, 5)
+
+
 def test_a_size_that_does_not_fit_changes_nothing() -> None:
     model: Any = timm_vit()
     tokenmix.swap_attention(model, "gating")

@@ -84,10 +84,14 @@ def layer_loss(student: nn.Module, calls: Sequence[LayerCall], mask: Tensor | No
         calls: of the teacher's layers, from `watched_layers`.
         mask: (B, N), True = the token counts; of outputs (B, N, D) only.
     """
-    losses = []
+    losses, carry = [], None
     for name, method, args, kwargs, wanted in calls:
-        given = _first(getattr(student.get_submodule(name), method)(*args, **kwargs))
-        losses.append(relative_error(rows_of(given, mask), rows_of(wanted, mask)))
+        if method == "mix":
+            # Layers that pass scores on take those of the student.
+            args, kwargs = (args[0], carry, *args[2:]), {key: kwargs[key] for key in kwargs if key != "carry"}
+        result = getattr(student.get_submodule(name), method)(*args, **kwargs)
+        carry = result[1] if method == "mix" else None
+        losses.append(relative_error(rows_of(_first(result), mask), rows_of(wanted, mask)))
     return torch.stack(losses).mean()
 
 

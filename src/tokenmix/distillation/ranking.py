@@ -11,7 +11,9 @@ from tokenmix.distillation.distilling import distill
 from tokenmix.distillation.fidelity import Fidelity, HeldOut, evaluating
 from tokenmix.distillation.losses import LossName, OutputLoss, output_loss
 from tokenmix.distillation.reading import Output, OutputReader
+from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
+from tokenmix.swap.carrying import Carrying
 from tokenmix.swap.probe import Example
 from tokenmix.swap.report import SwapReport, SwapRow
 from tokenmix.swap.sites import Where, find_sites
@@ -163,6 +165,11 @@ def rank_layers(
         mixer_kwargs=mixer_kwargs,
         drop=drop,
     )
+    if any(isinstance(module, Carrying) for module in fitted.modules()):
+        raise UserError(
+            f"{swap.mixer} takes the scores of the layer before it, so no layer can be replaced alone; leave out "
+            "residual and scores_from"
+        )
     names = {site.name: site.names for site in find_sites(model)}
     rows = {row.name: row for row in swap.rows}
     fit = distill(

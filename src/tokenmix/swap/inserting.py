@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from tokenmix.errors import UserError, one_line, unknown_name
 from tokenmix.layers.base import Mixer, count_parameters
 from tokenmix.layers.own import count_of
 from tokenmix.layers.table import build_mixer, resolve_mixer
+from tokenmix.ops.checks import check_choice
 from tokenmix.swap.probe import META, Example, check_runs, example_of, model_macs, watch_calls
 from tokenmix.swap.report import SkippedAttention, aligned, cost_cells
 
@@ -208,8 +209,13 @@ def insert(
     if not isinstance(model, nn.Module):
         raise UserError(f"model must be an nn.Module, got {model!r}; build it first")
     warn_untested()
+    if layout is not None:
+        check_choice("layout", layout, get_args(Layout))
     label, layer, fixed = resolve_mixer(mixer)
-    patterns = [after] if isinstance(after, str) else list(after)
+    patterns = [after] if isinstance(after, str) else list(after) if isinstance(after, Sequence) else []
+    if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
+        kind = "an empty list" if isinstance(after, list | tuple) and not after else type(after).__name__
+        raise UserError(f"after is names of modules or a glob over them, got {kind}; give one, such as 'layer3'")
     hosts = _find_hosts(model, patterns)
     example = _example(model, img_size, example_inputs)
     calls, macs_before, device = _watch(model, hosts, example)

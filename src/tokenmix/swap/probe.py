@@ -47,7 +47,8 @@ class Probe:
     device: torch.device = META
 
 
-Example = Sequence[Any] | Mapping[str, Any]
+Example = Tensor | Sequence[Any] | Mapping[str, Any]
+"""Arguments of a forward pass, in order or by name, or the only one."""
 
 
 def example_of(model: nn.Module, img_size: int | tuple[int, int] | None) -> Example | None:
@@ -206,7 +207,8 @@ def model_macs(model: nn.Module, inputs: Example, device: torch.device = META) -
         for prefix, m in parts
         for name, buffer in m.named_buffers(prefix, recurse=False)
     }
-    args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
+    args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (inputs, {})
+    args = (args,) if isinstance(args, Tensor) else tuple(args)
     given: Any = map_aggregate((args, kwargs), lambda x: _moved(x, device) if isinstance(x, Tensor) else x)
     training = [module for module in model.modules() if module.training]
     # PyTorch's fused encoder layer would pass the attention by, and packs padded tokens, which meta tensors cannot be.
