@@ -118,9 +118,14 @@ def test_the_ranking_is_for_people_and_programs(model: Stack) -> None:
         ({"where": "d"}, "where='d' matches no attention"),
         ({"loss": "cosinus"}, "unknown loss 'cosinus'"),
         ({"mixer_kwargs": {"slots": 3}}, "has no argument 'slots'"),
-        ({"mixer": "less", "mixer_kwargs": {"residual": True}}, "no layer can be replaced alone; leave out residual"),
     ],
 )
 def test_what_does_not_fit_is_refused(model: Stack, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         ranked(model, **changes)
+
+
+def test_layers_that_take_scores_cannot_be_ranked_alone() -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    with pytest.raises(UserError, match="no layer can be replaced alone; leave out residual"):
+        ranked(nn.TransformerEncoder(layer, 2), "less", mixer_kwargs={"residual": True})

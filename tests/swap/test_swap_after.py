@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import timm
 import torch
-from swap_families import FAMILIES
+from swap_families import FAMILIES, OTHERS
 from torch import Tensor, nn
 
 import tokenmix
@@ -42,12 +42,21 @@ class First(nn.Module):
         return out
 
 
-@pytest.fixture(params=["timm", "vit", "bert"])
+FAST = ("timm", "vit", "bert")
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in (*FAMILIES, *OTHERS) if name not in FAST]
+
+
+@pytest.fixture(params=[*FAST, *SLOW])
 def made(request: pytest.FixtureRequest) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """A model and its inputs, padding among those of the text encoder."""
+    """A model and its inputs, padding among those of the text encoders."""
     torch.manual_seed(0)
     if request.param == "timm":
         return timm_vit(), (torch.randn(2, 3, 16, 16),)
+    if request.param in OTHERS:
+        if request.param in ("monai", "diffusers"):
+            pytest.importorskip(request.param, reason=f"{request.param} is optional and not installed")
+        model, inputs = OTHERS[request.param][0]()
+        return model.eval(), inputs
     family = FAMILIES[request.param]
     inputs = {name: x.float() if x.is_floating_point() else x for name, x in family.inputs().items()}
     return First(family.build().float(), tuple(inputs)).eval(), tuple(inputs.values())
@@ -55,7 +64,7 @@ def made(request: pytest.FixtureRequest) -> tuple[nn.Module, tuple[Tensor, ...]]
 
 def swap(made: tuple[nn.Module, tuple[Tensor, ...]], mixer: str) -> tuple[nn.Module, tuple[Tensor, ...], Tensor]:
     model, inputs = made
-    tokenmix.swap_attention(model, mixer, example_inputs=inputs)
+    tokenmix.swap_attention(model, mixer, example_inputs=inputs, drop="positions")
     return model, inputs, model(*inputs)
 
 
