@@ -43,10 +43,10 @@ def model() -> Stack:
     return Stack()
 
 
-def ranked(model: nn.Module, **changes: Any) -> Any:
+def ranked(model: nn.Module, mixer: str = "external", **changes: Any) -> Any:
     torch.manual_seed(1)
     given: dict[str, Any] = {"held_out": data(3), "steps": 30, "example_inputs": (data(1)[0][:1],), **changes}
-    return tokenmix.rank_layers(model, "external", data(5), **given)
+    return tokenmix.rank_layers(model, mixer, data(5), **given)
 
 
 def test_the_layer_that_does_least_is_first(model: Stack) -> None:
@@ -123,3 +123,9 @@ def test_the_ranking_is_for_people_and_programs(model: Stack) -> None:
 def test_what_does_not_fit_is_refused(model: Stack, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         ranked(model, **changes)
+
+
+def test_layers_that_take_scores_cannot_be_ranked_alone() -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    with pytest.raises(UserError, match="no layer can be replaced alone; leave out residual"):
+        ranked(nn.TransformerEncoder(layer, 2), "less", mixer_kwargs={"residual": True})

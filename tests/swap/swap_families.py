@@ -137,6 +137,86 @@ FAMILIES = {
     "dinov3": Family("DINOv3ViT", IMAGE, images, None, "position_embeddings"),
 }
 
+SMALL = {"depth": 2, "embed_dim": 32, "num_heads": 2}
+TOKENS, IGNORED = (torch.zeros(2, 7, 32), torch.zeros(2, 5, 32)), torch.arange(7) >= torch.tensor([[4], [7]])
+
+
+def tiny_timm(name: str, img_size: int | tuple[int, int], **kwargs: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A tiny model of timm and two images."""
+    import timm
+
+    model: nn.Module = timm.create_model(name, img_size=img_size, num_classes=5, **{**SMALL, **kwargs})
+    size = img_size if isinstance(img_size, tuple) else (img_size, img_size)
+    return model, (torch.randn(2, 3, *size),)
+
+
+class Decoder(nn.Module):
+    """PyTorch's decoder, with its tokens' padding in the place of a third argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(32, 2, 64, batch_first=True), 2)
+
+    def forward(self, x: Tensor, memory: Tensor, ignored: Tensor) -> Tensor:
+        """Decode."""
+        out: Tensor = self.decoder(x, memory, tgt_key_padding_mask=ignored)
+        return out
+
+
+class Encoder(nn.Module):
+    """PyTorch's encoder of padded tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(32, 2, 64, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, x: Tensor, ignored: Tensor) -> Tensor:
+        """Encode."""
+        out: Tensor = self.encoder(x, src_key_padding_mask=ignored)
+        return out
+
+
+class Shortcut(nn.Module):
+    """x + attention(x)."""
+
+    def __init__(self, attention: nn.Module) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend."""
+        out: Tensor = x + self.attention(x)
+        return out
+
+
+def sablock() -> nn.Module:
+    """MONAI's attention."""
+    from monai.networks.blocks.selfattention import SABlock
+
+    return Shortcut(SABlock(32, 2, qkv_bias=True))
+
+
+def diffusers_attention() -> nn.Module:
+    """That of diffusers."""
+    from diffusers.models.attention_processor import Attention
+
+    return Shortcut(Attention(32, heads=2, dim_head=16))
+
+
+OTHERS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
+    "timm-eva02": lambda: tiny_timm("eva02_tiny_patch14_224", 28),
+    "timm-dinov3": lambda: tiny_timm("vit_small_patch16_dinov3", 32),
+    "timm-beit": lambda: tiny_timm("beit_base_patch16_224", 32),
+    "timm-deit3": lambda: tiny_timm("deit3_small_patch16_224", 32),
+    "timm-deit-distilled": lambda: tiny_timm("deit_tiny_distilled_patch16_224", 32),
+    "torch-encoder": lambda: (Encoder(), (torch.randn_like(TOKENS[0]), IGNORED)),
+    "torch-decoder": lambda: (Decoder(), (*map(torch.randn_like, TOKENS), IGNORED)),
+    "monai": lambda: (sablock(), (torch.randn_like(TOKENS[0]),)),
+    "diffusers": lambda: (diffusers_attention(), (torch.randn_like(TOKENS[0]),)),
+}
+"""Models that are not of transformers, with inputs."""
+
 TALKING, WINDOWS, NOT_ONE_MAP, FEW_ASK = "talking heads", "windows", "not one map over all tokens", "only a few tokens"
 NONE, UNKNOWN = "nothing called attention", "has no attention that can be swapped: what it has is"
 

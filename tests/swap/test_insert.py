@@ -226,9 +226,11 @@ def test_a_module_under_several_names():
         ("fc", "external", r"after fc \(Linear\): its output .* is neither tokens"),
         ("layer3", "extern", "unknown mixer 'extern'"),
         ("layer3", 3, "mixer must be a name"),
+        ([], "external", "after is names of modules or a glob over them, got an empty list"),
+        (nn.ReLU(), "external", "got ReLU; give one, such as 'layer3'"),
     ],
 )
-def test_refusals(after: str, mixer: Any, message: str):
+def test_refusals(after: Any, mixer: Any, message: str):
     model = torchvision.models.resnet18(weights=None)
     keys = set(model.state_dict())
     with pytest.raises(UserError, match=message):
@@ -237,6 +239,8 @@ def test_refusals(after: str, mixer: Any, message: str):
     insert(model, "layer3", "external", img_size=32)
     with pytest.raises(UserError, match="has an inserted block already"):
         insert(model, "layer3", "external", img_size=32)
+    with pytest.raises(UserError, match="unknown layout 'nchw'; known: channels-first"):
+        insert(model, "layer2", "external", layout="nchw", img_size=32)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"model must be an nn\.Module"):
         insert("resnet18", "layer3", "external")  # type: ignore[arg-type]
 

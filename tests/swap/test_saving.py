@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from swap_families import FAMILIES
 
 import tokenmix
 from tokenmix.errors import UserError
@@ -79,6 +80,20 @@ def test_a_bert_comes_back_again_and_again(mixer: str, tmp_path: Path) -> None:
     classifier = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "two", num_labels=3)
     assert classifier(ids).logits.shape == (2, 3)
     assert torch.equal(classifier.base_model(ids).last_hidden_state, twice.base_model(ids).last_hidden_state)
+
+
+FAST = ("bert", "clip", "patchtst")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in FAST)) for n in FAMILIES])
+@torch.no_grad()
+def test_every_family_comes_back(name: str, tmp_path: Path) -> None:
+    model, inputs = FAMILIES[name].build(), FAMILIES[name].inputs()
+    tokenmix.swap_attention(model, "external", drop="positions", example_inputs=inputs)
+    moved(model).save_pretrained(tmp_path)
+    again = transformers.AutoModel.from_pretrained(tmp_path)
+    assert type(again) is type(model)
+    torch.testing.assert_close(again(**inputs)[0], model(**inputs)[0], rtol=1e-10, atol=1e-10)
 
 
 def test_positions_are_dropped_again(tmp_path: Path) -> None:

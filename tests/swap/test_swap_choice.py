@@ -357,9 +357,10 @@ def test_adapters_and_drops_that_are_none() -> None:
         tokenmix.swap_attention(Unused(), "external", ["own"], drop="rope")  # type: ignore[arg-type]
 
 
-def test_inputs_may_be_named() -> None:
+def test_inputs_may_be_named_or_one_tensor() -> None:
     inputs = {"x": torch.zeros(1, 5, 32)}
-    assert tokenmix.swap_attention(Unused(), "external", example_inputs=inputs).rows[0].num_tokens == 5
+    for given in (inputs, inputs["x"]):
+        assert tokenmix.swap_attention(Unused(), "external", example_inputs=given).rows[0].num_tokens == 5
     with pytest.raises(UserError, match="example_inputs do not match the model"):
         tokenmix.swap_attention(Unused(), "external", example_inputs={"y": torch.zeros(1, 5, 32)})
 

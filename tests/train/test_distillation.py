@@ -1,5 +1,6 @@
 """Learning from a trained model: by logits, with labels or without, and layer by layer."""
 
+import copy
 import json
 import math
 import shutil
@@ -12,6 +13,7 @@ import torch
 from timm.models import save_for_hf
 from torch import Tensor, nn
 
+import tokenmix
 from tokenmix.distillation.losses import distillation_loss, layer_loss, watched_layers
 from tokenmix.errors import UserError
 from tokenmix.lab.registry import get_task
@@ -145,6 +147,25 @@ def test_each_layer_gets_the_teachers_input() -> None:
     assert "mix" not in vars(teacher.first)
     loss.backward()
     assert all(p.grad is None for p in teacher.parameters())
+
+
+def test_layers_that_pass_scores_take_those_of_the_student() -> None:
+    torch.manual_seed(0)
+    teacher = tokenmix.create_model("vit_nano", img_size=8, depth=2)
+    model, x = copy.deepcopy(teacher), torch.randn(2, 3, 8, 8)
+    names = [row.name for row in swap_attention(model, "less", mixer_kwargs={"residual": True}).rows]
+    for p in model.parameters():
+        nn.init.normal_(p, std=0.1)
+    with watched_layers(teacher, names) as calls:
+        teacher(x)
+    first, second = (model.get_submodule(name) for name in names)
+    outs, carry = [], None
+    for layer, call in zip((first, second), calls, strict=True):
+        out, carry = layer.mix(call.args[0], carry)  # type: ignore[operator]
+        outs.append((out - call.out).square().sum() / call.out.square().sum())
+    torch.testing.assert_close(layer_loss(model, calls), torch.stack(outs).mean())
+    layer_loss(model, calls).backward()
+    assert second.residual_scale.grad.abs().sum() > 0  # type: ignore[union-attr, operator]
 
 
 def test_layers_are_learned_without_labels(teacher: Path, tmp_path: Path) -> None:

@@ -1,18 +1,17 @@
 """Train a student to give what its teacher gives."""
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from tokenmix.distillation.fidelity import Fidelity, HeldOut, compared, evaluating
+from tokenmix.distillation.fidelity import Fidelity, HeldOut, evaluating
 from tokenmix.distillation.losses import LossName, OutputLoss, layer_loss, output_loss, watched_layers
 from tokenmix.distillation.reading import Output, OutputReader, mask_of
 from tokenmix.distillation.report import CurvePoint, DistillReport
@@ -89,34 +88,33 @@ def distill(
     check_whole(report_every=report_every or 1)
     check_numbers(0.0, lr=lr, weight_decay=weight_decay, warmup=warmup, layer_weight=layer_weight)
     check_choice("precision", precision, ("fp32", "bf16"))
-    objective = _objective(teacher, student, output, loss, layers, layer_weight, temperature, precision)
+    objective = _Objective(teacher, student, output, loss, layers, layer_weight, temperature, half=precision == "bf16")
     every, curve, since, clock = report_every or max(1, total // 10), [], [], _Clock()
     step, interrupted = 0, False
     with torch.random.fork_rng(), evaluating(teacher), _learning(student, train_only) as parameters:
         torch.manual_seed(seed)
         held = None if held_out is None else HeldOut.of(teacher, held_out, objective.reader)
         before = objective.fidelity(held)
-        optimizer = torch.optim.AdamW(parameters, weight_decay=weight_decay)
+        optimizer, batches = torch.optim.AdamW(parameters, weight_decay=weight_decay), _endless(loader)
         try:
-            with clock:
-                for batch in itertools.islice(_endless(loader), total):
+            while step < total:
+                with clock.running():
                     for group in optimizer.param_groups:
                         group["lr"] = lr * _schedule(step, total, warmup)
-                    value = objective(batch)
+                    value = objective(next(batches))
                     if not value.isfinite():
                         raise UserError(f"the loss is {value.item()} at step {step + 1}; give a smaller lr than {lr:g}")
                     optimizer.zero_grad()
                     value.backward()
                     nn.utils.clip_grad_norm_(parameters, 1.0)
                     optimizer.step()
-                    step += 1
-                    since.append(value.detach())
-                    if step % every == 0 or step == total:
-                        with clock.paused():
-                            curve.append(CurvePoint(step, torch.stack(since).mean().item(), objective.fidelity(held)))
-                        since.clear()
-                        if progress is not None:
-                            progress(_line(curve[-1], total, clock))
+                step += 1
+                since.append(value.detach())
+                if step % every == 0 or step == total:
+                    curve.append(CurvePoint(step, torch.stack(since).mean().item(), objective.fidelity(held)))
+                    since.clear()
+                    if progress is not None:
+                        progress(_line(curve[-1], total, clock))
         except KeyboardInterrupt:
             interrupted = True
         reached = bool(curve) and curve[-1].step == step
@@ -133,18 +131,38 @@ def distill(
         )
 
 
-@dataclass(frozen=True)
 class _Objective:
-    """What a student is trained for: outputs, layers, or both."""
+    """What a student is trained for: outputs, layers, or both; `UserError` for models and options that do not fit."""
 
-    teacher: nn.Module
-    student: nn.Module
-    reader: OutputReader
-    loss: OutputLoss
-    by_rows: bool
-    of_outputs: bool
-    layers: Sequence[str]
-    layer_weight: float
+    def __init__(
+        self,
+        teacher: nn.Module,
+        student: nn.Module,
+        output: Output,
+        loss: LossName | OutputLoss | None,
+        layers: str | Sequence[str] | None,
+        layer_weight: float,
+        temperature: float,
+        *,
+        half: bool,
+    ) -> None:
+        check_numbers(temperature=temperature)
+        if temperature <= 0:
+            raise UserError(f"temperature must be positive, got {temperature:g}; 1 leaves the logits as they are")
+        self.layers = _layer_names(teacher, student, layers)
+        if loss is None and not self.layers:
+            raise UserError("loss=None trains layers alone; name them by layers=, or give a loss")
+        device, other = (next((p.device for p in model.parameters()), None) for model in (student, teacher))
+        if teacher is student or device is None:
+            what = "the same model as the teacher" if teacher is student else "without weights"
+            raise UserError(
+                f"the student is {what}; give a copy.deepcopy of the teacher in which attention was swapped"
+            )
+        if device != other:
+            raise UserError(f"the student is on {device} and the teacher on {other}; move both to one device")
+        self.teacher, self.student, self.layer_weight = teacher, student, layer_weight
+        self.reader, self.of_outputs = OutputReader(output, device, half), loss is not None
+        self.loss = output_loss("cosine" if loss is None else loss, temperature)
 
     def __call__(self, batch: Any) -> Tensor:
         batch = self.reader.moved(batch)
@@ -154,7 +172,7 @@ class _Objective:
         total = wanted.new_zeros((), dtype=torch.float32)
         if self.of_outputs:
             given = self.reader(self.student, batch)
-            total = total + self.loss(*compared(given, wanted, mask, by_rows=self.by_rows))
+            total = total + self.loss(given, wanted, mask)
         if self.layers:
             with self.reader.autocast():
                 total = total + self.layer_weight * layer_loss(self.student, calls, mask)
@@ -162,44 +180,7 @@ class _Objective:
 
     def fidelity(self, held: HeldOut | None) -> Fidelity | None:
         """That of the student as it is."""
-        if held is None:
-            return None
-        with evaluating(self.student):
-            return held.fidelity(self.student, self.reader, self.loss, by_rows=self.by_rows)
-
-
-def _objective(
-    teacher: nn.Module,
-    student: nn.Module,
-    output: Output,
-    loss: LossName | OutputLoss | None,
-    layers: str | Sequence[str] | None,
-    layer_weight: float,
-    temperature: float,
-    precision: str,
-) -> _Objective:
-    check_numbers(temperature=temperature)
-    if temperature <= 0:
-        raise UserError(f"temperature must be positive, got {temperature:g}; 1 leaves the logits as they are")
-    names = _layer_names(teacher, student, layers)
-    if loss is None and not names:
-        raise UserError("loss=None trains layers alone; name them by layers=, or give a loss")
-    device, other = (next((p.device for p in model.parameters()), None) for model in (student, teacher))
-    if teacher is student or device is None:
-        what = "the same model as the teacher" if teacher is student else "without weights"
-        raise UserError(f"the student is {what}; give a copy.deepcopy of the teacher in which attention was swapped")
-    if device != other:
-        raise UserError(f"the student is on {device} and the teacher on {other}; move both to one device")
-    return _Objective(
-        teacher=teacher,
-        student=student,
-        reader=OutputReader(output, device, precision == "bf16"),
-        loss=output_loss("cosine" if loss is None else loss, temperature),
-        by_rows=not callable(loss),
-        of_outputs=loss is not None,
-        layers=names,
-        layer_weight=layer_weight,
-    )
+        return None if held is None else held.fidelity(self.student, self.reader, self.loss)
 
 
 def _layer_names(teacher: nn.Module, student: nn.Module, layers: str | Sequence[str] | None) -> list[str]:
@@ -293,27 +274,20 @@ def _chosen(student: nn.Module, train_only: Trained | None) -> list[nn.Parameter
 
 @dataclass
 class _Clock:
-    """Seconds in its block, of the wall and of this process, but for those in `paused`."""
+    """Seconds of the wall and of this process."""
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0
-    _since: tuple[float, float] = field(default=(0.0, 0.0))
-
-    def __enter__(self) -> None:
-        self._since = time.perf_counter(), time.process_time()
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds += time.perf_counter() - self._since[0]
-        self.cpu_seconds += time.process_time() - self._since[1]
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Not counted."""
-        self.__exit__()
+    def running(self) -> Iterator[None]:
+        """What is counted."""
+        wall, cpu = time.perf_counter(), time.process_time()
         try:
             yield
         finally:
-            self.__enter__()
+            self.seconds += time.perf_counter() - wall
+            self.cpu_seconds += time.process_time() - cpu
 
 
 def _line(point: CurvePoint, total: int, clock: _Clock) -> str:

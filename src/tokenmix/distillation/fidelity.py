@@ -1,6 +1,6 @@
 """How near a student's outputs are to its teacher's on samples that it did not learn from."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokenmix.distillation.losses import OutputLoss, rows_of
+from tokenmix.distillation.losses import rows_of
 from tokenmix.distillation.reading import OutputReader, mask_of
 from tokenmix.errors import UserError
 
@@ -49,19 +49,23 @@ class HeldOut:
     @classmethod
     @torch.no_grad()
     def of(cls, teacher: nn.Module, batches: Iterable[Any], reader: OutputReader) -> "HeldOut":
-        """Run the teacher, which is in evaluation mode, once."""
+        """Run the teacher once, in evaluation mode."""
         kept = [reader.moved(batch) for batch in batches]
         if not kept:
             raise UserError("held_out has no batch; give some, or leave it out")
-        return cls(kept, [reader(teacher, batch) for batch in kept])
+        with evaluating(teacher):
+            return cls(kept, [reader(teacher, batch) for batch in kept])
 
     @torch.no_grad()
-    def fidelity(self, student: nn.Module, reader: OutputReader, loss: OutputLoss, *, by_rows: bool) -> Fidelity:
-        """That of a student, which is in evaluation mode; `by_rows` as in `compared`."""
+    def fidelity(
+        self, student: nn.Module, reader: OutputReader, loss: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    ) -> Fidelity:
+        """That of a student, in evaluation mode."""
         losses, ours, theirs = [], [], []
         for batch, wanted in zip(self.batches, self.wanted, strict=True):
-            given, mask = reader(student, batch), mask_of(batch)
-            losses.append(loss(*compared(given, wanted, mask, by_rows=by_rows)).float() * len(given))
+            with evaluating(student):
+                given, mask = reader(student, batch), mask_of(batch)
+            losses.append(loss(given, wanted, mask).float() * len(given))
             ours.append(rows_of(given, mask).float())
             theirs.append(rows_of(wanted, mask).float())
         given, wanted = torch.cat(ours), torch.cat(theirs)
@@ -74,16 +78,6 @@ class HeldOut:
             agreement=(given.argmax(-1) == wanted.argmax(-1)).float().mean().item(),
             neighbours=neighbour_overlap(given[:MOST_COMPARED], wanted[:MOST_COMPARED]) if vectors else None,
         )
-
-
-def compared(student: Tensor, teacher: Tensor, mask: Tensor | None, *, by_rows: bool) -> tuple[Tensor, Tensor]:
-    """What the loss is given: rows (n, D) for ours, the outputs themselves for a user's function."""
-    if student.shape != teacher.shape:
-        raise UserError(
-            f"the student's output is {tuple(student.shape)} and the teacher's {tuple(teacher.shape)}; choose outputs "
-            "of one shape by output="
-        )
-    return (rows_of(student, mask), rows_of(teacher, mask)) if by_rows else (student, teacher)
 
 
 def neighbour_overlap(student: Tensor, teacher: Tensor, count: int = NEIGHBOURS) -> float:

@@ -9,22 +9,37 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokenmix.errors import unknown_name
+from tokenmix.errors import UserError, unknown_name
 from tokenmix.swap.probe import watch_calls
 
 LossName = Literal["cosine", "mse", "kl"]
 OutputLoss = Callable[[Tensor, Tensor], Tensor]
 
 
-def output_loss(loss: LossName | OutputLoss, temperature: float) -> OutputLoss:
-    """The function of student's and teacher's outputs that a name means; a function is itself."""
-    if callable(loss):
-        return loss
-    if loss not in get_args(LossName):
+def output_loss(loss: LossName | OutputLoss, temperature: float) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """The loss of student's and teacher's outputs under a mask, by name or function.
+
+    Ours compare rows (n, D); a user's function is given the outputs themselves.
+    """
+    if not callable(loss) and loss not in get_args(LossName):
         raise unknown_name("loss", str(loss), get_args(LossName))
-    if loss == "kl":
-        return partial(distillation_loss, temperature=temperature)
-    return cosine_loss if loss == "cosine" else relative_error
+    by_rows: dict[str, OutputLoss] = {
+        "cosine": cosine_loss,
+        "mse": relative_error,
+        "kl": partial(distillation_loss, temperature=temperature),
+    }
+
+    def compare(student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
+        if student.shape != teacher.shape:
+            raise UserError(
+                f"the student's output is {tuple(student.shape)} and the teacher's {tuple(teacher.shape)}; choose "
+                "outputs of one shape by output="
+            )
+        if callable(loss):
+            return loss(student, teacher)
+        return by_rows[loss](rows_of(student, mask), rows_of(teacher, mask))
+
+    return compare
 
 
 def cosine_loss(student: Tensor, teacher: Tensor) -> Tensor:
@@ -84,10 +99,14 @@ def layer_loss(student: nn.Module, calls: Sequence[LayerCall], mask: Tensor | No
         calls: of the teacher's layers, from `watched_layers`.
         mask: (B, N), True = the token counts; of outputs (B, N, D) only.
     """
-    losses = []
+    losses, carry = [], None
     for name, method, args, kwargs, wanted in calls:
-        given = _first(getattr(student.get_submodule(name), method)(*args, **kwargs))
-        losses.append(relative_error(rows_of(given, mask), rows_of(wanted, mask)))
+        if method == "mix":
+            # Layers that pass scores on take those of the student.
+            args, kwargs = (args[0], carry, *args[2:]), {key: kwargs[key] for key in kwargs if key != "carry"}
+        result = getattr(student.get_submodule(name), method)(*args, **kwargs)
+        carry = result[1] if method == "mix" else None
+        losses.append(relative_error(rows_of(_first(result), mask), rows_of(wanted, mask)))
     return torch.stack(losses).mean()
 
 

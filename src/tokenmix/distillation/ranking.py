@@ -2,18 +2,20 @@
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import nn
 
 from tokenmix.distillation.distilling import distill
-from tokenmix.distillation.fidelity import Fidelity, HeldOut, evaluating
+from tokenmix.distillation.fidelity import Fidelity, HeldOut
 from tokenmix.distillation.losses import LossName, OutputLoss, output_loss
 from tokenmix.distillation.reading import Output, OutputReader
+from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
+from tokenmix.swap.carrying import Carrying
 from tokenmix.swap.probe import Example
-from tokenmix.swap.report import SwapReport, SwapRow
+from tokenmix.swap.report import SwapReport, SwapRow, TableReport
 from tokenmix.swap.sites import Where, find_sites
 from tokenmix.swap.swap import swap_attention
 
@@ -38,7 +40,7 @@ class FrontierPoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerRanking:
+class LayerRanking(TableReport):
     """The attention layers of a model by how well a mixer replaces them, after a short fit.
 
     Attributes:
@@ -63,17 +65,8 @@ class LayerRanking:
         chosen = {layer.name for layer in self.layers[:count]}
         return [name for name in self.names if name in chosen]
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {
-            **values,
-            "layers": [asdict(one) for one in self.layers],
-            "frontier": [asdict(p) for p in self.frontier],
-        }
-
     def rows(self) -> list[list[str]]:
-        """Cells of the table: a header, then the layers, the best first; on the right all layers down to this one."""
+        """A header, then the layers, the best first; on the right all layers down to this one."""
         table = [["layer", "loss", "cosine", "MACs of the layer", "up to here: cosine", "MACs of the model"]]
         for layer, point in zip(self.layers, self.frontier[1:], strict=True):
             costs = f"{_millions(layer.macs_before)} -> {_millions(layer.macs_after)}"
@@ -81,24 +74,11 @@ class LayerRanking:
             table.append([layer.name, *alone, f"{point.fidelity.cosine:.4f}", _millions(point.macs)])
         return table
 
-    def __str__(self) -> str:
-        rows = self.rows()
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = [
-            "  ".join(cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(zip(row, widths)))
-            for row in rows
-        ]
-        return "\n".join([*lines, self._about()])
-
     def _about(self) -> str:
         return (
             f"{self.mixer}, the best layer first; each fitted alone for {self.steps} steps ({self.seconds:.0f} s) "
             f"and measured on {self.frontier[0].fidelity.rows:,} held-out rows"
         )
-
-    def _repr_html_(self) -> str:
-        rows = ("".join(f"<td>{cell}</td>" for cell in row) for row in self.rows())
-        return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table><p>{self._about()}</p>"
 
 
 def rank_layers(
@@ -150,8 +130,7 @@ def rank_layers(
     """
     of_outputs = output_loss(loss, temperature)
     reader = OutputReader(output, next(model.parameters()).device, precision == "bf16")
-    with evaluating(model):
-        held = HeldOut.of(model, held_out, reader)
+    held = HeldOut.of(model, held_out, reader)
     fitted = copy.deepcopy(model)
     swap = swap_attention(
         fitted,
@@ -163,6 +142,11 @@ def rank_layers(
         mixer_kwargs=mixer_kwargs,
         drop=drop,
     )
+    if any(isinstance(module, Carrying) for module in fitted.modules()):
+        raise UserError(
+            f"{swap.mixer} takes the scores of the layer before it, so no layer can be replaced alone; leave out "
+            "residual and scores_from"
+        )
     names = {site.name: site.names for site in find_sites(model)}
     rows = {row.name: row for row in swap.rows}
     fit = distill(
@@ -185,8 +169,7 @@ def rank_layers(
         for name in replaced:
             for one in names[name]:
                 student.set_submodule(one, fitted.get_submodule(name))
-        with evaluating(student):
-            return held.fidelity(student, reader, of_outputs, by_rows=not callable(loss))
+        return held.fidelity(student, reader, of_outputs)
 
     alone = {name: fidelity([name]) for name in rows}
     order = sorted(rows, key=lambda name: alone[name].loss)

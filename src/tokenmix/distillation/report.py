@@ -1,11 +1,11 @@
-"""The report of a distillation, for programs, the terminal and notebooks."""
+"""The report of a distillation."""
 
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from torch import nn
 
 from tokenmix.distillation.fidelity import Fidelity
+from tokenmix.swap.report import TableReport
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class CurvePoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillReport:
+class DistillReport(TableReport):
     """A student that learned from a teacher.
 
     Attributes:
@@ -42,14 +42,8 @@ class DistillReport:
     cpu_seconds: float
     interrupted: bool
 
-    def to_json(self) -> dict[str, Any]:
-        """All but the student, as plain values."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "student"}
-        held = {name: value and asdict(value) for name in ("before", "after") for value in (values[name],)}
-        return {**values, **held, "curve": [asdict(point) for point in self.curve]}
-
     def rows(self) -> list[list[str]]:
-        """Cells of the table: a header, then one row for each point of the curve."""
+        """A header, then one row for each point of the curve."""
         shown = ["cosine", "mse", "agreement"] if self.before else []
         shown += ["neighbours"] if self.before and self.before.neighbours is not None else []
         table = [["step", "loss", *shown]]
@@ -59,20 +53,8 @@ class DistillReport:
             table.append([step, loss, *(f"{getattr(held, name):.4f}" for name in shown)])
         return table
 
-    def _ending(self) -> str:
-        ended = "interrupted after" if self.interrupted else "after"
-        return f"{ended} {self.steps} steps, {self.seconds:.0f} s ({self.cpu_seconds / 60:.1f} CPU minutes)"
-
     def _about(self) -> str:
+        ended = "interrupted after" if self.interrupted else "after"
         on = "" if self.before is None else f"; columns from cosine on: {self.before.rows:,} held-out rows"
-        return f"{self._ending()}; {self.trained:,} numbers trained{on}"
-
-    def __str__(self) -> str:
-        rows = self.rows()
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in rows]
-        return "\n".join([*lines, self._about()])
-
-    def _repr_html_(self) -> str:
-        rows = ("".join(f"<td>{cell}</td>" for cell in row) for row in self.rows())
-        return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table><p>{self._about()}</p>"
+        times = f"{self.seconds:.0f} s ({self.cpu_seconds / 60:.1f} CPU minutes)"
+        return f"{ended} {self.steps} steps, {times}; {self.trained:,} numbers trained{on}"

@@ -309,6 +309,12 @@ class SwappedAttention(nn.Module):
         super().__init__()
         self.mixer, self.norm = mixer, norm
         self.layout, self.parameter_names, self.drop_positions = layout, tuple(parameters), drop_positions
+        # A model that resizes its positions asks its attention for them, which has none any more.
+        for name in layout.positions:
+            setattr(self, name, None)
+
+    def set_window_size(self, window_size: Any) -> None:
+        """For timm's `set_input_size`, which resizes the positions of the attention: there are none."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor | None, ...]:
         """Tokens (B, N, D) to the same; a mask (B, 1, 1, N), True = the token takes part."""

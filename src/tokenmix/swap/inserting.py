@@ -2,20 +2,20 @@
 
 import fnmatch
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from tokenmix.environment import warn_untested
-from tokenmix.errors import UserError, one_line, unknown_name
+from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.base import Mixer, count_parameters
 from tokenmix.layers.table import build_mixer, count_of, resolve_mixer
-from tokenmix.swap.probe import META, Example, check_runs, example_of, model_macs, watch_calls
-from tokenmix.swap.report import SkippedAttention, aligned, cost_cells
+from tokenmix.ops.checks import check_choice
+from tokenmix.swap.probe import Example, check_runs, example_of, watch_pass
+from tokenmix.swap.report import ChangeReport, SkippedAttention, aligned, cost_cells
 
 INSERTED = "inserted"
 """Name of the block in the module that it follows."""
@@ -123,35 +123,14 @@ class InsertRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InsertReport:
-    """A model with inserted blocks, and what they cost.
+class InsertReport(ChangeReport):
+    """A model with inserted blocks: one row each, and what they cost."""
 
-    Attributes:
-        model: the model that was given, changed in place.
-        mixer: what was put in.
-        rows: one for each block.
-        skipped: modules that a glob matched and that cannot have one.
-        parameters_before, parameters_after: of the whole model.
-        macs_before, macs_after: multiply-adds of the whole model on the example.
-    """
-
-    model: nn.Module
-    mixer: str
     rows: tuple[InsertRow, ...]
-    skipped: tuple[SkippedAttention, ...]
-    parameters_before: int
-    parameters_after: int
-    macs_before: int
-    macs_after: int
 
     def remove(self) -> None:
         """Take the blocks out of the model again."""
         remove_inserted(self.model)
-
-    def to_json(self) -> dict[str, Any]:
-        """All but the model, as plain values."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "model"}
-        return {**values, "rows": [asdict(r) for r in self.rows], "skipped": [asdict(s) for s in self.skipped]}
 
     def __str__(self) -> str:
         table = [("after", "N", "params", "", "MACs", "", "layout")]
@@ -161,13 +140,6 @@ class InsertReport:
         table.append(("whole model", "", *cost_cells(self), ""))
         skipped = [f"left out: {s.name} ({s.kind}): {s.reason}" for s in self.skipped]
         return "\n".join([f"{self.mixer} inserted, identity at the start", "", *aligned(table), *skipped])
-
-
-class _Call(NamedTuple):
-    """The output of a module in the example's forward pass; `refusal` says why nothing can follow it."""
-
-    shape: tuple[int, ...]
-    refusal: str = ""
 
 
 def insert(
@@ -207,46 +179,56 @@ def insert(
     if not isinstance(model, nn.Module):
         raise UserError(f"model must be an nn.Module, got {model!r}; build it first")
     warn_untested()
+    if layout is not None:
+        check_choice("layout", layout, get_args(Layout))
     label, layer, fixed = resolve_mixer(mixer)
-    patterns = [after] if isinstance(after, str) else list(after)
+    patterns = [after] if isinstance(after, str) else list(after) if isinstance(after, Sequence) else []
+    if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
+        kind = "an empty list" if isinstance(after, list | tuple) and not after else type(after).__name__
+        raise UserError(f"after is names of modules or a glob over them, got {kind}; give one, such as 'layer3'")
     hosts = _find_hosts(model, patterns)
-    example = _example(model, img_size, example_inputs)
-    calls, macs_before, device = _watch(model, hosts, example)
-    blocks: dict[str, tuple[nn.Module, InsertedBlock]] = {}
+    example = example_inputs
+    if example is None:
+        example = example_of(model, img_size) or example_of(model, 224)
+    if example is None:
+        raise UserError("the model does not tell its input; give example_inputs, a tuple of arguments of its forward")
+    calls, macs_before, device = watch_pass(model, example, list(hosts.values()), _observe)
+    blocks: list[tuple[nn.Module, InsertedBlock]] = []
     rows, skipped = [], []
-    for name, host in hosts.items():
-        seen = calls[name]
+    for i, (name, host) in enumerate(hosts.items()):
+        seen: list[Any] = [call for place, call in calls if place == i]
         refusal = _refusal(host, seen, layout)
         if refusal:
             skipped.append(SkippedAttention(name, type(host).__name__, refusal))
             continue
-        chosen = layout or _layout_of(host, seen[0].shape)
+        chosen = layout or _layout_of(host, seen[0])
         block = _build(layer, label, host, model, seen, chosen, {**fixed, **(mixer_kwargs or {})})
-        counts = tuple(_tokens(call.shape, chosen) for call in seen)
-        blocks[name] = host, block
+        counts = tuple(_tokens(shape, chosen) for shape in seen)
+        blocks.append((host, block))
         rows.append(
             InsertRow(
                 name=name,
                 after=type(host).__name__,
-                layout=_letters(seen[0].shape, chosen),
+                layout=_letters(seen[0], chosen),
                 dim=block.mixer.dim,
                 num_tokens=counts,
                 parameters=count_parameters(block),
-                macs=sum(call.shape[0] * count_of(block.mixer, n) for call, n in zip(seen, counts, strict=True)),
+                macs=sum(shape[0] * count_of(block.mixer, n) for shape, n in zip(seen, counts, strict=True)),
             )
         )
     if skipped and (not rows or any(s.name in patterns for s in skipped)):
         first = next((s for s in skipped if s.name in patterns), skipped[0])
         raise UserError(f"nothing can be inserted after {first.name} ({first.kind}): {first.reason}")
     before = count_parameters(model)
-    for host, block in blocks.values():
+    for host, block in blocks:
         _attach(host, block)
 
     def undo() -> None:
-        for host, _ in blocks.values():
+        for host, _ in blocks:
             delattr(host, INSERTED)
 
-    macs_after = _check(model, example, undo, device)
+    remedy = "name another module, or give the layout of its output"
+    macs_after = check_runs(model, example, undo, device, "insertion", remedy)
     return InsertReport(
         model=model,
         mixer=label,
@@ -296,72 +278,27 @@ def _find_hosts(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Modul
     return found
 
 
-def _example(model: nn.Module, img_size: int | tuple[int, int] | None, given: Example | None) -> Example:
-    if given is not None:
-        return given
-    example = example_of(model, img_size) or example_of(model, 224)
-    if example is None:
-        raise UserError("the model does not tell its input; give example_inputs, a tuple of arguments of its forward")
-    return example
-
-
-def _watch(
-    model: nn.Module, hosts: Mapping[str, nn.Module], example: Example
-) -> tuple[dict[str, list[_Call]], int, torch.device]:
-    """The calls of each host in a forward pass, its multiply-adds, and the device on which the model can run it."""
-    calls: dict[str, list[_Call]] = {name: [] for name in hosts}
-    with ExitStack() as stack:
-        for name, host in hosts.items():
-            stack.enter_context(watch_calls(host, calls[name], _observe))
-        own, failure = next((p.device for p in model.parameters()), META), None
-        for device in dict.fromkeys((META, own)):
-            for seen in calls.values():
-                seen.clear()
-            try:
-                return calls, model_macs(model, example, device), device
-            except Exception as error:  # whatever a stranger's forward pass may raise
-                failure = error
-    assert failure is not None
-    raise UserError(
-        f"the forward pass on the example fails with {one_line(failure)}; give example_inputs that fit the model"
-    ) from failure
-
-
-def _check(model: nn.Module, example: Example, undo: Callable[[], None], device: torch.device) -> int:
-    """Multiply-adds of the changed model, where it ran before, else where the model is; undone if it does not run."""
-    what = "insertion", "name another module, or give the layout of its output"
-    own = next((p.device for p in model.parameters()), META)
-    if device != own:
-        try:
-            return check_runs(model, example, lambda: None, device, *what)
-        except UserError:  # A mixer of the user's may not run on shapes alone.
-            pass
-    return check_runs(model, example, undo, own, *what)
-
-
-def _observe(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> _Call:
+def _observe(_: int, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> torch.Size | str:
+    """The shape of a module's output, or why nothing can follow it."""
     if not isinstance(result, Tensor):
-        return _Call(
-            (), f"its output is a {type(result).__name__}, not a tensor; name the module that makes the tensor"
-        )
+        return f"its output is a {type(result).__name__}, not a tensor; name the module that makes the tensor"
     if not result.is_floating_point() or not 3 <= result.dim() <= 5:
-        return _Call(
-            (),
-            f"its output {tuple(result.shape)} is neither tokens (B, N, C) nor a map (B, C, ...); name a "
-            "module before the global pooling",
+        return (
+            f"its output {tuple(result.shape)} is neither tokens (B, N, C) nor a map (B, C, ...); name a module before "
+            "the global pooling"
         )
-    return _Call(tuple(result.shape))
+    return result.shape
 
 
-def _refusal(host: nn.Module, calls: Sequence[_Call], layout: Layout | None) -> str:
+def _refusal(host: nn.Module, calls: Sequence[torch.Size | str], layout: Layout | None) -> str:
     if not calls:
         return "the forward pass does not call it; name a module that it calls"
-    reason = next((call.refusal for call in calls if call.refusal), "")
-    if reason:
-        return reason
-    if len({len(call.shape) for call in calls}) > 1:
+    shapes = [call for call in calls if not isinstance(call, str)]
+    if len(shapes) < len(calls):
+        return next(call for call in calls if isinstance(call, str))
+    if len(set(map(len, shapes))) > 1:
         return "its calls give outputs of different layouts"
-    dims = {_width(call.shape, layout or _layout_of(host, calls[0].shape)) for call in calls}
+    dims = {_width(shape, layout or _layout_of(host, shapes[0])) for shape in shapes}
     return f"its calls give outputs of widths {sorted(dims)}; name a module around one call" if len(dims) > 1 else ""
 
 
@@ -407,11 +344,11 @@ def _build(
     label: str,
     host: nn.Module,
     model: nn.Module,
-    calls: Sequence[_Call],
+    shapes: Sequence[Sequence[int]],
     layout: Layout,
     kwargs: Mapping[str, Any],
 ) -> InsertedBlock:
-    shape, counts = calls[0].shape, {_tokens(call.shape, layout) for call in calls}
+    shape, counts = shapes[0], {_tokens(one, layout) for one in shapes}
     dim = _width(shape, layout)
     known = inspect.signature(layer).parameters
     if layer.capabilities.layout == "2d" and layout == "tokens":

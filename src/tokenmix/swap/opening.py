@@ -51,7 +51,7 @@ class SwappedConfig(PreTrainedConfig):
         for name, table in OPENED_BY.items():
             mapping = getattr(transformers, table, {})
             if own in mapping:
-                getattr(transformers, name).register(made, _opener(mapping[own]), exist_ok=True)
+                getattr(transformers, name).register(made, _opener(mapping[own], made), exist_ok=True)
         return made.from_dict(fields, **kwargs)
 
 
@@ -67,31 +67,17 @@ def _well_formed(swap: Mapping[str, Any]) -> bool:
     )
 
 
-def _opener(found: Any) -> type:
+def _opener(found: Any, config: type) -> type:
     """What an automatic class opens: the model's own class, with the mixers put in before its weights are read."""
     own = found[0] if isinstance(found, tuple | list) else found
 
-    def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        own.__init__(self, config, *args, **kwargs)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        own.__init__(self, *args, **kwargs)
         repeat_swap(self)
+        self.__class__ = own
 
     # By name and module it is the model's own, for transformers looks up by them how a checkpoint's keys are called.
-    swapped: Any = type(own.__name__, (own,), {"__init__": __init__, "__module__": own.__module__})
-
-    class Opener:
-        @classmethod
-        def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-            opened = swapped.from_pretrained(*args, **kwargs)
-            (opened[0] if isinstance(opened, tuple) else opened).__class__ = own
-            return opened
-
-        @classmethod
-        def _from_config(cls, *args: Any, **kwargs: Any) -> Any:
-            made = swapped._from_config(*args, **kwargs)
-            made.__class__ = own
-            return made
-
-    return Opener
+    return type(own.__name__, (own,), {"__init__": __init__, "__module__": own.__module__, "config_class": config})
 
 
 def repeat_swap(model: Any) -> None:

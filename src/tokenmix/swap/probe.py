@@ -7,10 +7,10 @@ is counted.
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +23,10 @@ from tokenmix.layers.table import checked_own_mixers
 from tokenmix.swap.adapter import AttentionAdapter, ObservedCall
 
 META = torch.device("meta")
+Seen = TypeVar("Seen")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Probe:
     """What a forward pass showed.
 
@@ -39,14 +40,15 @@ class Probe:
     """
 
     macs: int | None = None
-    calls: dict[int, list[ObservedCall]] = field(default_factory=dict)
-    order: list[int] = field(default_factory=list)
-    mixed: set[int] = field(default_factory=set)
+    calls: Mapping[int, Sequence[ObservedCall]] = field(default_factory=dict)
+    order: Sequence[int] = ()
+    mixed: Set[int] = frozenset()
     note: str = ""
     device: torch.device = META
 
 
-Example = Sequence[Any] | Mapping[str, Any]
+Example = Tensor | Sequence[Any] | Mapping[str, Any]
+"""Arguments of a forward pass, in order or by name, or the only one."""
 
 
 def example_of(model: nn.Module, img_size: int | tuple[int, int] | None) -> Example | None:
@@ -121,35 +123,53 @@ def probe_model(
     """Run the model on an example, watching these modules."""
     if example is None:
         return Probe(note="the model does not tell its input")
-    probe = Probe()
-    with ExitStack() as stack:
-        for module, adapter in attentions:
-            calls = probe.calls.setdefault(id(module), [])
-            stack.enter_context(watch_calls(module, calls, _observer(module, adapter, probe)))
-        own, note = next((p.device for p in model.parameters()), META), ""
-        for device in dict.fromkeys((META, own)):
-            for calls in (*probe.calls.values(), probe.order):
-                calls.clear()
-            try:
-                return replace(probe, macs=model_macs(model, example, device), device=device)
-            except Exception as error:  # whatever a stranger's forward pass may raise
-                note = f"its forward pass on the example fails with {one_line(error)}"
-    return Probe(note=note)
 
-
-def _observer(module: nn.Module, adapter: AttentionAdapter, probe: Probe) -> Callable[..., ObservedCall]:
-    """For `watch_calls`: what the adapter observes of a call of the module."""
-
-    def note(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], _: Any) -> ObservedCall:
+    def observe(
+        place: int, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], _: Any
+    ) -> tuple[str, ObservedCall]:
+        module, adapter = attentions[place]
         function = module.forward if method == "__call__" else getattr(module, method)
         bound = inspect.signature(function).bind(*args, **kwargs)
         bound.apply_defaults()
-        probe.order.append(id(module))
-        if method == "mix":
-            probe.mixed.add(id(module))
-        return adapter.observe(module, bound.arguments)
+        return method, adapter.observe(module, bound.arguments)
 
-    return note
+    try:
+        seen, macs, device = watch_pass(model, example, [module for module, _ in attentions], observe)
+    except UserError as error:
+        return Probe(note=str(error))
+    order = [id(attentions[place][0]) for place, _ in seen]
+    calls: dict[int, list[ObservedCall]] = {one: [] for one in order}
+    for one, (_, (_, call)) in zip(order, seen, strict=True):
+        calls[one].append(call)
+    mixed = {one for one, (_, (method, _)) in zip(order, seen, strict=True) if method == "mix"}
+    return Probe(macs, calls, order, mixed, device=device)
+
+
+def watch_pass(
+    model: nn.Module, example: Example, modules: Sequence[nn.Module], observe: Callable[..., Seen]
+) -> tuple[list[tuple[int, Seen]], int, torch.device]:
+    """A forward pass: the calls of some modules, the multiply-adds of the model, and the device on which it runs.
+
+    A call is the module's place among `modules`, and observe(place, method, args, kwargs, result).
+
+    Raises:
+        UserError: it fails on the meta device and on the model's own.
+    """
+    own, failure = next((p.device for p in model.parameters()), META), ""
+    for device in dict.fromkeys((META, own)):
+        calls: list[tuple[int, Seen]] = []
+        with ExitStack() as stack:
+            for place, module in enumerate(modules):
+                stack.enter_context(watch_calls(module, calls, functools.partial(_placed, observe, place)))
+            try:
+                return calls, model_macs(model, example, device), device
+            except Exception as error:  # whatever a stranger's forward pass may raise
+                failure = one_line(error)
+    raise UserError(f"the forward pass on the example fails with {failure}; give example_inputs that fit the model")
+
+
+def _placed(observe: Callable[..., Seen], place: int, *call: Any) -> tuple[int, Seen]:
+    return place, observe(place, *call)
 
 
 @contextmanager
@@ -158,16 +178,22 @@ def watch_calls(module: nn.Module, calls: list[Any], note: Callable[..., Any]) -
 
     Our stacks call `mix` and not the module. Either may call the other, which is the same call.
     """
-    began: list[int] = []
+    depth = 0
 
-    def note_one(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        del calls[began.pop() :]
-        calls.append(note(method, args, kwargs, result))
+    def enter(*_: Any) -> None:
+        nonlocal depth
+        depth += 1
+
+    def leave(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        nonlocal depth
+        depth -= 1
+        if not depth:
+            calls.append(note(method, args, kwargs, result))
 
     handles = [
-        module.register_forward_pre_hook(lambda _, args: began.append(len(calls))),
+        module.register_forward_pre_hook(enter),
         module.register_forward_hook(
-            lambda _, args, kwargs, result: note_one("__call__", args, kwargs, result), with_kwargs=True
+            lambda _, args, kwargs, result: leave("__call__", args, kwargs, result), with_kwargs=True
         ),
     ]
     if isinstance(module, Mixer):
@@ -175,9 +201,9 @@ def watch_calls(module: nn.Module, calls: list[Any], note: Callable[..., Any]) -
 
         @functools.wraps(mix)
         def noted(*args: Any, **kwargs: Any) -> Any:
-            began.append(len(calls))
+            enter()
             result = mix(*args, **kwargs)
-            note_one("mix", args, kwargs, result)
+            leave("mix", args, kwargs, result)
             return result
 
         object.__setattr__(module, "mix", noted)
@@ -205,7 +231,8 @@ def model_macs(model: nn.Module, inputs: Example, device: torch.device = META) -
         for prefix, m in parts
         for name, buffer in m.named_buffers(prefix, recurse=False)
     }
-    args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
+    args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (inputs, {})
+    args = (args,) if isinstance(args, Tensor) else tuple(args)
     given: Any = map_aggregate((args, kwargs), lambda x: _moved(x, device) if isinstance(x, Tensor) else x)
     training = [module for module in model.modules() if module.training]
     # PyTorch's fused encoder layer would pass the attention by, and packs padded tokens, which meta tensors cannot be.
@@ -243,11 +270,14 @@ def check_runs(
     try:
         with checked_own_mixers(model):
             return model_macs(model, example, device)
-    except OwnMixerError:
-        undo()
-        raise
     except Exception as error:
+        own = next((p.device for p in model.parameters()), device)
+        if device != own:
+            # A mixer of the user's may not run on shapes alone.
+            return check_runs(model, example, undo, own, change, remedy)
         undo()
+        if isinstance(error, OwnMixerError):
+            raise
         raise UserError(
             f"the model does not run with the mixer, so the {change} was undone: {one_line(error)}; {remedy}"
         ) from error

@@ -80,9 +80,15 @@ def plan_replacements(
         except SwapError as refusal:
             skipped.append(SkippedAttention(site.name, site.kind, str(refusal)))
     if skipped and (request.strict or not replacements):
-        first = skipped[0]
-        more = f" (and {len(skipped) - 1} more)" if len(skipped) > 1 else ""
-        raise UserError(f"{first.name} ({first.kind}) cannot become {request.label}: {first.reason}{more}")
+        alike: dict[str, list[SkippedAttention]] = {}
+        for one in skipped:
+            alike.setdefault(one.reason, []).append(one)
+        reasons = [
+            f"{first.name} ({first.kind}) cannot become {request.label}: {reason}"
+            + (f" (and {len(others)} more)" if others else "")
+            for reason, (first, *others) in alike.items()
+        ]
+        raise UserError("; ".join(reasons))
     if len(replacements) == 1 and replacements[0].carrying is not None:
         name = replacements[0].site.name
         raise UserError(f"{name} alone has no layer before it whose scores it could take; choose two or more by where")

@@ -1,10 +1,70 @@
-"""The report of a swap, for programs and for the terminal."""
+"""Reports as plain values and as tables, for programs, the terminal and notebooks; that of a swap."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from torch import nn
+
+
+class Report:
+    """What is known of a model that was changed or trained: a dataclass."""
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the model, as plain values."""
+        found: dict[str, Any] = _plain(self)
+        return found
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        parts = {f.name: getattr(value, f.name) for f in fields(value)}
+        return {name: _plain(part) for name, part in parts.items() if not isinstance(part, nn.Module)}
+    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+class TableReport(Report, ABC):
+    """A report whose table people read, with a sentence below."""
+
+    @abstractmethod
+    def rows(self) -> list[list[str]]:
+        """Cells of the table, a header first."""
+
+    @abstractmethod
+    def _about(self) -> str: ...
+
+    def __str__(self) -> str:
+        rows = self.rows()
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+        return "\n".join([*lines, self._about()])
+
+    def _repr_html_(self) -> str:
+        rows = ("".join(f"<td>{cell}</td>" for cell in row) for row in self.rows())
+        return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table><p>{self._about()}</p>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangeReport(Report):
+    """A model with other mixers in it, and what that changed.
+
+    Attributes:
+        model: the model that was given, changed in place.
+        mixer: what was put in.
+        skipped: places that were matched and could not be.
+        parameters_before, parameters_after: of the whole model.
+        macs_before, macs_after: multiply-adds of the whole model on the example, one sample if none was given; None if
+            it could not be run.
+    """
+
+    model: nn.Module
+    mixer: str
+    skipped: tuple["SkippedAttention", ...]
+    parameters_before: int
+    parameters_after: int
+    macs_before: int | None
+    macs_after: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,34 +104,16 @@ class SkippedAttention:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SwapReport:
-    """A model with other mixers in it, and what that changed.
+class SwapReport(ChangeReport):
+    """A model in which attention was replaced.
 
     Attributes:
-        model: the model that was given, changed in place.
-        mixer: what was put in.
         rows: one for each attention that was replaced.
-        skipped: those that were matched and could not be.
-        parameters_before, parameters_after: of the whole model.
-        macs_before, macs_after: multiply-adds of the whole model on the example, one sample if none was given; None if
-            it could not be run.
         notes: what else is to be known.
     """
 
-    model: nn.Module
-    mixer: str
     rows: tuple[SwapRow, ...]
-    skipped: tuple[SkippedAttention, ...]
-    parameters_before: int
-    parameters_after: int
-    macs_before: int | None
-    macs_after: int | None
     notes: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """All but the model, as plain values."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "model"}
-        return {**values, "rows": [asdict(r) for r in self.rows], "skipped": [asdict(s) for s in self.skipped]}
 
     def __str__(self) -> str:
         differing = len({row.kept for row in self.rows}) > 1

@@ -86,7 +86,7 @@ def swap_attention(
     replacements, skipped = plan_replacements(chosen, request)
     before = count_parameters(model)
     undo, notes = _put(model, replacements, label, whole=len(replacements) == len(sites))
-    macs = None if probe.macs is None else check_runs(model, example or (), undo, probe.device)
+    macs = None if probe.macs is None or example is None else check_runs(model, example, undo, probe.device)
     rows = tuple(replacement.row for replacement in replacements)
     record_swap(model, named, rows, mixer_kwargs or {}, drop)
     return SwapReport(

@@ -233,8 +233,8 @@ def _resume(given: TrainConfig, quiet: bool) -> Path:
             config = fit_to_ranks(_merged(get_task(given.task).with_absolute_paths(given), run))
             if run.is_finished:
                 raise UserError(
-                    f"{run.path} is finished; evaluate it with: tokenmix eval {run.path}, or start from it with --init-from "
-                    f"{run.path}"
+                    f"{run.path} is finished; evaluate it with: tokenmix eval {run.path}, or start from it with "
+                    f"--init-from {run.path}"
                 )
             if not any(
                 latest_complete_checkpoint(run.path / "checkpoints" / name).exists() for name in ("last", "best")
