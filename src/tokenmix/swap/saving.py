@@ -23,8 +23,10 @@ def record_swap(
 ) -> None:
     """Note a swap in the configs of transformers' models, the model itself or parts of it, for `save_pretrained`."""
     transformers = sys.modules.get("transformers")
+    if transformers is None:
+        return
     outermost: list[str] = []
-    for name, part in model.named_modules() if transformers is not None else ():
+    for name, part in model.named_modules():
         if isinstance(part, transformers.PreTrainedModel) and not any(name.startswith(one) for one in outermost):
             outermost.append(f"{name}." if name else "")
             tokens = {
