@@ -26,7 +26,9 @@ def joined(parts: Sequence[Rows]) -> dict[str, Tensor]:
 
     Rows without `index` stay in the order in which they are given.
     """
-    columns = {name: torch.cat([part[name].detach().cpu() for part in parts]) for name in (parts[0] if parts else ())}
+    names = parts[0] if parts else ()
+    with torch.autocast("cpu", enabled=False):  # Which refuses float16 beside bfloat16.
+        columns = {name: torch.cat([part[name].detach().cpu() for part in parts]) for name in names}
     for name in [name for name in columns if name.rpartition(".")[2] == INDEX]:
         table = name.removesuffix(INDEX)
         order = columns[name].argsort(stable=True)

@@ -242,9 +242,8 @@ def _resume(given: TrainConfig, quiet: bool) -> Path:
                 raise UserError(
                     f"{run.path} was stopped before its first checkpoint; remove the folder and start again"
                 )
-            config = _resolved(config)  # Before gigabytes of a checkpoint are read.
             checkpoint = _last_checkpoint(run)
-            session = _prepare(config)
+            session = _prepare(_resolved(config))
             if session.task.data != run.description:
                 raise UserError(
                     f"the data {config.data.data!r} is not what {run.path} was started with; see its data.json"
