@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tokenmix.distillation.losses import distillation_loss, layer_loss, watched_layers
 from tokenmix.errors import UserError
 from tokenmix.lab.train.config import TrainConfig
-from tokenmix.lab.train.metrics import Metric
+from tokenmix.lab.train.metrics import Metric, Rows, num_rows
 from tokenmix.lab.train.task import TaskData, TaskModule
 
 
@@ -93,12 +93,12 @@ class DistillingTask(TaskModule, ABC):
         loss = self._layer_loss(self.teacher, batch)
         return {"loss": loss, "logs": {"loss": loss.detach()}}
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def rows_of(self, batch: Any) -> Rows:
         """As of every task; with each sample the loss over layers of its batch."""
-        super().validation_step(batch, batch_idx)
-        if self.teacher is not None and self.options.distill_from == "layers":
-            loss = self._layer_loss(self.teacher, batch).float().cpu()
-            self.rows[-1] = {**self.rows[-1], "layer_loss": loss.expand(len(self.rows[-1]["index"]))}
+        rows = super().rows_of(batch)
+        if self.teacher is None or self.options.distill_from == "logits":
+            return rows
+        return {**rows, "layer_loss": self._layer_loss(self.teacher, batch).float().expand(num_rows(rows))}
 
     def _layer_loss(self, teacher: "DistillingTask", batch: Any) -> Tensor:
         with watched_layers(teacher.model, self.swapped) as calls:

@@ -13,6 +13,11 @@ Rows = Mapping[str, Tensor]
 """Columns of what an evaluation keeps: a row for each sample; in a column TABLE.NAME as many as the table has."""
 
 
+def num_rows(rows: Rows) -> int:
+    """The number of samples."""
+    return len(rows.get(INDEX, next(iter(rows.values()))))
+
+
 @dataclass(frozen=True)
 class Metric:
     """A number of an evaluation; a bootstrap is the same function with other weights.
@@ -69,8 +74,7 @@ class Metric:
 
     def __call__(self, rows: Rows) -> Any:
         """The number where each sample counts once; a table as lists, or by the names of its entries."""
-        number = len(rows.get(INDEX, next(iter(rows.values()))))
-        table = self.measure(rows, torch.ones(1, number, dtype=torch.float64))[0]
+        table = self.measure(rows, torch.ones(1, num_rows(rows), dtype=torch.float64))[0]
         value = table.nan_to_num(self.undefined, math.inf, -math.inf).tolist()
         return dict(zip(self.names, value, strict=True)) if self.names else value
 

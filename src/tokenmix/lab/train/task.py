@@ -27,7 +27,7 @@ from tokenmix.lab.registry import check_model
 from tokenmix.lab.train.checkpoint import initial_weights
 from tokenmix.lab.train.config import TeacherOptions, TrainConfig
 from tokenmix.lab.train.distributed import all_reduce_mean
-from tokenmix.lab.train.metrics import Metric, Rows
+from tokenmix.lab.train.metrics import Metric, Rows, num_rows
 from tokenmix.lab.train.plan import make_optimizer, make_schedule
 from tokenmix.lab.train.predictions import collected, joined
 from tokenmix.lab.train.programs import ProgramHooks
@@ -320,12 +320,17 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         """Forget what the previous evaluation kept."""
         self.rows, self.samples = [], {}
 
+    def rows_of(self, batch: Any) -> Rows:
+        """What is kept of a batch: what `evaluate` gives, and what a base class adds."""
+        return self.evaluate(batch)
+
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Keep what `evaluate` says of validation or test samples."""
-        self.rows.append(joined([self.evaluate(batch)]))
+        """Keep the rows of validation or test samples."""
+        self.rows.append(joined([self.rows_of(batch)]))
         # Thousands of small tensors between large ones would keep the allocator from reusing the memory of the latter.
-        if len(self.rows) == 64:
-            self.rows = [joined(self.rows)]
+        # Parts of like size are joined, so that each row is copied log(batches) times.
+        while len(self.rows) > 1 and num_rows(self.rows[-2]) <= num_rows(self.rows[-1]):
+            self.rows[-2:] = [joined(self.rows[-2:])]
 
     def shard(self, mesh: DeviceMesh) -> None:
         """Shard every block's parameters, and the rest, over the processes; blocks are gathered when used."""
