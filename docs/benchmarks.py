@@ -5,6 +5,7 @@ import re
 import statistics
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -23,7 +24,7 @@ NAMES = {
 }
 COLOURS = ("#2b5fb3", "#d9731a", "#2f8f5b", "#8a5ab5", "#777777")
 TABLES = re.compile(r"(<!-- (table|loops) -->\n).*?(<!-- end -->)", re.DOTALL)
-UNITS = {"read": "decode and augment alone", "jobs": "side by side"}
+PARTS = {"read": "decode and augment alone", "jobs": "side by side"}
 Machine = dict[tuple[str, str], tuple[Ratio, float, float]]
 """(case, other package) -> ratio, our seconds, the other's."""
 
@@ -78,16 +79,21 @@ def _cell(ratio: Ratio, spread: bool) -> str:
     return f"{median} ({ratio.q1:.2f}–{ratio.q3:.2f})" if spread else median
 
 
-def loops() -> str:
-    """Whole training loops on the machine that measured them last: rates, ratios and peak memory."""
+def latest_loops() -> tuple[str, dict[str, Any]]:
+    """The machine that measured whole training loops last, and what it found."""
     files = (ROOT / "dev" / "benchmarks").glob("*/end_to_end.json")
     found = {file.parent.name: json.loads(file.read_text()) for file in files}
-    name, latest = max(found.items(), key=lambda item: item[1]["environment"]["date"])
+    return max(found.items(), key=lambda item: item[1]["environment"]["date"])
+
+
+def loops() -> str:
+    """Whole training loops on the machine that measured them last: rates, ratios and peak memory."""
+    name, latest = latest_loops()
     lines = ["| loop | other | tokenmix, a second | other, a second | ours / other | MiB | MiB, other |"]
     lines += ["|---|---|---:|---:|---:|---:|---:|"]
     for row in latest["rows"]:
-        title = row["name"] + (f", {UNITS[row['group']]}" if row["group"] in UNITS else "")
-        ours = row["sides"]["tokenmix" if "tokenmix" in row["sides"] else "--jobs 2"]
+        title = row["name"] + (f", {PARTS[row['group']]}" if row["group"] in PARTS else "")
+        ours = next(iter(row["sides"].values()))
         for other, (median, low, high) in row["ratios"].items():
             sides = ours, row["sides"][other]
             medians = [statistics.median(side["rates"]) for side in sides]

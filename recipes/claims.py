@@ -23,7 +23,6 @@ from tokenmix.errors import UserError
 from tokenmix.files import read_json, write_json
 from tokenmix.lab.compare.results import Results, load_results
 from tokenmix.lab.compare.statistics import Difference, difference, holm
-from tokenmix.testing.probe import ProbeReport
 
 ROOT = Path(__file__).parents[1]
 PAGE, PROBE = ROOT / "docs" / "claims.md", ROOT / "dev" / "probe.json"
@@ -91,15 +90,16 @@ def control_holds(results: Results) -> bool:
 
 def probed(task: str) -> dict[str, Any] | None:
     """A task of the probe in the form of a kept result, of the mixers that have five seeds."""
-    report = ProbeReport.from_json(PROBE.read_text())
-    scores = [s for s in report.scores if s.task == task and s.half_width is not None]
+    told = read_json(PROBE)
+    scores = [one for one in told["scores"] if one["task"] == task and one["half_width"] is not None]
     if not scores:
         return None
     variants = [
-        {"name": s.mixer, "runs": [{"seed": i, "score": value} for i, value in enumerate(s.values)]} for s in scores
+        {"name": one["mixer"], "runs": [{"seed": i, "score": value} for i, value in enumerate(one["values"])]}
+        for one in scores
     ]
-    where = {"metric": "accuracy", "higher": True, "sampling": None, "note": f"guessing {scores[0].guess:.2f}"}
-    return {**where, "minutes": None, **read_json(PROBE)["environment"], "variants": variants}
+    where = {"metric": "accuracy", "higher": True, "sampling": None, "note": f"guessing {scores[0]['guess']:.2f}"}
+    return {**where, "minutes": None, **told["environment"], "variants": variants}
 
 
 @cache

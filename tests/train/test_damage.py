@@ -231,7 +231,7 @@ def test_a_tensorboard_folder_removed_in_mid_run_stops_the_run(tmp_path: Path, m
 
     def removing(self):
         if self.progress.step == 3:
-            shutil.rmtree(self.folder / "tensorboard")
+            shutil.rmtree(self.folder.path / "tensorboard")
         return original(self)
 
     monkeypatch.setattr(trainer.TrainingLoop, "start_batch", removing)

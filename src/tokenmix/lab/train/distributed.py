@@ -94,18 +94,13 @@ def process_group(device: str) -> Iterator[None]:
         gc.collect()
 
 
-def all_reduce_sum(values: Tensor) -> Tensor:
-    """The sum over the processes of a tensor on the CPU."""
+def all_reduce_mean(values: Tensor) -> Tensor:
+    """The mean over the processes of a tensor on the CPU."""
     if not dist.is_initialized():
         return values
     values = values.clone()
     dist.all_reduce(values)
-    return values
-
-
-def all_reduce_mean(values: Tensor) -> Tensor:
-    """The mean over the processes of a tensor on the CPU."""
-    return all_reduce_sum(values) / (dist.get_world_size() if dist.is_initialized() else 1)
+    return values / dist.get_world_size()
 
 
 def all_gather(value: T) -> list[T]:

@@ -73,7 +73,7 @@ class RunFolder:
     @cached_property
     def saved_config(self) -> TrainConfig:
         """The config as it was written."""
-        return read_document(self.setup.get("config"), f"{self.path / 'config.json'}")
+        return read_document(self.setup.get("config"), str(self.path / "config.json"))
 
     @cached_property
     def config(self) -> TrainConfig:

@@ -471,4 +471,4 @@ def _kept(run: Path) -> str:
         step = read_json(last / "meta.json")["progress"]["step"]
     except (LookupError, TypeError, ValueError, RecursionError):
         return f"{last} is damaged"
-    return f"the checkpoint of step {step} is kept, continue with: tokenmix train --resume {run}"
+    return f"the checkpoint of step {step} is kept, {RunFolder(run).to_continue}"

@@ -243,13 +243,7 @@ class TrainingLoop:
     ) -> None:
         task, config = session.task, session.task.config
         self.task, self.data, self.plan, self.config = task, session.data, session.plan, config
-        self.folder, self.opened, self.progress, self.recorder, self.request = (
-            run.path,
-            run,
-            progress,
-            recorder,
-            request,
-        )
+        self.folder, self.progress, self.recorder, self.request = run, progress, recorder, request
         task.total_steps = self.plan.total_steps
         self.engine = Engine(config, task)
         self.optimizers, self.schedules = optimizers_and_schedules(task.configure_optimizers())
@@ -282,7 +276,7 @@ class TrainingLoop:
                 if step_ends and progress.batch < plan.batches(progress.epoch):
                     asked = stopping()
                     if asked or progress.step % self.config.loop.checkpoint_every == 0:
-                        save_run(self.folder, self.checkpoint())
+                        save_run(self.folder.path, self.checkpoint())
                     if asked:
                         raise KeyboardInterrupt
                 bar.advance()
@@ -341,7 +335,7 @@ class TrainingLoop:
         best = final = self.task.results
         if self.progress.best_epoch != self.progress.epoch:
             with raise_on_all_ranks():
-                weights = read_weights(self.opened)
+                weights = read_weights(self.folder)
             load_full_state_dict(self.task.model, weights)
             self._test(keep=True)
             best = self.task.results
@@ -358,7 +352,7 @@ class TrainingLoop:
         if keep and not self.task.no_comparison:
             with raise_on_all_ranks():
                 if self.recorder.first:
-                    save_predictions(self.folder, self.task.samples, self.opened.identity)
+                    save_predictions(self.folder.path, self.task.samples, self.folder.identity)
 
     def _evaluate(self, batches: Any) -> None:
         broadcast_buffers(self.task.model)
@@ -368,7 +362,7 @@ class TrainingLoop:
         """Save `last`, and `best` if this epoch is the best so far."""
         checkpoint, progress = self.checkpoint(), self.progress
         evaluated = checkpoint.weights if self.ema is None else self.ema.weights()
-        save_run(self.folder, checkpoint, evaluated if progress.best_epoch == progress.epoch else None)
+        save_run(self.folder.path, checkpoint, evaluated if progress.best_epoch == progress.epoch else None)
         if self.request.ask()() and progress.step < self.plan.total_steps:
             raise KeyboardInterrupt
 
@@ -387,7 +381,7 @@ class TrainingLoop:
             "recorder": self.recorder.state_dict(),
             "average": self.ema.state_dict() if self.ema else None,
         }
-        return Checkpoint(weights, state, self.progress, self.opened.identity)
+        return Checkpoint(weights, state, self.progress, self.folder.identity)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from the `state` of a checkpoint, with the weights in the model; `UserError` for other options."""
@@ -409,7 +403,7 @@ class TrainingLoop:
                 self.ema.load_state_dict(state["average"])
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise UserError(
-                f"the checkpoint in {self.folder} is of a run with other options than config.json has "
+                f"the checkpoint in {self.folder.path} is of a run with other options than config.json has "
                 f"({one_line(error)}); restore config.json from a copy, or start a new run with --init-from"
             ) from None
 
