@@ -289,7 +289,7 @@ class ProbeReport:
                 if score is None:
                     ax.text(i, 0.05, "fixed\nlength", ha="center", fontsize=7)
         axes[0].legend(loc="upper right", fontsize=7)
-        axes[-1].tick_params(axis="x", rotation=30)
+        axes[-1].set_xticks(range(len(self.mixers)), self.mixers, rotation=30, ha="right")
         figure.suptitle("accuracy at the positions asked for", fontsize=10)
         return figure
 
