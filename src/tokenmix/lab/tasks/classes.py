@@ -99,7 +99,6 @@ class ClassTask(DistillingTask):
         return F.cross_entropy(logits, targets, weight=weights, label_smoothing=smoothing, reduction="none").mean()
 
     def judged(self, logits: Tensor, targets: Tensor, index: Tensor) -> Rows:
-        """What logits (B, classes) say of samples with these labels."""
         probabilities, true = logits.float().softmax(-1), logits.gather(1, targets[:, None])
         confidence, predicted = probabilities.max(-1)
         short = torch.int16 if logits.shape[1] < 1 << 15 else torch.int32

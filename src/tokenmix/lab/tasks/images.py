@@ -18,13 +18,14 @@ from tokenmix.lab.data.images import ImageData, ImageSamples
 from tokenmix.lab.data.images.decode import UnreadableImage, decode_stored
 from tokenmix.lab.data.images.strips import PNG, png_chunk
 from tokenmix.lab.data.indexed import IndexedDataset, balanced_order
-from tokenmix.lab.tasks.summary import summarize_image_model
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distributed import distributed_info
 from tokenmix.lab.train.folder import RunFolder
-from tokenmix.lab.train.programs import View
+from tokenmix.lab.train.programs import View, counted_summary, model_summary
 from tokenmix.lab.train.task import IndexedData, TaskModule
 from tokenmix.models.foreign import with_fresh_head
+from tokenmix.models.interface import CountedModel
+from tokenmix.models.registry import create_model
 from tokenmix.registry import is_foreign
 
 LONGEST = 1000
@@ -39,14 +40,15 @@ class ImageTask(TaskModule):
 
     @classmethod
     def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Its parts, and the published figures."""
-        return summarize_image_model(name, sizes, model_kwargs)
-
-    def swap_example(self) -> tuple[Any, ...] | None:
-        """One image, where the model may not tell what it takes."""
-        if not is_foreign(self.config.model.model):
-            return super().swap_example()
-        return tuple(value[:1] for value in self.example().values())
+        """Its parts, and the published figures; of a model that counts none its parameters."""
+        other = next((size for size in sizes if size != "img_size"), None)
+        if other is not None:
+            raise UserError(f"{name} takes images; leave --{other.replace('_', '-')} {sizes[other]} out")
+        model: Any = create_model(name, **sizes, **model_kwargs)
+        if not isinstance(model, CountedModel):
+            return model_summary(name, model)
+        size = {"image": list(model.img_size), "grid": list(model.grid_size), "tokens": model.num_tokens}
+        return counted_summary(name, model, size)
 
     def initial_weights(self, source: Path) -> dict[str, Tensor]:
         """As for every task; the head of a model from elsewhere starts fresh for other classes too."""

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +23,12 @@ class DistillingTask(TaskModule, ABC):
     validation samples it is the metric `layer_loss`, which picks the best checkpoint without `--monitor`.
 
     Attributes:
+        same_inputs: what a description says of the inputs that a teacher must take too, and the option that decides it.
         teacher: a trained task with its model, frozen; None without one, and wherever a run is only evaluated.
         swapped: names of the layers that were swapped in.
     """
+
+    same_inputs: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, model: nn.Module, config: TrainConfig, data: Mapping[str, Any]) -> None:
         super().__init__(model, config, data)
@@ -49,6 +52,13 @@ class DistillingTask(TaskModule, ABC):
                 f"the teacher {self.options.teacher} knows other classes: {theirs}, the data has {ours}; "
                 "give one that was trained on this data"
             )
+        for name, option in self.same_inputs.items():
+            ours, theirs = (task.data[name] for task in (self, teacher))
+            if ours != theirs:
+                raise UserError(
+                    f"the teacher {self.options.teacher} was trained with {name}={theirs} and this run has {ours}; "
+                    f"give another {option}, or another teacher"
+                )
 
     def learn_from(self, teacher: "DistillingTask", data: TaskData, swapped: Sequence[str]) -> None:
         """Take a teacher; `UserError` if it does not fit."""

@@ -1,7 +1,7 @@
 """Hooks by which `info`, `compare`, `inspect`, `cost` and `export` ask a task about its models."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.lab.train.metrics import Rows
+from tokenmix.layers.base import count_parameters
 from tokenmix.registry import MODELS
 
 
@@ -126,6 +127,39 @@ def model_summary(name: str, model: nn.Module) -> dict[str, Any]:
         "model": name,
         "task": ", ".join(MODELS[name].tasks),
         "about": MODELS[name].about,
-        "parameters": sum(p.numel() for p in model.parameters()),
+        "parameters": count_parameters(model),
         "macs": None if macs is None else macs(),
     }
+
+
+def counted_summary(name: str, model: Any, inputs: Mapping[str, Any], *size: int) -> dict[str, Any]:
+    """What a model that counts its parts has and takes for inputs of a size, with the published figures.
+
+    Those are the paper's, and ours of the preset: what was asked for may have another size or other arguments.
+    """
+    from tokenmix.models.registry import create_on_meta  # not at the top: it imports timm
+
+    rows = (row._asdict() for row in model.cost_table(*size))
+    summary = {
+        "model": name,
+        "task": ", ".join(MODELS[name].tasks),
+        "mixer": model.mixer_name,
+        **inputs,
+        "parameters": count_parameters(model),
+        "macs": model.macs(*size),
+        "blocks": [{key.replace("mixer_", "mixer "): value for key, value in row.items()} for row in rows],
+        "warnings": getattr(model, "warnings", list)(),
+        "published": None,
+    }
+    theirs = MODELS[name].published if name in MODELS else None
+    if theirs is None:
+        return summary
+    preset: Any = create_on_meta(name)
+    if theirs.part is not None:
+        row = next(row for row in preset.cost_table() if row[0] == theirs.part)
+        ours = {"parameters": row.parameters}
+    else:
+        ours = {"parameters": count_parameters(preset)}
+        if theirs.macs is not None:
+            ours |= {"image": list(preset.img_size), "macs": preset.macs()}
+    return {**summary, "published": asdict(theirs), "preset": ours}

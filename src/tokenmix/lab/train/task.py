@@ -151,7 +151,6 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         mode: whether more (max) or less (min) of it is better.
         options: the task's own options, `config.options`.
         set_elsewhere: arguments of a model that are not the user's to give, and the option that decides each.
-        writes: `predict_into` writes files, such as masks.
         total_steps: optimiser steps of the whole run; the loop sets it before training.
         automatic_optimization: the loop runs the backward pass and steps the optimisers; False: `training_step` does.
         optimizers: those of `configure_optimizers`, for such a `training_step`.
@@ -164,7 +163,6 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
 
     monitor: str
     set_elsewhere: ClassVar[Mapping[str, str]] = {}
-    writes: ClassVar[bool] = False
     automatic_optimization: ClassVar[bool] = True
 
     def __init__(self, model: nn.Module, config: TrainConfig, data: Mapping[str, Any]) -> None:
@@ -276,7 +274,10 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
 
     @abstractmethod
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
-        """Predictions for files, or for what the task can read from a command line itself, as values for JSON."""
+        """Predictions for files, or for what the task can read from a command line itself, as values for JSON.
+
+        Called in evaluation mode and without gradients, as `evaluate`, `predict_into` and `show` are.
+        """
 
     def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[dict[str, Any]]:
         """The same predictions, also written as images and files into the existing folder `out`."""
@@ -300,7 +301,7 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
 
     def swap_example(self) -> tuple[Any, ...] | None:
         """Arguments of a forward pass that shows a swap how the model calls its attention; None for one image."""
-        return None
+        return None if type(self).example is TaskModule.example else tuple(x[:1] for x in self.example().values())
 
     def answering(self) -> nn.Module:
         """The model as it is exported: one tensor of predictions for the arguments that `example` gives."""
@@ -337,7 +338,7 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         for block in [
             block
             for name, blocks in self.model.named_modules()
-            if name.endswith("blocks")
+            if name.endswith(("blocks", ".layers"))
             for block in blocks.children()
         ]:
             fully_shard(block, mesh=mesh)
@@ -376,6 +377,7 @@ class IndexedData(TaskData):
         validation: those of the training samples that are held out to choose by, read as `test` is; None for none.
         config: the run's config; its limits are taken here.
         description: what the run folder keeps as well as the numbers of samples.
+        test_batch: at most as many samples in a test batch.
     """
 
     # Of image tasks the images themselves, for a report that shows some.
@@ -389,8 +391,9 @@ class IndexedData(TaskData):
         *,
         config: TrainConfig,
         description: dict[str, Any],
+        test_batch: int | None = None,
     ) -> None:
-        self.unit = train.unit
+        self.unit, self.test_batch = train.unit, test_batch
         self.train = subset(train, config.data.limit)
         self.test = subset(test, config.data.limit_eval)
         self.validation = validation
@@ -417,13 +420,15 @@ class IndexedData(TaskData):
         return loader
 
     def test_batches(self, *, batch_size: int) -> Iterable[Any]:
-        """The test samples in their order."""
-        return make_loader(self.test, batch_size=batch_size, shuffle=False, **self._shared)
+        return self._in_order(self.test, batch_size)
 
     def validation_batches(self, *, batch_size: int) -> Iterable[Any]:
-        """The validation samples in their order."""
         assert self.validation is not None
-        return make_loader(self.validation, batch_size=batch_size, shuffle=False, **self._shared)
+        return self._in_order(self.validation, batch_size)
+
+    def _in_order(self, samples: IndexedDataset, batch_size: int) -> Iterable[Any]:
+        size = min(batch_size, self.test_batch or batch_size)
+        return make_loader(samples, batch_size=size, shuffle=False, **self._shared)
 
     def part(self, rank: int, world_size: int) -> "IndexedData":
         """The same samples, of which this process reads its share."""

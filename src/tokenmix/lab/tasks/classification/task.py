@@ -20,13 +20,13 @@ from tokenmix.lab.data.images import load_images, make_augment, read_image
 from tokenmix.lab.data.images.augment import Erase
 from tokenmix.lab.registry import DATA_SETS, incompatible_model_error
 from tokenmix.lab.tasks.classes import ClassTask, likeliest
-from tokenmix.lab.tasks.classification.options import ClassificationOptions
+from tokenmix.lab.tasks.classification import ClassificationOptions
 from tokenmix.lab.tasks.images import ImageTask, image_data, image_view, with_size_of_start
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.metrics import Metric, Rows
 from tokenmix.lab.train.programs import HubForm, PlainSamples, View
-from tokenmix.lab.train.task import IndexedData, TaskData, check_names, input_sizes
+from tokenmix.lab.train.task import IndexedData, check_names, input_sizes
 from tokenmix.layers.less_attention import LessAttention
 from tokenmix.losses import diagonality_loss
 from tokenmix.models import create_model
@@ -62,6 +62,7 @@ class ImageClassification(ImageTask, ClassTask):
     hub: ClassVar[HubForm | None] = HUB
     baselines: ClassVar[tuple[str, ...]] = ("majority", "logistic regression", "random forest")
     options: ClassificationOptions
+    same_inputs: ClassVar[Mapping[str, str]] = {"channels": "--data", "img_size": "--img-size"}
     set_elsewhere: ClassVar[Mapping[str, str]] = {
         "num_classes": "--data",
         "in_chans": "--in-chans",
@@ -88,7 +89,6 @@ class ImageClassification(ImageTask, ClassTask):
 
     @classmethod
     def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> IndexedData:
-        """Read the images of the data; `UserError` if `like` has other classes or channels."""
         options: ClassificationOptions = config.options
         size = options.img_size if like is None else tuple(like["img_size"])
         images = load_images(
@@ -114,7 +114,6 @@ class ImageClassification(ImageTask, ClassTask):
 
     @classmethod
     def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
-        """The model of that name, with as many classes and channels and as large as the data."""
         given: dict[str, Any] = {"num_classes": len(data["classes"]), "in_chans": data["channels"]}
         name, size = config.model.model, tuple(data["img_size"])
         if is_foreign(name):
@@ -124,12 +123,10 @@ class ImageClassification(ImageTask, ClassTask):
 
     @classmethod
     def with_absolute_paths(cls, config: TrainConfig) -> TrainConfig:
-        """Also with the image size of the run that it starts from."""
         return with_size_of_start(super().with_absolute_paths(config))
 
     @classmethod
     def check(cls, config: TrainConfig, batch_size: int) -> None:
-        """Also other libraries' names, and pairs of images for mixup."""
         super().check(config, batch_size)
         ours = {*list_models(task="image-classification"), *list_models(task=config.task)}
         name = config.model.model
@@ -156,7 +153,6 @@ class ImageClassification(ImageTask, ClassTask):
     @classmethod
     @torch.no_grad()
     def name_prediction(cls, model: nn.Module, inputs: Tensor, data: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The most probable class."""
         if not data.get("classes"):
             return None
         top = model(inputs).softmax(-1)[0].max(-1)
@@ -192,17 +188,6 @@ class ImageClassification(ImageTask, ClassTask):
         if any(not torch.equal(mine, other) for mine, other in zip(ours, theirs)):
             images = (images * ours[1] + ours[0] - theirs[0]) / theirs[1]
         return teacher.model(images)
-
-    def check_teacher(self, teacher: DistillingTask, data: TaskData) -> None:
-        """Classes, channels and size of the images must be the same."""
-        super().check_teacher(teacher, data)
-        for name, option in (("channels", "--data"), ("img_size", "--img-size")):
-            ours, theirs = self.data[name], teacher.data[name]
-            if ours != theirs:
-                raise UserError(
-                    f"the teacher {self.options.teacher} was trained with {name}={theirs} and this run has {ours}; "
-                    f"give another {option}, or another teacher"
-                )
 
     @classmethod
     def named_teacher(cls, name: str, config: TrainConfig, data: Mapping[str, Any]) -> Self:
@@ -253,7 +238,6 @@ class ImageClassification(ImageTask, ClassTask):
 
     @classmethod
     def make_metrics(cls, config: TrainConfig, data: Mapping[str, Any]) -> dict[str, Metric]:
-        """Those of classes, and top-5 accuracy if there are more than five."""
         found = super().make_metrics(config, data)
         return {**found, "top5": Metric.mean(lambda rows: rows["rank"] < 5)} if len(data["classes"]) > 5 else found
 
@@ -267,7 +251,6 @@ class ImageClassification(ImageTask, ClassTask):
             yield PlainSamples(small.flatten(1), images.labels[kept])
 
     def example(self) -> dict[str, Tensor]:
-        """Two images of noise."""
         return {"images": torch.randn(2, self.data["channels"], *self.data["img_size"])}
 
     def save_for_hub(self, folder: Path) -> nn.Module:
@@ -282,10 +265,8 @@ class ImageClassification(ImageTask, ClassTask):
         )
         return timm.create_model(f"local-dir:{folder}", pretrained=True)
 
-    @torch.no_grad()
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
         """Label, its probability, and the five most probable classes of each file."""
-        self.eval()
         answers = []
         for file in map(Path, inputs):
             image = self.view(self.model, file, self.data).inputs.to(next(self.model.parameters()))

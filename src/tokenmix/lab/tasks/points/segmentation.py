@@ -11,8 +11,7 @@ from torch import Tensor
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.lab.tasks.points.data import NO_PART, Cloud, write_ply
-from tokenmix.lab.tasks.points.output import cloud_image, colors_of, draw_cloud
-from tokenmix.lab.tasks.points.task import PointTask
+from tokenmix.lab.tasks.points.task import PointTask, cloud_image, colors_of, draw_cloud
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.metrics import Metric, Rows, accuracy_of, class_counts, iou_of, quotient
 from tokenmix.lab.train.programs import Shown
@@ -44,7 +43,6 @@ class PointSegmentation(PointTask):
     monitor: str = "instance_miou"
     want: ClassVar[Literal["class", "parts"]] = "parts"
     usual_points: ClassVar[int] = 2048
-    writes: ClassVar[bool] = True
 
     def __init__(self, model: Any, config: TrainConfig, data: Mapping[str, Any]) -> None:
         super().__init__(model, config, data)
@@ -59,7 +57,6 @@ class PointSegmentation(PointTask):
         return {"num_parts": len(data["part_names"]), "num_categories": len(data["classes"])}
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Cross-entropy over the points, padding left out."""
         points, mask = self.inputs(batch)
         logits = self.model(points, batch["label"], mask).float()
         self._check_parts(batch)
@@ -67,7 +64,6 @@ class PointSegmentation(PointTask):
         return self.part_weight * entropy, {}
 
     def count(self, batch: Mapping[str, Tensor]) -> int:
-        """Points, padding left out."""
         return int((batch["part"] != NO_PART).sum())
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> Rows:
@@ -110,9 +106,7 @@ class PointSegmentation(PointTask):
             "loss": Metric.of_sums(quotient, losses, higher_is_better=False),
         }
 
-    @torch.no_grad()
     def show(self, batch: Mapping[str, Tensor]) -> list[Shown]:
-        """Each cloud in the colours of its parts, and of those predicted."""
         points, mask = self.inputs(batch)
         scores = self.vote(lambda cloud: self.model(cloud, batch["label"], mask), points)
         answered = self._among(scores, batch["label"]).argmax(-1)
@@ -124,11 +118,9 @@ class PointSegmentation(PointTask):
         return found
 
     def example(self) -> dict[str, Tensor]:
-        """Two clouds of noise, of the first category and the last."""
         return {**super().example(), "category": torch.tensor([0, len(self.data["classes"]) - 1])}
 
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
-        """The shares of the parts of each file."""
         return [self._told(*self._answer(given)) for given in inputs]
 
     def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[dict[str, Any]]:
@@ -144,10 +136,8 @@ class PointSegmentation(PointTask):
             answers.append({**told, "cloud": str(coloured), "picture": str(picture)})
         return answers
 
-    @torch.no_grad()
     def _answer(self, given: str | Path) -> tuple[Cloud, str, bool, Tensor]:
         """The cloud, its category, whether that was guessed, and the part of each of its points."""
-        self.eval()
         classes: list[str] = self.data["classes"]
         name, told, file = str(given).partition("=")
         if told and name not in classes and not Path(str(given)).exists():

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from tokenmix.errors import UserError, one_line
 from tokenmix.lab.tasks.images import both_sides, window_starts
-from tokenmix.lab.tasks.segmentation.options import Inference
+from tokenmix.lab.tasks.segmentation import Inference
 from tokenmix.layers.external import ExternalAttention2d
 from tokenmix.models.segmentation import Segmenter
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
+from scipy.stats import rankdata
 from torch import Tensor
 
 from tokenmix.errors import UserError
@@ -95,7 +96,6 @@ class TextClassification(DistillingTextTask, ClassTask):
         )
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Cross-entropy, or mean squared error."""
         out = self.model(**inputs_of(batch))
         weighted = self.options.class_weights == "balanced"
         return self.distilled(
@@ -103,7 +103,6 @@ class TextClassification(DistillingTextTask, ClassTask):
         )
 
     def check_teacher(self, teacher: DistillingTask, data: TaskData) -> None:
-        """As of every task on text; numbers have no logits."""
         if not self.classes:
             raise UserError(
                 f"{self.config.data.data} has numbers for labels, and a teacher has logits for classes only; "
@@ -112,7 +111,6 @@ class TextClassification(DistillingTextTask, ClassTask):
         super().check_teacher(teacher, data)
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> Rows:
-        """Logits of each text against its label, or the number that is predicted against that which is true."""
         logits = self.model(**inputs_of(batch)).logits.float()
         if self.classes:
             return self.judged(logits, batch["labels"], batch["index"])
@@ -126,12 +124,11 @@ class TextClassification(DistillingTextTask, ClassTask):
 
     @classmethod
     def make_metrics(cls, config: TrainConfig, data: Mapping[str, Any]) -> dict[str, Metric]:
-        """Those of classes; of numbers Pearson's and Spearman's correlation."""
         if data["classes"]:
             return super().make_metrics(config, data)
         return {
-            "pearson": Metric.of_sums(pearson, moments),
-            "spearman": Metric.of_columns(spearman, "value", "label"),
+            "pearson": Metric.of_columns(correlation, "value", "label"),
+            "spearman": Metric.of_columns(rank_correlation, "value", "label"),
         }
 
     def plain_samples(self, data: TextData, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
@@ -139,9 +136,7 @@ class TextClassification(DistillingTextTask, ClassTask):
         for batch in data.batches_of(part, 128):
             yield PlainSamples(data.tokenizer.batch_decode(batch["input_ids"]), batch["labels"])
 
-    @torch.no_grad()
     def show(self, batch: Mapping[str, Tensor]) -> list[Shown]:
-        """Each text, its label and the likeliest one, or its number and the one predicted."""
         texts = self.tokenizer().batch_decode(batch["input_ids"], skip_special_tokens=True)
         logits = self.model(**inputs_of(batch)).logits.float().cpu()
         if not self.classes:
@@ -149,12 +144,10 @@ class TextClassification(DistillingTextTask, ClassTask):
         answers = [told(likeliest(row, self.classes)) for row in logits.softmax(-1)]
         return [Shown(t, self.classes[y], a) for t, y, a in zip(texts, batch["labels"].tolist(), answers)]
 
-    @torch.no_grad()
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
         """Label, its probability and the five most probable classes of each line, or its number; the two texts of a
         pair are on a line with a tab between them.
         """
-        self.eval()
         tokenizer: Any = self.tokenizer()
         answers = []
         for sentence in read_sentences(inputs):
@@ -172,24 +165,11 @@ class TextClassification(DistillingTextTask, ClassTask):
         return answers
 
 
-def moments(rows: Rows) -> Tensor:
-    """One, x, y, x^2, y^2 and xy of each sample, of numbers predicted and true about their means."""
-    x, y = (values - values.mean() for values in (rows["value"].double(), rows["label"].double()))
-    return torch.stack([torch.ones_like(x), x, y, x * x, y * y, x * y], 1)
+def correlation(predicted: Tensor, true: Tensor) -> Tensor:
+    """Pearson's correlation."""
+    return torch.stack([predicted.double(), true.double()]).corrcoef()[0, 1]
 
 
-def pearson(sums: Tensor) -> Tensor:
-    """Pearson's correlation from sums (R, 6) of `moments`."""
-    n, x, y, xx, yy, xy = sums.unbind(1)
-    return (n * xy - x * y) / ((n * xx - x**2) * (n * yy - y**2)).sqrt()
-
-
-def spearman(predicted: Tensor, true: Tensor) -> Tensor:
-    """Spearman's correlation, that of the ranks."""
-    return torch.stack([_ranks(predicted), _ranks(true)]).corrcoef()[0, 1]
-
-
-def _ranks(values: Tensor) -> Tensor:
-    """The rank of each value; equal ones have their mean rank."""
-    _, place, counts = values.unique(return_inverse=True, return_counts=True)
-    return (counts.cumsum(0) - (counts - 1) / 2)[place].double()
+def rank_correlation(predicted: Tensor, true: Tensor) -> Tensor:
+    """Spearman's correlation, that of the ranks, of which equal values have the mean."""
+    return correlation(*(torch.from_numpy(rankdata(values)) for values in (predicted, true)))

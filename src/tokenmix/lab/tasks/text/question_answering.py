@@ -82,7 +82,6 @@ class QuestionAnswering(TextTask):
 
     @classmethod
     def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> TextData:
-        """Read and encode the questions of `config.data.data`."""
         data = load_questions(config.data.data)
         tokenizer = tokenizer_for(config, [text for q in data.train for text in (q.question, q.context)])
         length = config.options.seq_len if like is None else int(like["seq_len"])
@@ -101,11 +100,9 @@ class QuestionAnswering(TextTask):
         )
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean of both cross-entropies."""
         return self.model(**inputs_of(batch)).loss, {}
 
     def evaluate(self, batch: Mapping[str, Any]) -> Rows:
-        """The best span of each question against the given answers."""
         texts = [self._text(span, asked["context"]) for span, asked in zip(self._spans(batch), batch["asked"])]
         rows = [agreement(text, asked["answers"]) for text, asked in zip(texts, batch["asked"])]
         exact, f1 = torch.tensor(rows).view(-1, 2).unbind(1)
@@ -116,21 +113,17 @@ class QuestionAnswering(TextTask):
         """Exact match and F1 of words, as SQuAD measures them."""
         return {"exact_match": Metric.mean(itemgetter("exact_match")), "f1": Metric.mean(itemgetter("f1"))}
 
-    @torch.no_grad()
     def show(self, batch: Mapping[str, Any]) -> list[Shown]:
-        """Each question, the first of its answers, and the one predicted; "-" for none."""
         found = []
         for span, asked in zip(self._spans(batch), batch["asked"]):
             answer = self._text(span, asked["context"])
             found.append(Shown(asked["question"], next(iter(asked["answers"]), "") or "-", answer or "-"))
         return found
 
-    @torch.no_grad()
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
         """Answer and its characters in the context, for lines of a question and its context, with a tab between them or
         as JSON, or for files in SQuAD's layout. `margin` is the score of the answer minus that of no answer.
         """
-        self.eval()
         asked: list[Question] = []
         for given in inputs:
             if str(given).endswith(".json"):
