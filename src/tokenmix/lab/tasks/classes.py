@@ -1,6 +1,6 @@
 """What tasks with one class for each sample share: metrics, weights of the loss, predictions that are kept, answers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.metrics import Metric, Rows, f1_of, matthews_of, recall_of
+from tokenmix.lab.train.programs import Description, Values
 
 # Of more classes nobody reads a table or a matrix, and it would be written with every checkpoint.
 CONFUSION_CLASSES = 200
@@ -46,7 +47,7 @@ class ClassTask(DistillingTask):
         return "balanced_accuracy" if is_unbalanced(class_sizes(self.data)) else "accuracy"
 
     @classmethod
-    def make_metrics(cls, config: TrainConfig, data: Mapping[str, Any]) -> dict[str, Metric]:
+    def make_metrics(cls, config: TrainConfig, data: Description) -> dict[str, Metric]:
         """Accuracy, balanced accuracy, macro F1, calibration error, loss; of two classes AUC, and F1 of the smaller.
 
         Of up to 200 classes also the recall of each, and the confusion matrix (true x predicted); Matthews' correlation
@@ -129,7 +130,7 @@ def rank_area(weights: Tensor, positive: Tensor, place: Tensor) -> Tensor:
     return won.sum(1) / (above.sum(1) * below.sum(1))
 
 
-def class_sizes(data: Mapping[str, Any]) -> list[int]:
+def class_sizes(data: Description) -> list[int]:
     """Training samples of each class, of the run's description of its data; ones where that does not say."""
     sizes = data.get("counts", {}).get("train", {})
     known = set(sizes) == set(data["classes"])
@@ -152,13 +153,13 @@ def balanced_weights(sizes: Sequence[int]) -> Tensor:
     return torch.where(counts > 0, counts.sum() / ((counts > 0).sum() * counts), 0.0)
 
 
-def positive_class(data: Mapping[str, Any]) -> int:
+def positive_class(data: Description) -> int:
     """Of two classes that which F1 is of: the smaller one, or the second if they are equal, or in GLUE's metrics."""
     sizes = class_sizes(data)
     return 0 if sizes[0] < sizes[-1] and "f1" not in data.get("metrics", ()) else 1
 
 
-def likeliest(probabilities: Tensor, classes: Sequence[str], **also: Any) -> dict[str, Any]:
+def likeliest(probabilities: Tensor, classes: Sequence[str], **also: Any) -> Values:
     """The most probable class, its probability and the five most probable ones, from the probability of each (C,)."""
     best, which = probabilities.topk(min(5, len(classes)))
     top = {classes[i]: round(p, 6) for p, i in zip(best.tolist(), which.tolist())}
@@ -166,6 +167,6 @@ def likeliest(probabilities: Tensor, classes: Sequence[str], **also: Any) -> dic
     return {"label": label, "probability": probability, **also, "top": top}
 
 
-def told(answer: Mapping[str, Any]) -> str:
+def told(answer: Values) -> str:
     """The likeliest class and its probability in words."""
     return f"{answer['label']}, {answer['probability']:.0%}"

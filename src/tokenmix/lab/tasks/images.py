@@ -2,7 +2,7 @@
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -21,12 +21,12 @@ from tokenmix.lab.data.indexed import IndexedDataset, balanced_order
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distributed import distributed_info
 from tokenmix.lab.train.folder import RunFolder
-from tokenmix.lab.train.programs import View, counted_summary, model_summary
+from tokenmix.lab.train.programs import Values, View, check_sizes, counted_summary, model_summary
 from tokenmix.lab.train.task import IndexedData, TaskModule
 from tokenmix.models.foreign import with_fresh_head
 from tokenmix.models.interface import CountedModel
 from tokenmix.models.registry import create_model
-from tokenmix.registry import is_foreign
+from tokenmix.registry import Arguments, is_foreign
 
 LONGEST = 1000
 # Of an image that is drawn on at a time.
@@ -39,11 +39,9 @@ class ImageTask(TaskModule):
     looks_at: ClassVar[Literal["images", "text", "nothing"]] = "images"
 
     @classmethod
-    def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def summarize_model(cls, name: str, sizes: Arguments, model_kwargs: Arguments) -> Values:
         """Its parts, and the published figures; of a model that counts none its parameters."""
-        other = next((size for size in sizes if size != "img_size"), None)
-        if other is not None:
-            raise UserError(f"{name} takes images; leave --{other.replace('_', '-')} {sizes[other]} out")
+        check_sizes(sizes, ("img_size",), f"{name} takes images")
         model: Any = create_model(name, **sizes, **model_kwargs)
         if not isinstance(model, CountedModel):
             return model_summary(name, model)

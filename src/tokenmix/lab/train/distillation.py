@@ -11,6 +11,7 @@ from tokenmix.distillation.losses import distillation_loss, layer_loss, watched_
 from tokenmix.errors import UserError
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.metrics import Metric, Rows, num_rows
+from tokenmix.lab.train.programs import Description, Values
 from tokenmix.lab.train.task import TaskData, TaskModule
 
 
@@ -30,7 +31,7 @@ class DistillingTask(TaskModule, ABC):
 
     same_inputs: ClassVar[Mapping[str, str]] = {}
 
-    def __init__(self, model: nn.Module, config: TrainConfig, data: Mapping[str, Any]) -> None:
+    def __init__(self, model: nn.Module, config: TrainConfig, data: Description) -> None:
         super().__init__(model, config, data)
         self.teacher: DistillingTask | None = None
         self.swapped: Sequence[str] = ()
@@ -40,7 +41,7 @@ class DistillingTask(TaskModule, ABC):
         """A teacher's logits (rows, classes) on a training batch of this task, prepared as the teacher is used to."""
 
     @classmethod
-    def named_teacher(cls, name: str, config: TrainConfig, data: Mapping[str, Any]) -> Self:
+    def named_teacher(cls, name: str, config: TrainConfig, data: Description) -> Self:
         """A pretrained model by name, in a task for data of this description."""
         raise UserError(f"no run folder {name}; the teacher of {config.task} is a run of the same task")
 
@@ -96,7 +97,7 @@ class DistillingTask(TaskModule, ABC):
         total = divergence if share == 1 else (1 - share) * loss() + share * divergence
         return total, {"distillation": divergence.detach()}
 
-    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+    def training_step(self, batch: Any, batch_idx: int) -> Values:
         """As of every task, or the loss over layers."""
         if self.teacher is None or self.options.distill_from == "logits":
             return super().training_step(batch, batch_idx)

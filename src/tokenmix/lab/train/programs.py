@@ -1,6 +1,6 @@
 """Hooks by which `info`, `compare`, `inspect`, `cost` and `export` ask a task about its models."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from tokenmix.errors import UserError
 from tokenmix.lab.train.metrics import Rows
 from tokenmix.layers.base import count_parameters
-from tokenmix.registry import MODELS
+from tokenmix.registry import MODELS, Arguments
+
+Description = Mapping[str, Any]
+"""What a run folder's data.json says of the data."""
+Batch = Mapping[str, Any]
+"""What a dictionary of a task's data gives: tensors, and what goes with them."""
+Values = dict[str, Any]
+"""Values for JSON."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,7 @@ class ProgramHooks:
         return []
 
     @classmethod
-    def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def summarize_model(cls, name: str, sizes: Arguments, model_kwargs: Arguments) -> Values:
         """What `tokenmix info` prints of a model.
 
         Args:
@@ -95,22 +102,15 @@ class ProgramHooks:
             sizes: of the input, as asked for: `img_size`, `num_points`; `UserError` for one that the model lacks.
             model_kwargs: arguments of the model.
         """
-        if sizes:
-            flag, value = next(iter(sizes.items()))
-            raise UserError(f"{name} has no --{flag.replace('_', '-')} {value}; give --model-kwargs that it takes")
+        check_sizes(sizes, (), f"{name} is given its sizes by --model-kwargs")
         from tokenmix.models.registry import create_on_meta  # not at the top: it imports timm
 
         return model_summary(name, create_on_meta(name, **model_kwargs))
 
     @classmethod
-    def view(cls, model: nn.Module, file: Path, data: Mapping[str, Any]) -> View:
+    def view(cls, model: nn.Module, file: Path, data: Description) -> View:
         """The input in a file as `predict` reads it; `data` is the run's description of its data."""
         raise NotImplementedError(f"{cls.__name__} has no view")
-
-    @classmethod
-    def name_prediction(cls, model: nn.Module, inputs: Tensor, data: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The model's prediction for the input of `view`, in names; None if it has none that fits a line."""
-        return None
 
     def save_for_hub(self, folder: Path) -> nn.Module:
         """Write the model into a folder in the form `hub`, and return what its library loads from there.
@@ -120,7 +120,14 @@ class ProgramHooks:
         raise NotImplementedError(f"{type(self).__name__} has a form on the hub and no save_for_hub")
 
 
-def model_summary(name: str, model: nn.Module) -> dict[str, Any]:
+def check_sizes(sizes: Arguments, known: Sequence[str], remedy: str) -> None:
+    """Raise `UserError` for a size that a model does not have."""
+    other = next((name for name in sizes if name not in known), None)
+    if other is not None:
+        raise UserError(f"{remedy}; leave --{other.replace('_', '-')} {sizes[other]} out")
+
+
+def model_summary(name: str, model: nn.Module) -> Values:
     """What is known of any model of the registry."""
     macs: Any = getattr(model, "macs", None)
     return {
@@ -132,7 +139,7 @@ def model_summary(name: str, model: nn.Module) -> dict[str, Any]:
     }
 
 
-def counted_summary(name: str, model: Any, inputs: Mapping[str, Any], *size: int) -> dict[str, Any]:
+def counted_summary(name: str, model: Any, inputs: Mapping[str, Any], *size: int) -> Values:
     """What a model that counts its parts has and takes for inputs of a size, with the published figures.
 
     Those are the paper's, and ours of the preset: what was asked for may have another size or other arguments.

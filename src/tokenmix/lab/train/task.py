@@ -30,7 +30,7 @@ from tokenmix.lab.train.distributed import all_reduce_mean
 from tokenmix.lab.train.metrics import Metric, Rows, num_rows
 from tokenmix.lab.train.plan import make_optimizer, make_schedule
 from tokenmix.lab.train.predictions import collected, joined
-from tokenmix.lab.train.programs import ProgramHooks
+from tokenmix.lab.train.programs import Description, ProgramHooks, Values
 
 
 class TaskData(ABC):
@@ -49,7 +49,7 @@ class TaskData(ABC):
     unit: str = "images"
 
     @abstractmethod
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Values:
         """The run folder's description of the data, as values for JSON: enough for the model and for predictions."""
 
     @abstractmethod
@@ -104,7 +104,7 @@ def built_with(model: str, given: Mapping[str, Any]) -> Iterator[None]:
         ) from None
 
 
-def input_sizes(model: Any, img_size: Sequence[int] | None = None) -> dict[str, Any]:
+def input_sizes(model: Any, img_size: Sequence[int] | None = None) -> Values:
     """`img_size` (height, width), `patch_size` and `num_tokens` of a model of images, as far as it has them.
 
     Several stages have a list of `num_tokens`.
@@ -165,7 +165,7 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
     set_elsewhere: ClassVar[Mapping[str, str]] = {}
     automatic_optimization: ClassVar[bool] = True
 
-    def __init__(self, model: nn.Module, config: TrainConfig, data: Mapping[str, Any]) -> None:
+    def __init__(self, model: nn.Module, config: TrainConfig, data: Description) -> None:
         super().__init__()
         self.model, self.config, self.data = model, config, data
         self.options: Any = config.options
@@ -184,16 +184,16 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
 
     @classmethod
     @abstractmethod
-    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> TaskData:
+    def load_data(cls, config: TrainConfig, like: Description | None = None) -> TaskData:
         """Read `config.data.data`; if `like`, a description, is given, prepared as that data was, or `UserError`."""
 
     @classmethod
     @abstractmethod
-    def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
+    def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
         """A new model for data of this description."""
 
     @classmethod
-    def model_from_config(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
+    def model_from_config(cls, config: TrainConfig, data: Description) -> nn.Module:
         """`build_model`, where arguments of the user's with which the model cannot be built are a `UserError`."""
         cls.check_arguments(config)
         with built_with(config.model.model, config.model.model_kwargs):
@@ -261,7 +261,7 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
 
     @classmethod
     @abstractmethod
-    def make_metrics(cls, config: TrainConfig, data: Mapping[str, Any]) -> dict[str, Metric]:
+    def make_metrics(cls, config: TrainConfig, data: Description) -> dict[str, Metric]:
         """The metrics of such rows, by the names that logs and results use, for data of this description."""
 
     def usual_monitor(self) -> str:
@@ -273,13 +273,13 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         return [name for name, metric in self.metrics.items() if metric.names is None]
 
     @abstractmethod
-    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
+    def predict(self, inputs: Sequence[str | Path]) -> list[Values]:
         """Predictions for files, or for what the task can read from a command line itself, as values for JSON.
 
         Called in evaluation mode and without gradients, as `evaluate`, `predict_into` and `show` are.
         """
 
-    def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[dict[str, Any]]:
+    def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[Values]:
         """The same predictions, also written as images and files into the existing folder `out`."""
         raise UserError(f"{self.config.task} writes no files; omit --out, or use --json")
 
@@ -312,7 +312,7 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         """Where the model is."""
         return next(self.model.parameters()).device
 
-    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+    def training_step(self, batch: Any, batch_idx: int) -> Values:
         """The loss, and under `logs` what is written to metrics.csv as train_*."""
         loss, logs = self.loss(batch)
         return {"loss": loss, "logs": {"loss": loss.detach(), **logs}}
@@ -356,7 +356,7 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         self.samples, self.rows = collected(self.rows), []
         self.results = {name: metric(self.samples) for name, metric in self.metrics.items()}
 
-    def parameter_groups(self) -> nn.Module | list[dict[str, Any]]:
+    def parameter_groups(self) -> nn.Module | list[Values]:
         """What `make_optimizer` takes: the model, or groups with rates and decays of their own."""
         return self.model
 
@@ -407,7 +407,7 @@ class IndexedData(TaskData):
             "pin_memory": torch.cuda.is_available(),
         }
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Values:
         """Numbers of samples, and what the task added."""
         return self.description
 

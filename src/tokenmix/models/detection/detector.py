@@ -80,20 +80,14 @@ class BlockMatcher(det_utils.Matcher):
 
     def __call__(self, pairs: "Pairs") -> Tensor:  # type: ignore[override]
         """int64 (N,): the place of each anchor's box, -1 below the thresholds, -2 between them."""
-        best, place, highest = [], [], None
-        for table in pairs.tables():
-            values, indices = table.max(0)
-            most = table.amax(1)
-            best.append(values)
-            place.append(indices)
-            highest = most if highest is None else torch.maximum(highest, most)
-        values, all_places = torch.cat(best), torch.cat(place)
+        found = [(*table.max(0), table.amax(1)) for table in pairs.tables()]
+        values, all_places = (torch.cat([one[i] for one in found]) for i in (0, 1))
         places = all_places.where(values >= self.low_threshold, self.BELOW_LOW_THRESHOLD)
         between = (values >= self.low_threshold) & (values < self.high_threshold)
         places = places.masked_fill(between, self.BETWEEN_THRESHOLDS)
         if self.allow_low_quality_matches:
-            assert highest is not None
-            kept = torch.cat([(table == highest[:, None]).any(0) for table in pairs.tables()])
+            highest = torch.stack([one[2] for one in found]).amax(0)[:, None]
+            kept = torch.cat([(table == highest).any(0) for table in pairs.tables()])
             places = all_places.where(kept, places)
         return places
 
@@ -244,7 +238,7 @@ class Detector(OnMaps, nn.Module):
             else:
                 rest = {f"box_{name}": value for name, value in chosen.items()}
                 net = _rcnn(kind, pyramid, self.sizes, num_classes, **rest, **transform)
-        net.transform.__class__ = PictureTransform
+        cast(Any, net).transform.__class__ = PictureTransform
         self.net: Any = net
 
     @property

@@ -25,7 +25,7 @@ from tokenmix.lab.tasks.images import ImageTask, image_data, image_view, with_si
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.metrics import Metric, Rows
-from tokenmix.lab.train.programs import HubForm, PlainSamples, View
+from tokenmix.lab.train.programs import Description, HubForm, PlainSamples, Values, View
 from tokenmix.lab.train.task import IndexedData, check_names, input_sizes
 from tokenmix.layers.less_attention import LessAttention
 from tokenmix.losses import diagonality_loss
@@ -69,7 +69,7 @@ class ImageClassification(ImageTask, ClassTask):
         "img_size": "--img-size",
     }
 
-    def __init__(self, model: nn.Module, config: TrainConfig, data: Mapping[str, Any]) -> None:
+    def __init__(self, model: nn.Module, config: TrainConfig, data: Description) -> None:
         super().__init__(model, config, data)
         self.classes: list[str] = list(data["classes"])
         options = self.options
@@ -88,7 +88,7 @@ class ImageClassification(ImageTask, ClassTask):
             )
 
     @classmethod
-    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> IndexedData:
+    def load_data(cls, config: TrainConfig, like: Description | None = None) -> IndexedData:
         options: ClassificationOptions = config.options
         size = options.img_size if like is None else tuple(like["img_size"])
         images = load_images(
@@ -113,7 +113,7 @@ class ImageClassification(ImageTask, ClassTask):
         return image_data(images, config, mean, std, **augment)
 
     @classmethod
-    def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
+    def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
         given: dict[str, Any] = {"num_classes": len(data["classes"]), "in_chans": data["channels"]}
         name, size = config.model.model, tuple(data["img_size"])
         if is_foreign(name):
@@ -145,18 +145,10 @@ class ImageClassification(ImageTask, ClassTask):
         Erase(options.reprob, 0)
 
     @classmethod
-    def view(cls, model: nn.Module, file: Path, data: Mapping[str, Any]) -> View:
+    def view(cls, model: nn.Module, file: Path, data: Description) -> View:
         """The middle of the image, as much of it as predictions are made of."""
         image = read_image(file, data["channels"], tuple(data["img_size"]), crop_pct=data.get("crop_pct", 1.0))
         return image_view(image, data["mean"], data["std"])
-
-    @classmethod
-    @torch.no_grad()
-    def name_prediction(cls, model: nn.Module, inputs: Tensor, data: Mapping[str, Any]) -> dict[str, Any] | None:
-        if not data.get("classes"):
-            return None
-        top = model(inputs).softmax(-1)[0].max(-1)
-        return {"label": data["classes"][int(top.indices)], "probability": float(top.values)}
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy; with mixed images against mixed targets, which hold the smoothing already."""
@@ -190,7 +182,7 @@ class ImageClassification(ImageTask, ClassTask):
         return teacher.model(images)
 
     @classmethod
-    def named_teacher(cls, name: str, config: TrainConfig, data: Mapping[str, Any]) -> Self:
+    def named_teacher(cls, name: str, config: TrainConfig, data: Description) -> Self:
         """A pretrained classifier of timm's with as many classes as the data; their order is the user's affair."""
         if not (timm.is_model(name) or name.startswith(("hf-hub:", "local-dir:"))):
             raise UserError(
@@ -237,7 +229,7 @@ class ImageClassification(ImageTask, ClassTask):
         return self.judged(*(part[self.own_samples] for part in found))
 
     @classmethod
-    def make_metrics(cls, config: TrainConfig, data: Mapping[str, Any]) -> dict[str, Metric]:
+    def make_metrics(cls, config: TrainConfig, data: Description) -> dict[str, Metric]:
         found = super().make_metrics(config, data)
         return {**found, "top5": Metric.mean(lambda rows: rows["rank"] < 5)} if len(data["classes"]) > 5 else found
 
@@ -265,7 +257,7 @@ class ImageClassification(ImageTask, ClassTask):
         )
         return timm.create_model(f"local-dir:{folder}", pretrained=True)
 
-    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
+    def predict(self, inputs: Sequence[str | Path]) -> list[Values]:
         """Label, its probability, and the five most probable classes of each file."""
         answers = []
         for file in map(Path, inputs):

@@ -25,7 +25,7 @@ from tokenmix.lab.tasks.images import ImageTask, channel_columns, check_stems, d
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.metrics import Metric, Rows
 from tokenmix.lab.train.predictions import joined
-from tokenmix.lab.train.programs import Shown, View
+from tokenmix.lab.train.programs import Batch, Description, Shown, Values, View
 from tokenmix.lab.train.task import IndexedData, check_names
 from tokenmix.models.detection.detector import IMAGENET, Detector
 from tokenmix.models.detection.pictures import PlacedMasks, with_dense_masks
@@ -54,7 +54,7 @@ class ObjectTask(ImageTask):
     }
 
     @classmethod
-    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> IndexedData:
+    def load_data(cls, config: TrainConfig, like: Description | None = None) -> IndexedData:
         data = load_scenes(config.data.data, want=cls.want, seed=config.loop.seed)
         data = hold_out_scenes(data, config.data.validation)
         if like is not None:
@@ -90,7 +90,7 @@ class ObjectTask(ImageTask):
         return IndexedData(train, ObjectSamples(data.test), held, config=config, description=described)
 
     @classmethod
-    def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
+    def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
         options = config.options
         given: dict[str, Any] = {
             "num_classes": len(data["classes"]),
@@ -121,7 +121,7 @@ class ObjectTask(ImageTask):
             )
 
     @classmethod
-    def view(cls, model: nn.Module, file: Path, data: Mapping[str, Any]) -> View:
+    def view(cls, model: nn.Module, file: Path, data: Description) -> View:
         """The whole image at the detector's own scale."""
         detector: Any = model
         seen, _ = detector.net.transform([stored_picture(file)])
@@ -131,27 +131,27 @@ class ObjectTask(ImageTask):
     def swap_example(self) -> tuple[list[Tensor]]:
         return ([torch.rand(3, *self.data["img_size"])],)
 
-    def loss(self, batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         targets = [_without_crowds(target) for target in batch["targets"]]
         losses: dict[str, Tensor] = self.model(batch["images"], targets)
         total = self.part_weight * torch.stack(list(losses.values())).sum()
         return total, {name: value.detach() for name, value in losses.items()}
 
-    def count(self, batch: Mapping[str, Any]) -> int:
+    def count(self, batch: Batch) -> int:
         """Images: torchvision's losses are means over them, or over equally many anchors of each."""
         return len(batch["images"])
 
-    def evaluate(self, batch: Mapping[str, Any]) -> Rows:
+    def evaluate(self, batch: Batch) -> Rows:
         each = zip(self.find(batch["images"]), batch["targets"], batch["index"].tolist(), strict=True)
         return joined([matched_rows(with_dense_masks(found), there, index, self.want) for found, there, index in each])
 
     @classmethod
-    def make_metrics(cls, config: TrainConfig, data: Mapping[str, Any]) -> dict[str, Metric]:
+    def make_metrics(cls, config: TrainConfig, data: Description) -> dict[str, Metric]:
         return object_metrics(cls.want, data["classes"])
 
-    def show(self, batch: Mapping[str, Any]) -> list[Shown]:
+    def show(self, batch: Batch) -> list[Shown]:
         images = [Image.fromarray(image.mul(255).byte().permute(1, 2, 0).cpu().numpy()) for image in batch["images"]]
-        targets: list[dict[str, Any]] = [
+        targets: list[Values] = [
             {"scores": torch.ones(len(target["labels"])), **_without_crowds(target)} for target in batch["targets"]
         ]
         for target, image in zip(targets, images):
@@ -190,11 +190,11 @@ class ObjectTask(ImageTask):
             for image in images
         ]
 
-    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
+    def predict(self, inputs: Sequence[str | Path]) -> list[Values]:
         """Label, score and box (left, top, width, height in pixels) of each object, from the score `shown` on."""
         return [row for file in inputs for row in self._rows(file, self._shown(self._found(stored_picture(file))))]
 
-    def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[dict[str, Any]]:
+    def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[Values]:
         """The same, with NAME-overlay.png, the image with what is shown drawn on it, and results.json in COCO's form,
         which has all from the score `score` on.
         """
@@ -221,7 +221,7 @@ class ObjectTask(ImageTask):
         keep = found["scores"] >= self.options.shown
         return {name: value[keep] for name, value in found.items()}
 
-    def _rows(self, file: str | Path, shown: Found) -> list[dict[str, Any]]:
+    def _rows(self, file: str | Path, shown: Found) -> list[Values]:
         return object_rows(str(file), shown, self.data["classes"])
 
 
@@ -303,7 +303,7 @@ def image_numbers(files: Sequence[str | Path]) -> list[int]:
     return numbers if len(set(numbers)) == len(files) else list(range(len(files)))
 
 
-def object_rows(file: str, found: Mapping[str, Any], classes: Sequence[str]) -> list[dict[str, Any]]:
+def object_rows(file: str, found: Mapping[str, Any], classes: Sequence[str]) -> list[Values]:
     """One row for each object, the most confident first; a row without a label where there is none."""
     rows = []
     for i, (label, score, box) in enumerate(_objects(found)):
@@ -313,9 +313,7 @@ def object_rows(file: str, found: Mapping[str, Any], classes: Sequence[str]) -> 
     return rows or [{"file": file, **dict.fromkeys(names)}]
 
 
-def coco_results(
-    found: Mapping[str, Any], *, image_id: int, file: str, category_ids: Sequence[int]
-) -> list[dict[str, Any]]:
+def coco_results(found: Mapping[str, Any], *, image_id: int, file: str, category_ids: Sequence[int]) -> list[Values]:
     """The objects of an image in COCO's form of results: box as left, top, width, height; masks run-length encoded."""
     entries = []
     for i, (label, score, box) in enumerate(_objects(found)):

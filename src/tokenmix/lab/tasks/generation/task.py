@@ -30,6 +30,7 @@ from tokenmix.lab.tasks.images import ImageTask, image_data, with_size_of_start
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.load import load_task
 from tokenmix.lab.train.metrics import Metric, Rows
+from tokenmix.lab.train.programs import Description, Values
 from tokenmix.lab.train.task import IndexedData
 from tokenmix.models.generation import GAN
 from tokenmix.models.registry import create_model
@@ -66,7 +67,7 @@ class ImageGeneration(ImageTask):
     )
     model: GAN  # pyrefly: ignore[bad-override-mutable-attribute]
 
-    def __init__(self, model: nn.Module, config: TrainConfig, data: Mapping[str, Any]) -> None:
+    def __init__(self, model: nn.Module, config: TrainConfig, data: Description) -> None:
         super().__init__(model, config, data)
         self.classes: list[str] = list(data["classes"])
         # In a list, or the classifier would be a part of this module, and of what several processes share.
@@ -77,7 +78,7 @@ class ImageGeneration(ImageTask):
         return self.monitor if judge is None else features_kind(judge).monitor
 
     @classmethod
-    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> IndexedData:
+    def load_data(cls, config: TrainConfig, like: Description | None = None) -> IndexedData:
         """The images of the data and of the classes asked for, in -1 .. 1."""
         options: GenerationOptions = config.options
         images = load_images(
@@ -111,7 +112,7 @@ class ImageGeneration(ImageTask):
         return image_data(images, config, half, half, augment="none")
 
     @classmethod
-    def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
+    def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
         given: dict[str, Any] = {
             "num_classes": len(data["classes"]),
             "channels": data["channels"],
@@ -159,11 +160,14 @@ class ImageGeneration(ImageTask):
     def loss(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         raise NotImplementedError("each network has its own loss; see training_step")
 
-    def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> dict[str, Any]:
+    def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Values:
         """`d_steps` steps of the discriminator, each on its part of the batch, and one of the generator."""
         judging, generating = self.optimizers
         parts = self.config.optim.d_steps
-        images, labels = self._mirrored(batch["image"]), batch["label"]
+        images, labels = batch["image"], batch["label"]
+        if self.options.augment != "none" and self.data["flip"]:
+            mirrored = torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5
+            images = torch.where(mirrored, images.flip(-1), images)
         # A batch is smaller if one of its files could not be read any more.
         losses = []
         for real, classes in zip(images.chunk(parts), labels.chunk(parts)):
@@ -192,11 +196,6 @@ class ImageGeneration(ImageTask):
         # The trainer has seeded torch from the position in the run.
         return torch.randn(len(classes), self.model.generator.latent_dim, device=classes.device)
 
-    def _mirrored(self, images: Tensor) -> Tensor:
-        if self.options.augment == "none" or not self.data["flip"]:
-            return images
-        return torch.where(torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5, images.flip(-1), images)
-
     def evaluate(self, batch: Mapping[str, Tensor]) -> Rows:
         """Generate as many images as there are real ones, of the same classes."""
         real, labels = batch["image"], batch["label"]
@@ -217,7 +216,7 @@ class ImageGeneration(ImageTask):
         return kept
 
     @classmethod
-    def make_metrics(cls, config: TrainConfig, data: Mapping[str, Any]) -> dict[str, Metric]:
+    def make_metrics(cls, config: TrainConfig, data: Description) -> dict[str, Metric]:
         names, judge = ("real_thumbnails", "fake_thumbnails"), config.options.features
         distance = Metric.of_columns(frechet_distance, *names, higher_is_better=False)
         return {"thumbnail_fd": distance, **({} if judge is None else features_kind(judge).metrics)}
@@ -245,7 +244,7 @@ class ImageGeneration(ImageTask):
         """What generates: noise (B, z) and classes (B,) to images (B, C, S, S) in -1 .. 1."""
         return self.model.generator if self.model.average is None else self.model.average
 
-    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
+    def predict(self, inputs: Sequence[str | Path]) -> list[Values]:
         raise UserError(f"a run of image-generation reads no {str(inputs[0])!r}; use: tokenmix generate RUN --out DIR")
 
 
@@ -362,7 +361,7 @@ def generate(
     num: int = 8,
     seed: int = 0,
     interpolate: int | None = None,
-) -> list[dict[str, Any]]:
+) -> list[Values]:
     """Write `num` images of each class as PNG files, and all of them in grid.png, each class from a new row on.
 
     An image depends on the run, the seed, its class and its number alone: more of them, or other classes, change

@@ -14,7 +14,7 @@ from tokenmix.lab.tasks.points.data import NO_PART, Cloud, write_ply
 from tokenmix.lab.tasks.points.task import PointTask, cloud_image, colors_of, draw_cloud
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.metrics import Metric, Rows, accuracy_of, class_counts, iou_of, quotient
-from tokenmix.lab.train.programs import Shown
+from tokenmix.lab.train.programs import Description, Shown, Values
 from tokenmix.ops.points import nearest_neighbours
 
 
@@ -44,7 +44,7 @@ class PointSegmentation(PointTask):
     want: ClassVar[Literal["class", "parts"]] = "parts"
     usual_points: ClassVar[int] = 2048
 
-    def __init__(self, model: Any, config: TrainConfig, data: Mapping[str, Any]) -> None:
+    def __init__(self, model: Any, config: TrainConfig, data: Description) -> None:
         super().__init__(model, config, data)
         allowed = torch.zeros(len(data["classes"]), len(data["part_names"]), dtype=torch.bool)
         for row, name in zip(allowed, data["classes"]):
@@ -52,7 +52,7 @@ class PointSegmentation(PointTask):
         self.register_buffer("allowed", allowed, persistent=False)
 
     @classmethod
-    def answers(cls, data: Mapping[str, Any]) -> dict[str, int]:
+    def answers(cls, data: Description) -> dict[str, int]:
         """One logit for each part, for clouds of these categories."""
         return {"num_parts": len(data["part_names"]), "num_categories": len(data["classes"])}
 
@@ -83,7 +83,7 @@ class PointSegmentation(PointTask):
         }
 
     @classmethod
-    def make_metrics(cls, config: TrainConfig, data: Mapping[str, Any]) -> dict[str, Metric]:
+    def make_metrics(cls, config: TrainConfig, data: Description) -> dict[str, Metric]:
         """Mean IoU over clouds, categories and parts, accuracy of points, loss; IoU of each category and part, -1 where
         it is nowhere.
         """
@@ -120,10 +120,10 @@ class PointSegmentation(PointTask):
     def example(self) -> dict[str, Tensor]:
         return {**super().example(), "category": torch.tensor([0, len(self.data["classes"]) - 1])}
 
-    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
+    def predict(self, inputs: Sequence[str | Path]) -> list[Values]:
         return [self._told(*self._answer(given)) for given in inputs]
 
-    def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[dict[str, Any]]:
+    def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[Values]:
         """The same, with each cloud as a coloured PLY and an image."""
         answers = []
         for number, given in enumerate(inputs):
@@ -159,7 +159,7 @@ class PointSegmentation(PointTask):
         nearest = nearest_neighbours(points, points[:, places], 1)[0, :, 0]
         return cloud, classes[best[1]], not known and len(classes) > 1, best[2].cpu()[nearest]
 
-    def _told(self, cloud: Cloud, category: str, guessed: bool, parts: Tensor) -> dict[str, Any]:
+    def _told(self, cloud: Cloud, category: str, guessed: bool, parts: Tensor) -> Values:
         names: list[str] = self.data["part_names"]
         shares = torch.bincount(parts, minlength=len(names)) / len(parts)
         there = {name: round(share, 4) for name, share in zip(names, shares.tolist()) if share}

@@ -23,9 +23,10 @@ from tokenmix.lab.tasks.points.data.samples import point_features, scale_axes
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.metrics import Rows
-from tokenmix.lab.train.programs import PlainSamples, Shown, counted_summary
+from tokenmix.lab.train.programs import Description, PlainSamples, Shown, Values, check_sizes, counted_summary
 from tokenmix.lab.train.task import IndexedData, TaskModule, check_names
 from tokenmix.models.registry import create_model, create_on_meta
+from tokenmix.registry import Arguments
 
 
 class PointTask(TaskModule):
@@ -45,7 +46,7 @@ class PointTask(TaskModule):
     }
 
     @classmethod
-    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> IndexedData:
+    def load_data(cls, config: TrainConfig, like: Description | None = None) -> IndexedData:
         """The clouds of `config.data.data`; with `like` as wide as that run's, and of the same classes and parts."""
         options: CloudOptions = config.options
         data = load_points(config.data.data, want=cls.want)
@@ -95,13 +96,13 @@ class PointTask(TaskModule):
         )
 
     @classmethod
-    def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
+    def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
         width = 3 if data["features"] == "xyz" else 6
         settings: dict[str, Any] = {**cls.answers(data), **config.model.model_kwargs}
         return create_model(config.model.model, in_chans=width, **settings)
 
     @classmethod
-    def answers(cls, data: Mapping[str, Any]) -> dict[str, int]:
+    def answers(cls, data: Description) -> dict[str, int]:
         """The number of the model's outputs, by the names of its arguments."""
         raise NotImplementedError
 
@@ -112,11 +113,8 @@ class PointTask(TaskModule):
             raise UserError("BatchNorm needs at least two clouds in training; give --batch-size 2 or more")
 
     @classmethod
-    def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        other = next((size for size in sizes if size != "num_points"), None)
-        if other is not None:
-            flag = f"--{other.replace('_', '-')} {sizes[other]}"
-            raise UserError(f"{name} takes point clouds; give --num-points N instead of {flag}")
+    def summarize_model(cls, name: str, sizes: Arguments, model_kwargs: Arguments) -> Values:
+        check_sizes(sizes, ("num_points",), f"{name} takes point clouds, whose size is --num-points N")
         n = sizes.get("num_points", cls.usual_points)
         if n < 1:
             raise UserError(f"a point cloud needs at least 1 point, got --num-points {n}")
@@ -152,14 +150,14 @@ class PointTask(TaskModule):
 class PointClassification(PointTask, ClassTask):
     """One class for each cloud, by cross-entropy with label smoothing; an evaluation may take the mean of votes."""
 
-    options: CloudClassificationOptions
+    options: CloudClassificationOptions  # pyrefly: ignore[bad-override-mutable-attribute]
     same_inputs: ClassVar[Mapping[str, str]] = {"features": "--features"}
     want: ClassVar[Literal["class", "parts"]] = "class"
     usual_points: ClassVar[int] = 1024
     baselines: ClassVar[tuple[str, ...]] = ("majority", "nearest mean")
 
     @classmethod
-    def answers(cls, data: Mapping[str, Any]) -> dict[str, int]:
+    def answers(cls, data: Description) -> dict[str, int]:
         """One logit for each class."""
         return {"num_classes": len(data["classes"])}
 
@@ -196,7 +194,7 @@ class PointClassification(PointTask, ClassTask):
             for cloud, there, label, row in zip(batch["points"], batch["mask"], batch["label"], probabilities)
         ]
 
-    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
+    def predict(self, inputs: Sequence[str | Path]) -> list[Values]:
         classes, answers = self.data["classes"], []
         for file in inputs:
             cloud, points, _ = self.read(file)

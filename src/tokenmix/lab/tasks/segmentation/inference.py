@@ -95,17 +95,15 @@ def tiles(model: Segmenter, size: tuple[int, int], how: Inference) -> list[Tile]
         return [Tile(whole, whole)]
     side = isqrt(TILE)
     window = both_sides(how.window) if how.window else model.img_size
-    rows, columns = (_spans(length, max(side, least)) for length, least in zip(size, window, strict=True))
+
+    def spans(length: int, side: int) -> list[tuple[slice, slice]]:
+        starts = window_starts(length, side, max(1, side - side // 8))
+        edges = [0, *((left + side + right) // 2 for left, right in pairwise(starts)), length]
+        seen = (slice(start, min(start + side, length)) for start in starts)
+        return list(zip(seen, (slice(*kept) for kept in pairwise(edges)), strict=True))
+
+    rows, columns = (spans(length, max(side, least)) for length, least in zip(size, window, strict=True))
     return [Tile((row[0], column[0]), (row[1], column[1])) for row, column in product(rows, columns)]
-
-
-def _spans(length: int, side: int) -> list[tuple[slice, slice]]:
-    starts = window_starts(length, side, max(1, side - side // 8))
-    edges = [0, *((left + side + right) // 2 for left, right in pairwise(starts)), length]
-    return [
-        (slice(start, min(start + side, length)), slice(*kept))
-        for start, kept in zip(starts, pairwise(edges), strict=True)
-    ]
 
 
 @torch.no_grad()

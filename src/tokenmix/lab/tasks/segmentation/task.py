@@ -36,7 +36,7 @@ from tokenmix.lab.tasks.segmentation.inference import Tile, all_rows, as_segment
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.metrics import Metric, Rows, accuracy_of, class_counts, iou_of, quotient
 from tokenmix.lab.train.predictions import joined
-from tokenmix.lab.train.programs import PlainSamples, Shown, View
+from tokenmix.lab.train.programs import Batch, Description, PlainSamples, Shown, Values, View
 from tokenmix.lab.train.task import IndexedData, check_names
 from tokenmix.layers.base import Mixer
 from tokenmix.models.foreign import create_foreign
@@ -109,7 +109,7 @@ class SemanticSegmentation(ImageTask):
     baselines: ClassVar[tuple[str, ...]] = ("majority",)
 
     @classmethod
-    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> IndexedData:
+    def load_data(cls, config: TrainConfig, like: Description | None = None) -> IndexedData:
         options: SegmentationOptions = config.options
         data = load_scenes(config.data.data, want="classes", seed=config.loop.seed)
         data = hold_out_scenes(data, config.data.validation)
@@ -148,7 +148,7 @@ class SemanticSegmentation(ImageTask):
         )
 
     @classmethod
-    def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
+    def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
         given: dict[str, Any] = {"num_classes": len(data["classes"]), "img_size": tuple(data["img_size"])}
         given |= config.model.model_kwargs
         if is_foreign(config.model.model):
@@ -158,7 +158,7 @@ class SemanticSegmentation(ImageTask):
         return model if model.fixed_size else model.to(memory_format=torch.channels_last)
 
     @classmethod
-    def view(cls, model: nn.Module, file: Path, data: Mapping[str, Any]) -> View:
+    def view(cls, model: nn.Module, file: Path, data: Description) -> View:
         """The whole image as it is.
 
         Its middle for a model that takes only one size, or attends between positions: N x N would not fit.
@@ -170,18 +170,12 @@ class SemanticSegmentation(ImageTask):
             pixels = stored_picture(file)
         return image_view(pixels, data["mean"], data["std"])
 
-    @classmethod
-    @torch.no_grad()
-    def name_prediction(cls, model: nn.Module, inputs: Tensor, data: Mapping[str, Any]) -> dict[str, Any] | None:
-        classes = data.get("classes")
-        return {"shares": shares(model(inputs)[0].argmax(0), classes)} if classes else None
-
     @property
     def segmenter(self) -> Segmenter:
         """The model, or one from elsewhere with what a segmenter of ours has."""
         return as_segmenter(self.model, len(self.data["classes"]), self.data["img_size"])
 
-    def loss(self, batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy over the pixels of this step's crops that are not ignored, plus `iou_loss` of the soft IoU."""
         logits, ignore = self.segmenter(batch["image"]).float(), self.data["ignore"]
         classes = own_rows(self.segmenter, batch["classes"], 1)
@@ -192,11 +186,11 @@ class SemanticSegmentation(ImageTask):
         parts = {"cross_entropy": entropy.detach(), "iou_loss": overlap.detach()}
         return entropy + self.options.iou_loss * overlap, parts
 
-    def count(self, batch: Mapping[str, Any]) -> int:
+    def count(self, batch: Batch) -> int:
         """Pixels that are not ignored, in the rows of this process."""
         return int((own_rows(self.segmenter, batch["classes"], 1) != self.data["ignore"]).sum())
 
-    def evaluate(self, batch: Mapping[str, Any]) -> Rows:
+    def evaluate(self, batch: Batch) -> Rows:
         """Logits of whole images, as the options look at them, against their classes."""
         images, model, parts = batch["image"], self.segmenter, []
         for tile in self._tiles(tuple(images.shape[2:])):
@@ -222,7 +216,7 @@ class SemanticSegmentation(ImageTask):
         return {"index": index, "counts": counts.int(), "loss": torch.stack(loss)}
 
     @classmethod
-    def make_metrics(cls, config: TrainConfig, data: Mapping[str, Any]) -> dict[str, Metric]:
+    def make_metrics(cls, config: TrainConfig, data: Description) -> dict[str, Metric]:
         """Pixel accuracy, mean IoU and that of each class, -1 for one that never occurs; loss."""
 
         def losses(rows: Rows) -> Tensor:
@@ -244,7 +238,7 @@ class SemanticSegmentation(ImageTask):
                 f"{self.data['ignore']}, so nothing can be measured; give masks with classes"
             )
 
-    def parameter_groups(self) -> nn.Module | list[dict[str, Any]]:
+    def parameter_groups(self) -> nn.Module | list[Values]:
         """As for every task, with a rate of its own for biases if asked for."""
         if self.options.bias_lr == 1.0:
             return super().parameter_groups()
@@ -261,7 +255,7 @@ class SemanticSegmentation(ImageTask):
         for batch in data.batches_of(part, 8):
             yield PlainSamples(None, batch["classes"])
 
-    def show(self, batch: Mapping[str, Any]) -> list[Shown]:
+    def show(self, batch: Batch) -> list[Shown]:
         levels = batch["image"].cpu() * channel_columns(self.data["std"]) + channel_columns(self.data["mean"])
         found = []
         for pixels, classes in zip(levels.mul(255).round().clamp(0, 255).byte(), batch["classes"].cpu()):
@@ -286,11 +280,11 @@ class SemanticSegmentation(ImageTask):
             classes[tile.kept] = found[0, 0][tile.inner].cpu()
         return classes
 
-    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
+    def predict(self, inputs: Sequence[str | Path]) -> list[Values]:
         """Size and share of each class of each image, which may have any size."""
         return [self._answer(file)[2] for file in inputs]
 
-    def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[dict[str, Any]]:
+    def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[Values]:
         """The same; for each image NAME-mask.png in colours, NAME-overlay.png, and NAME.json with shares, colours and
         run lengths in `out`.
         """
@@ -346,7 +340,7 @@ def pixel_counts(classes: Tensor, count: int) -> list[int]:
     return torch.stack([part.flatten().bincount(minlength=count) for part in classes.split(PART_ROWS)]).sum(0).tolist()
 
 
-def run_lengths(classes: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
+def run_lengths(classes: Tensor, names: Sequence[str]) -> list[Values]:
     """One mask for each class that occurs, in COCO's compressed run lengths; empty without pycocotools."""
     if find_spec("pycocotools") is None:
         return []

@@ -26,7 +26,7 @@ from tokenmix.lab.tasks.text.task import (
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.metrics import Metric, Rows
-from tokenmix.lab.train.programs import HubForm, PlainSamples, Shown
+from tokenmix.lab.train.programs import Description, HubForm, PlainSamples, Shown, Values
 from tokenmix.lab.train.task import TaskData, check_names
 from tokenmix.text.heads import GMLPForSequenceClassification
 
@@ -41,13 +41,13 @@ class TextClassification(DistillingTextTask, ClassTask):
     network: ClassVar[type[Any]] = GMLPForSequenceClassification
     baselines: tuple[str, ...] = ("majority", "TF-IDF")  # type: ignore[misc]
 
-    def __init__(self, model: Any, config: TrainConfig, data: Mapping[str, Any]) -> None:
+    def __init__(self, model: Any, config: TrainConfig, data: Description) -> None:
         super().__init__(model, config, data)
         self.classes: list[str] = list(data["classes"])
         self.baselines = type(self).baselines if self.classes else ()
 
     @classmethod
-    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> TextData:
+    def load_data(cls, config: TrainConfig, like: Description | None = None) -> TextData:
         """Read and encode the texts of `data`; `UserError` if `like` has other classes, or pairs where there are
         none.
         """
@@ -123,7 +123,7 @@ class TextClassification(DistillingTextTask, ClassTask):
         return super().usual_monitor() if self.data["classes"] else "pearson"
 
     @classmethod
-    def make_metrics(cls, config: TrainConfig, data: Mapping[str, Any]) -> dict[str, Metric]:
+    def make_metrics(cls, config: TrainConfig, data: Description) -> dict[str, Metric]:
         if data["classes"]:
             return super().make_metrics(config, data)
         return {
@@ -144,7 +144,7 @@ class TextClassification(DistillingTextTask, ClassTask):
         answers = [told(likeliest(row, self.classes)) for row in logits.softmax(-1)]
         return [Shown(t, self.classes[y], a) for t, y, a in zip(texts, batch["labels"].tolist(), answers)]
 
-    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
+    def predict(self, inputs: Sequence[str | Path]) -> list[Values]:
         """Label, its probability and the five most probable classes of each line, or its number; the two texts of a
         pair are on a line with a tab between them.
         """

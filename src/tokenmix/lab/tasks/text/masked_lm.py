@@ -23,7 +23,7 @@ from tokenmix.lab.tasks.text.task import (
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.metrics import Metric, Rows, quotient
 from tokenmix.lab.train.predictions import joined
-from tokenmix.lab.train.programs import HubForm, PlainSamples, Shown
+from tokenmix.lab.train.programs import Description, HubForm, PlainSamples, Shown, Values
 from tokenmix.text.heads import NO_LABEL, GMLPForMaskedLM
 
 BEST = 5
@@ -42,7 +42,7 @@ class MaskedLM(DistillingTextTask):
     fields: ClassVar[Mapping[str, Any]] = {"predict": "labelled"}
 
     @classmethod
-    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> TextData:
+    def load_data(cls, config: TrainConfig, like: Description | None = None) -> TextData:
         """The running text of `config.data.data`, packed; with `like` as long as that run's sequences."""
         corpus = load_text(config.data.data)
         tokenizer = tokenizer_for(config, corpus.train)
@@ -94,7 +94,7 @@ class MaskedLM(DistillingTextTask):
         return {"index": index, "loss": entropy, "right": right.short(), "masked": torch.ones_like(right).short()}
 
     @classmethod
-    def make_metrics(cls, config: TrainConfig, data: Mapping[str, Any]) -> dict[str, Metric]:
+    def make_metrics(cls, config: TrainConfig, data: Description) -> dict[str, Metric]:
 
         def of_masked(name: str) -> Callable[[Rows], Tensor]:
             return lambda rows: torch.stack([rows[name].double(), rows["masked"].double()], 1)
@@ -128,7 +128,7 @@ class MaskedLM(DistillingTextTask):
             found.append(Shown(tokenizer.decode(ids[ids != tokenizer.pad_token_id]), truth, prediction))
         return found
 
-    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
+    def predict(self, inputs: Sequence[str | Path]) -> list[Values]:
         """For each [MASK] of each sentence the most probable token, its probability, the five best, and the sentence
         filled in.
         """

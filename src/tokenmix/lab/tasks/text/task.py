@@ -18,8 +18,9 @@ from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.distributed import distributed_info
 from tokenmix.lab.train.folder import TOKENIZER
-from tokenmix.lab.train.programs import HubForm
+from tokenmix.lab.train.programs import Description, HubForm, Values, check_sizes
 from tokenmix.lab.train.task import IndexedData, TaskData, TaskModule
+from tokenmix.registry import Arguments
 from tokenmix.text import create_config, describe
 from tokenmix.text.positions import extend_gate, resized_bias
 
@@ -111,7 +112,7 @@ class TextTask(TaskModule):
     }
 
     @classmethod
-    def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
+    def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
         given = {"vocab_size": data["vocab_size"], "pad_token_id": data["pad_token_id"]}
         given |= {"max_position_embeddings": data["seq_len"], **cls.fields}
         if "classes" in data:
@@ -130,14 +131,10 @@ class TextTask(TaskModule):
         create_config(config.model.model, **config.model.model_kwargs)
 
     @classmethod
-    def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def summarize_model(cls, name: str, sizes: Arguments, model_kwargs: Arguments) -> Values:
         """Parameters and multiply-adds of the masked-language model, and the published figures."""
-        if sizes:
-            flag, value = next(iter(sizes.items()))
-            raise UserError(
-                f"{name} is a text model, whose longest text is --model-kwargs max_position_embeddings=N; "
-                f"leave --{flag.replace('_', '-')} {value} out"
-            )
+        longest = "--model-kwargs max_position_embeddings=N"
+        check_sizes(sizes, (), f"{name} is a text model, whose longest text is {longest}")
         return describe(name, **model_kwargs)
 
     def initial_weights(self, source: Path) -> dict[str, Tensor]:
