@@ -40,23 +40,9 @@ START = ("init_from", "precision", "grad_checkpointing")
 """The options of the loop that a variant may have; the others say where, on what and for how long all are trained."""
 SHARED = {field.name for kind in (DataConfig, LoopConfig) for field in fields(kind)} - {*START} | {"task", "loop"}
 """The options that all variants share."""
-FREE = (
-    "mixers",
-    "variants",
-    "seeds",
-    "sizes",
-    "config",
-    "controls",
-    "only",
-    "merge",
-    "out",
-    "workers",
-    "threads",
-    "log_every",
-    "checkpoint_every",
-    "logger",
-    *(field.name for field in fields(EngineConfig)),
-)
+ADDING = ("mixers", "variants", "seeds", "sizes", "config", "controls", "only", "merge", "out")
+HARMLESS = ("workers", "threads", "log_every", "checkpoint_every", "logger")
+FREE = (*ADDING, *HARMLESS, *(field.name for field in fields(EngineConfig)))
 """Settings that may differ when a comparison is taken up again: they add runs, or leave their results as they are."""
 
 Amount = Annotated[float, Range(least=0)]

@@ -42,6 +42,11 @@ class ClassTask(DistillingTask):
 
     monitor: str = "accuracy"
 
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes; empty where labels are numbers."""
+        return self.data["classes"]
+
     def usual_monitor(self) -> str:
         """Balanced accuracy where one class is more than twice as large as the others are on average."""
         return "balanced_accuracy" if is_unbalanced(class_sizes(self.data)) else "accuracy"

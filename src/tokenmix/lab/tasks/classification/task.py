@@ -71,7 +71,6 @@ class ImageClassification(ImageTask, ClassTask):
 
     def __init__(self, model: nn.Module, config: TrainConfig, data: Description) -> None:
         super().__init__(model, config, data)
-        self.classes: list[str] = list(data["classes"])
         options = self.options
         if options.diagonality:
             made = any(isinstance(module, LessAttention) for module in model.modules())

@@ -163,38 +163,40 @@ class ImageGeneration(ImageTask):
     def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Values:
         """`d_steps` steps of the discriminator, each on its part of the batch, and one of the generator."""
         judging, generating = self.optimizers
-        parts = self.config.optim.d_steps
-        images, labels = batch["image"], batch["label"]
-        if self.options.augment != "none" and self.data["flip"]:
-            mirrored = torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5
-            images = torch.where(mirrored, images.flip(-1), images)
+        parts, judge, generator = self.config.optim.d_steps, self.model.discriminator, self.model.generator
+
+        def generated(classes: Tensor) -> Tensor:
+            # The trainer has seeded torch from the position in the run.
+            return generator(torch.randn(len(classes), generator.latent_dim, device=classes.device), classes)
+
+        def step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+
+        images, labels, losses = self._mirrored(batch["image"]), batch["label"], []
         # A batch is smaller if one of its files could not be read any more.
-        losses = []
         for real, classes in zip(images.chunk(parts), labels.chunk(parts)):
             with torch.no_grad():
-                fake = self.model.generator(self._noise(classes), classes)
-            judged, wrong = (self.model.discriminator(images, classes).float() for images in (real, fake))
+                fake = generated(classes)
+            judged, wrong = (judge(images, classes).float() for images in (real, fake))
             losses.append(F.relu(1 - judged).mean() + F.relu(1 + wrong).mean())
-            self._step(judging, losses[-1])
+            step(judging, losses[-1])
         # The generator's gradient goes through the discriminator, which needs none of its own.
-        self.model.discriminator.requires_grad_(False)
+        judge.requires_grad_(False)
         classes = labels.chunk(parts)[0]
-        g_loss = -self.model.discriminator(self.model.generator(self._noise(classes), classes), classes).float().mean()
-        self._step(generating, g_loss)
-        self.model.discriminator.requires_grad_(True)
+        g_loss = -judge(generated(classes), classes).float().mean()
+        step(generating, g_loss)
+        judge.requires_grad_(True)
         if self.options.ema is not None:
             self.model.update_average(self.options.ema)
         d_loss, g_loss = torch.stack(losses).mean().detach(), g_loss.detach()
         return {"logs": {"loss": d_loss + g_loss, "d_loss": d_loss, "g_loss": g_loss}}
 
-    def _step(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-
-    def _noise(self, classes: Tensor) -> Tensor:
-        # The trainer has seeded torch from the position in the run.
-        return torch.randn(len(classes), self.model.generator.latent_dim, device=classes.device)
+    def _mirrored(self, images: Tensor) -> Tensor:
+        if self.options.augment == "none" or not self.data["flip"]:
+            return images
+        return torch.where(torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5, images.flip(-1), images)
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> Rows:
         """Generate as many images as there are real ones, of the same classes."""
@@ -264,25 +266,26 @@ def keep_classes(
         UserError: a class that the data does not have, one that is named twice, or fewer than two.
     """
     known = list(images.classes)
-    names = (
-        known
-        if wanted is None
-        else [
-            name.strip() for text in wanted for name in ([text] if text in known else text.split(",")) if name.strip()
-        ]
-    )
+    names = known
+    if wanted is not None:
+        split = (name.strip() for text in wanted for name in ([text] if text in known else text.split(",")))
+        names = [name for name in split if name]
     check_class_names(names, known, f"class of {images.spec}")
     if len(names) < 2:
         raise UserError(
             f"image-generation is conditional on classes and needs at least two, got {', '.join(names) or 'none'}; "
             f"{images.spec} has {', '.join(known[:5])}"
         )
-    numbers = [known.index(name) for name in names]
-    train, test = _of_classes(images.train, numbers), _of_classes(images.test, numbers)
-    labels = (train.labels, test.labels)
-    train, held, test = train_validation_test(
-        train, test, labels, limit=limit, limit_eval=limit_eval, validation=validation, seed=seed
-    )
+    numbers = torch.tensor([known.index(name) for name in names])
+
+    def of_classes(whole: ImageSet) -> ImageSet:
+        part = copy.copy(whole.subset(torch.isin(whole.labels, numbers).nonzero().flatten()))
+        part.labels = (part.labels[:, None] == numbers).long().argmax(1)
+        return part
+
+    train, test = of_classes(images.train), of_classes(images.test)
+    labels, limits = (train.labels, test.labels), {"limit": limit, "limit_eval": limit_eval, "validation": validation}
+    train, held, test = train_validation_test(train, test, labels, **limits, seed=seed)
     return dataclasses.replace(images, train=train, test=test, validation=held, classes=names)
 
 
@@ -293,14 +296,6 @@ def check_class_names(names: Sequence[str], known: Sequence[str], what: str) -> 
             raise unknown_name(what, name, known)
         if name in names[:place]:
             raise UserError(f"class {name!r} is given twice; remove one")
-
-
-def _of_classes(images: ImageSet, numbers: Sequence[int]) -> ImageSet:
-    part = copy.copy(images.subset(torch.isin(images.labels, torch.tensor(numbers)).nonzero().flatten()))
-    renumbered = torch.full((max(numbers) + 1,), -1)
-    renumbered[torch.tensor(numbers)] = torch.arange(len(numbers))
-    part.labels = renumbered[part.labels]
-    return part
 
 
 def noise_of(places: Tensor, latent_dim: int, *, seed: int, group: int = 0) -> Tensor:

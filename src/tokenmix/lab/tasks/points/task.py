@@ -34,11 +34,13 @@ class PointTask(TaskModule):
 
     Attributes:
         want: the labels of the data and the output of the model, of clouds or of points.
+        outputs: arguments of the model that are numbers of names in the data's description.
         usual_points: of a cloud, in the data set on which such models are compared.
     """
 
     options: CloudOptions
     want: ClassVar[Literal["class", "parts"]]
+    outputs: ClassVar[Mapping[str, str]]
     usual_points: ClassVar[int]
     set_elsewhere: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("num_classes", "num_parts", "num_categories"), "--data"),
@@ -98,13 +100,8 @@ class PointTask(TaskModule):
     @classmethod
     def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
         width = 3 if data["features"] == "xyz" else 6
-        settings: dict[str, Any] = {**cls.answers(data), **config.model.model_kwargs}
-        return create_model(config.model.model, in_chans=width, **settings)
-
-    @classmethod
-    def answers(cls, data: Description) -> dict[str, int]:
-        """The number of the model's outputs, by the names of its arguments."""
-        raise NotImplementedError
+        outputs = {argument: len(data[names]) for argument, names in cls.outputs.items()}
+        return create_model(config.model.model, in_chans=width, **outputs, **config.model.model_kwargs)
 
     @classmethod
     def check(cls, config: TrainConfig, batch_size: int) -> None:
@@ -133,8 +130,17 @@ class PointTask(TaskModule):
         return batch["points"], None if batch["mask"].all() else batch["mask"]
 
     def vote(self, answer: Callable[[Tensor], Tensor], points: Tensor) -> Tensor:
-        """Logarithms of the mean probabilities of the options' votes."""
-        return predict_with_tta(answer, points, self.options.votes, self.options.vote_scale)
+        """Test-time augmentation: mean probabilities over the cloud and copies with scaled axes, as logarithms.
+
+        The factors are the same for every cloud and in every call, so a prediction does not depend on the batch.
+        """
+        votes, scale = self.options.votes, self.options.vote_scale
+        if votes == 1:
+            return F.log_softmax(answer(points).float(), -1)
+        rng = np.random.default_rng(0)
+        factors = [np.ones(3), *rng.uniform(1 / scale, scale, (votes - 1, 3))]
+        each = [answer(scale_axes(points, torch.from_numpy(one).to(points))).float().softmax(-1) for one in factors]
+        return torch.stack(each).mean(0).clamp_min(torch.finfo(torch.float32).tiny).log()
 
     def read(self, file: str | Path) -> tuple[Cloud, Tensor, Tensor]:
         """The cloud of a file, in the unit ball; the points (1, n, C) that the model is given, and their indices (n,).
@@ -153,13 +159,9 @@ class PointClassification(PointTask, ClassTask):
     options: CloudClassificationOptions  # pyrefly: ignore[bad-override-mutable-attribute]
     same_inputs: ClassVar[Mapping[str, str]] = {"features": "--features"}
     want: ClassVar[Literal["class", "parts"]] = "class"
+    outputs: ClassVar[Mapping[str, str]] = {"num_classes": "classes"}
     usual_points: ClassVar[int] = 1024
     baselines: ClassVar[tuple[str, ...]] = ("majority", "nearest mean")
-
-    @classmethod
-    def answers(cls, data: Description) -> dict[str, int]:
-        """One logit for each class."""
-        return {"num_classes": len(data["classes"])}
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         points, mask = self.inputs(batch)
@@ -204,19 +206,6 @@ class PointClassification(PointTask, ClassTask):
 
 
 AUGMENTATION = ("scale", "shift", "point_dropout")
-
-
-def predict_with_tta(answer: Callable[[Tensor], Tensor], points: Tensor, votes: int, scale: float) -> Tensor:
-    """Test-time augmentation: mean probabilities over the cloud and copies with scaled axes, as logarithms.
-
-    The factors are the same for every cloud and in every call, so a prediction does not depend on the batch.
-    """
-    if votes == 1:
-        return F.log_softmax(answer(points).float(), -1)
-    rng = np.random.default_rng(0)
-    factors = [np.ones(3), *rng.uniform(1 / scale, scale, (votes - 1, 3))]
-    each = [answer(scale_axes(points, torch.from_numpy(one).to(points))).float().softmax(-1) for one in factors]
-    return torch.stack(each).mean(0).clamp_min(torch.finfo(torch.float32).tiny).log()
 
 
 def colors_of(parts: Tensor) -> Tensor:

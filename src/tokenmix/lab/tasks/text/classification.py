@@ -39,12 +39,7 @@ class TextClassification(DistillingTextTask, ClassTask):
 
     hub: ClassVar[HubForm | None] = hub_form("text-classification", "AutoModelForSequenceClassification")
     network: ClassVar[type[Any]] = GMLPForSequenceClassification
-    baselines: tuple[str, ...] = ("majority", "TF-IDF")  # type: ignore[misc]
-
-    def __init__(self, model: Any, config: TrainConfig, data: Description) -> None:
-        super().__init__(model, config, data)
-        self.classes: list[str] = list(data["classes"])
-        self.baselines = type(self).baselines if self.classes else ()
+    baselines: ClassVar[tuple[str, ...]] = ("majority", "TF-IDF")
 
     @classmethod
     def load_data(cls, config: TrainConfig, like: Description | None = None) -> TextData:
@@ -69,17 +64,12 @@ class TextClassification(DistillingTextTask, ClassTask):
         length = config.options.seq_len if like is None else int(like["seq_len"])
         encoded = partial(EncodedText, tokenizer=tokenizer, max_length=length)
         train, test = encoded(texts.train), encoded(texts.test)
-        held = None if texts.validation is None else encoded(texts.validation)
-        description: dict[str, Any] = {
-            "classes": texts.classes,
-            "pairs": texts.train.pairs is not None,
-            "cut": train.cut + test.cut,
-            "source": texts.source,
-        }
-        if texts.classes and texts.metrics != ("accuracy",):
-            description["metrics"] = list(texts.metrics)
+        description: dict[str, Any] = {"classes": texts.classes, "source": texts.source}
+        description |= {"pairs": texts.train.pairs is not None, "cut": train.cut + test.cut}
         if texts.classes:
             description["counts"] = class_counts(texts.classes, texts.train.labels)
+            if texts.metrics != ("accuracy",):
+                description["metrics"] = list(texts.metrics)
         elif (config.options.class_weights, config.options.sampler) != ("none", "shuffle"):
             raise UserError(
                 f"{config.data.data!r} has numbers for labels, which are of no class; leave --class-weights and "
@@ -88,7 +78,7 @@ class TextClassification(DistillingTextTask, ClassTask):
         return TextData(
             balanced_order(train, texts.train.labels, config.options.sampler),
             test,
-            held,
+            None if texts.validation is None else encoded(texts.validation),
             tokenizer=tokenizer,
             config=config,
             length=length,
