@@ -158,11 +158,10 @@ class ObjectTask(ImageTask):
             if "masks" in target:
                 whole = [(mask.bool().cpu(), 0, 0) for mask in target["masks"]]
                 target["masks"] = PlacedMasks(whole, (image.height, image.width))
-        found = [{name: value.cpu() for name, value in one.items()} for one in self.find(batch["images"])]
         drawn = partial(draw_objects, classes=self.data["classes"])
         return [
-            Shown(None, *(drawn(image.copy(), found=one) for one in (target, self._shown(here))))
-            for image, target, here in zip(images, targets, found)
+            Shown(None, *(drawn(image.copy(), found=one) for one in (target, self._shown(found))))
+            for image, target, found in zip(images, targets, self.find(batch["images"]))
         ]
 
     def example(self) -> dict[str, Tensor]:
@@ -180,8 +179,15 @@ class ObjectTask(ImageTask):
 
     @torch.no_grad()
     def find(self, images: Sequence[Tensor]) -> list[Found]:
-        """Detections in each image (3, H, W), in 0..1 or uint8, larger ones in windows if the options say so."""
-        options, detect = self.options, cast(Detector, self.model).find
+        """Detections in each image (3, H, W), in 0..1 or uint8, larger ones in windows if the options say so; on the
+        CPU.
+        """
+        options = self.options
+
+        def detect(images: Sequence[Tensor]) -> list[Found]:
+            found = cast(Detector, self.model).find(images)
+            return [{name: value.cpu() for name, value in one.items()} for one in found]
+
         if options.window is None or all(max(image.shape[1:]) <= options.window for image in images):
             return detect(images)
         how = {"window": options.window, "overlap": options.overlap, "nms": options.nms, "count": options.detections}
@@ -192,7 +198,11 @@ class ObjectTask(ImageTask):
 
     def predict(self, inputs: Sequence[str | Path]) -> list[Values]:
         """Label, score and box (left, top, width, height in pixels) of each object, from the score `shown` on."""
-        return [row for file in inputs for row in self._rows(file, self._shown(self._found(stored_picture(file))))]
+        rows = list[Values]()
+        for file in inputs:
+            (found,) = self.find([stored_picture(file)])
+            rows += object_rows(str(file), self._shown(found), self.data["classes"])
+        return rows
 
     def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[Values]:
         """The same, with NAME-overlay.png, the image with what is shown drawn on it, and results.json in COCO's form,
@@ -204,9 +214,9 @@ class ObjectTask(ImageTask):
         ids = self.data.get("category_ids") or [label + 1 for label in range(len(classes))]
         for number, file in zip(image_numbers(inputs), map(Path, inputs), strict=True):
             picture = stored_picture(file)
-            size, found = (picture.shape[1], picture.shape[2]), self._found(picture)
+            size, (found,) = (picture.shape[1], picture.shape[2]), self.find([picture])
             shown = self._shown(found)
-            rows += self._rows(file, shown)
+            rows += object_rows(str(file), shown, classes)
             results += coco_results(found, image_id=number, file=file.name, category_ids=ids)
             draw = partial(draw_objects, found=shown, classes=classes, size=size)
             replace_file(out / f"{file.stem}-overlay.png", drawn_png(picture, draw))
@@ -214,15 +224,9 @@ class ObjectTask(ImageTask):
         replace_file(out / "results.json", (json.dumps(results) + "\n").encode())
         return rows
 
-    def _found(self, picture: Tensor) -> Found:
-        return {name: value.cpu() for name, value in self.find([picture])[0].items()}
-
     def _shown(self, found: Found) -> Found:
         keep = found["scores"] >= self.options.shown
         return {name: value[keep] for name, value in found.items()}
-
-    def _rows(self, file: str | Path, shown: Found) -> list[Values]:
-        return object_rows(str(file), shown, self.data["classes"])
 
 
 def _check_learnable(whole: ObjectSamples, config: TrainConfig, want: Literal["boxes", "masks"]) -> None:
@@ -353,7 +357,7 @@ def draw_objects(
     named, width = len(colors) <= 20 and side >= 200, 1 if side < 400 else 2
     pen, font = ImageDraw.Draw(image), ImageFont.load_default()
     boxes = (found["boxes"].long() - torch.tensor([0, first, 0, first])).tolist()
-    for color, box, (label, score, _) in zip(colors, boxes, _objects(found), strict=False):
+    for color, box, label, score in zip(colors, boxes, found["labels"].tolist(), found["scores"].tolist()):
         pen.rectangle(box, width=width, outline=color)
         if named:
             corner = (box[0] + width + 1, box[1] + width + 1)
@@ -363,5 +367,5 @@ def draw_objects(
 
 def _objects(found: Mapping[str, Tensor]) -> list[tuple[int, float, list[float]]]:
     """Label, score and box as left, top, width, height."""
-    boxes = box_convert(found["boxes"].detach().cpu().float(), "xyxy", "xywh").tolist()
+    boxes = box_convert(found["boxes"].float(), "xyxy", "xywh").tolist()
     return list(zip(found["labels"].tolist(), found["scores"].tolist(), boxes, strict=True))
