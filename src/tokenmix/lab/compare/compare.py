@@ -370,11 +370,17 @@ def _train_all(
                 ended += 1
                 if isinstance(outcome, OSError):
                     raise outcome
-                told = outcome or _told(cell, part)
-                line = f"[{ended}/{len(cells)}] {_label(cell)}: {told}"
-                console.print(printable(line), highlight=False, markup=False)
+                told = outcome
                 if outcome:
                     failures[cell.name] = outcome
+                else:
+                    result, metric = cell.run.result, cell.run.result["monitor"]
+                    score = result[part].get(metric)
+                    told = f"{'validation ' * (part == 'validation')}{metric} "
+                    told += "is not defined" if score is None else f"{score:.4f}"
+                    told += f" in {result['seconds']:.0f} s of training"
+                line = f"[{ended}/{len(cells)}] {_label(cell)}: {told}"
+                console.print(printable(line), highlight=False, markup=False)
         except KeyboardInterrupt:
             done = sum(cell.is_finished for cell in cells)
             raise KeyboardInterrupt(
@@ -416,13 +422,6 @@ def _progress(line: Callable[[], str], console: Console) -> Iterator[None]:
 def _label(cell: Cell) -> str:
     grid = cell.name.rpartition("/")[0]
     return f"{grid}{', ' * bool(grid)}{variant_of(cell)}, seed {cell.config.loop.seed}"
-
-
-def _told(cell: Cell, part: str) -> str:
-    result = cell.run.result
-    metric, score = result["monitor"], result[part].get(result["monitor"])
-    told = "is not defined" if score is None else f"{score:.4f}"
-    return f"{'validation ' * (part == 'validation')}{metric} {told} in {result['seconds']:.0f} s of training"
 
 
 def _report(one: Comparison, runs: Runs, console: Console) -> Results:

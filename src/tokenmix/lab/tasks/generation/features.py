@@ -211,7 +211,22 @@ class InceptionFeatures(Features):
     def __init__(self) -> None:
         with needs("features=inception (unlike features=RUN, a run folder of image-classification)"):
             from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
-        self.model = FeatureExtractorInceptionV3("inception", ["2048", "logits_unbiased"], str(_inception_weights()))
+        # In torch's cache, where torch-fidelity keeps them too.
+        path = Path(torch.hub.get_dir()) / "checkpoints" / WEIGHTS
+        try:
+            if path.is_file():
+                check_digest([path], CONTENT)
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                log(f"fetching {WEIGHTS} (95 MB)")
+                with replacing(path) as fetched:
+                    check_digest([download(HOME, fetched)], CONTENT)
+        except FetchError as reason:
+            raise UserError(
+                f"features=inception: no {path} ({reason}); put the file of {HOME} there, or give features=RUN, a run "
+                "folder of image-classification on the same data"
+            ) from None
+        self.model = FeatureExtractorInceptionV3("inception", ["2048", "logits_unbiased"], str(path))
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -219,22 +234,3 @@ class InceptionFeatures(Features):
         levels = levels.expand(-1, 3, -1, -1) if levels.shape[1] == 1 else levels
         features, logits = self.model.to(images.device)(levels)
         return features.float(), logits.float()
-
-
-def _inception_weights() -> Path:
-    """The weights in torch's cache, where torch-fidelity keeps them too, fetched if need be."""
-    path = Path(torch.hub.get_dir()) / "checkpoints" / WEIGHTS
-    try:
-        if path.is_file():
-            check_digest([path], CONTENT)
-            return path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        log(f"fetching {WEIGHTS} (95 MB)")
-        with replacing(path) as partial:
-            check_digest([download(HOME, partial)], CONTENT)
-        return path
-    except FetchError as reason:
-        raise UserError(
-            f"features=inception: no {path} ({reason}); put the file of {HOME} there, or give features=RUN, a run "
-            "folder of image-classification on the same data"
-        ) from None

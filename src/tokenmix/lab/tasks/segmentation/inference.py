@@ -77,8 +77,9 @@ class Tile:
         return rows, columns
 
 
-def tiles(model: Segmenter, size: tuple[int, int], how: Inference) -> list[Tile]:
-    """The tiles of an image of this height and width; one, the whole, up to `WHOLE` and with way=whole.
+def tiles(model: Segmenter, size: tuple[int, int], how: Inference, *, shared: bool = False) -> list[Tile]:
+    """The tiles of an image of this height and width; one, the whole, up to `WHOLE`, with way=whole, and where several
+    processes share images, since they split them for that.
 
     Neighbours overlap by an eighth, and each is kept up to the middle of that. Memory is that of a tile, however large
     the image is.
@@ -87,11 +88,11 @@ def tiles(model: Segmenter, size: tuple[int, int], how: Inference) -> list[Tile]
         UserError: way=whole of more than `MOST_WHOLE` pixels.
     """
     pixels, whole = size[0] * size[1], (slice(0, size[0]), slice(0, size[1]))
-    if how.way == "whole" and pixels > MOST_WHOLE:
+    if how.way == "whole" and pixels > MOST_WHOLE and not shared:
         raise UserError(
             f"{size[1]} x {size[0]} pixels at once are more than {MOST_WHOLE:,}; omit way=whole for an answer in tiles"
         )
-    if how.way == "whole" or pixels <= min(WHOLE[0], WHOLE[1] // model.num_classes):
+    if shared or how.way == "whole" or pixels <= min(WHOLE[0], WHOLE[1] // model.num_classes):
         return [Tile(whole, whole)]
     side = isqrt(TILE)
     window = both_sides(how.window) if how.window else model.img_size

@@ -32,7 +32,7 @@ from tokenmix.lab.tasks.images import (
     stored_picture,
 )
 from tokenmix.lab.tasks.segmentation import SegmentationOptions
-from tokenmix.lab.tasks.segmentation.inference import Tile, all_rows, as_segmenter, own_rows, pixel_logits, tiles
+from tokenmix.lab.tasks.segmentation.inference import all_rows, as_segmenter, own_rows, pixel_logits, tiles
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.metrics import Metric, Rows, accuracy_of, class_counts, iou_of, quotient
 from tokenmix.lab.train.predictions import joined
@@ -193,18 +193,11 @@ class SemanticSegmentation(ImageTask):
     def evaluate(self, batch: Batch) -> Rows:
         """Logits of whole images, as the options look at them, against their classes."""
         images, model, parts = batch["image"], self.segmenter, []
-        for tile in self._tiles(tuple(images.shape[2:])):
+        for tile in tiles(model, tuple(images.shape[2:]), self.options, shared=self.own_samples != slice(None)):
             logits = pixel_logits(model, images[..., *tile.seen], self.options)
             classes = own_rows(model, batch["classes"][..., *tile.kept], 1)
             parts.append(self.judged(logits[..., *tile.inner], classes, batch["index"]))
         return joined(parts)
-
-    def _tiles(self, size: tuple[int, int]) -> list[Tile]:
-        """Those of an image; the whole of one that several processes share, since they split it for that."""
-        if self.own_samples == slice(None):
-            return tiles(self.segmenter, size, self.options)
-        whole = slice(0, size[0]), slice(0, size[1])
-        return [Tile(whole, whole)]
 
     def judged(self, logits: Tensor, targets: Tensor, index: Tensor) -> Rows:
         """The counts of the pixels of images, or of parts of them, and the sums of their cross-entropies."""
@@ -273,7 +266,7 @@ class SemanticSegmentation(ImageTask):
         size = (image.shape[1], image.shape[2])
         classes = torch.empty(size, dtype=torch.uint8)
         mean, std = channel_columns(self.data["mean"]), channel_columns(self.data["std"])
-        for tile in self._tiles(size):
+        for tile in tiles(self.segmenter, size, self.options, shared=self.own_samples != slice(None)):
             seen = image[:, *tile.seen].float().div_(255).sub_(mean).div_(std)[None].to(next(self.model.parameters()))
             logits = pixel_logits(self.segmenter, seen, self.options)
             found = all_rows(self.segmenter, logits.argmax(1, keepdim=True).byte())
