@@ -19,21 +19,6 @@ ALL_PROBABILITIES = 16
 BINS = 15
 
 
-def calibration_gaps(rows: Rows) -> Tensor:
-    """Of each sample accuracy minus confidence in the column of its bin (n, bins + 1), and a last column of ones."""
-    confidence, right = rows["confidence"].float(), (rows["label"] == rows["predicted"]).float()
-    place = torch.bucketize(confidence, torch.linspace(0, 1, BINS + 1), right=True) - 1
-    gap = right - confidence
-    return torch.cat([F.one_hot(place, BINS + 1) * gap[:, None], torch.ones_like(gap)[:, None]], 1)
-
-
-def calibration_error(sums: Tensor) -> Tensor:
-    """Expected calibration error, over bins of confidence the mean distance of confidence and accuracy, from the sums
-    (R, bins + 2) of `calibration_gaps`.
-    """
-    return sums[..., :-1].abs().sum(-1) / sums[..., -1]
-
-
 class ClassTask(DistillingTask):
     """A task that predicts one of the classes that the data's description names.
 
@@ -58,7 +43,9 @@ class ClassTask(DistillingTask):
         Of up to 200 classes also the recall of each, and the confusion matrix (true x predicted); Matthews' correlation
         where it is usual for the data.
         """
-        classes, positive = len(data["classes"]), positive_class(data)
+        classes, sizes = len(data["classes"]), class_sizes(data)
+        # Of two classes F1 is that of the smaller one, or of the second if they are equal, or in GLUE's metrics.
+        positive = 0 if sizes[0] < sizes[-1] and "f1" not in data.get("metrics", ()) else 1
 
         def confusion(rows: Rows, weights: Tensor) -> Tensor:
             place = rows["label"].long() * classes + rows["predicted"].long()
@@ -71,6 +58,14 @@ class ClassTask(DistillingTask):
             empty = weights.new_zeros(len(weights), classes)
             added = ((weights * (label == predicted), label), (weights, label), (weights, predicted))
             return torch.stack([empty.index_add(1, place, values) for values, place in added], 1)
+
+        def calibration_error(rows: Rows, weights: Tensor) -> Tensor:
+            """Over bins of confidence the mean distance of confidence and accuracy."""
+            confidence = rows["confidence"].float()
+            gap = (rows["label"] == rows["predicted"]).double() - confidence
+            place = torch.bucketize(confidence, torch.linspace(0, 1, BINS + 1), right=True) - 1
+            binned = weights.new_zeros(len(weights), BINS + 1).index_add(1, place, weights * gap)
+            return binned.abs().sum(1) / weights.sum(1)
 
         def area(rows: Rows, weights: Tensor) -> Tensor:
             _, place = rows["probabilities"][:, 1].unique(return_inverse=True)
@@ -88,7 +83,7 @@ class ClassTask(DistillingTask):
             found["recall"] = Metric(lambda rows, weights: recall_of(counts(rows, weights)), names=data["classes"])
         if "matthews" in data.get("metrics", ()):
             found["matthews"] = Metric(lambda rows, weights: matthews_of(counts(rows, weights)))
-        found["ece"] = Metric.of_sums(calibration_error, calibration_gaps, higher_is_better=False)
+        found["ece"] = Metric(calibration_error, higher_is_better=False)
         found["loss"] = Metric.mean(lambda rows: rows["loss"], higher_is_better=False)
         if classes == 2:
             found["auc"] = Metric(area)
@@ -156,12 +151,6 @@ def balanced_weights(sizes: Sequence[int]) -> Tensor:
     """N / (C * N_c) of the C classes that occur, 0 of others; their mean over the samples is 1."""
     counts = torch.tensor(sizes, dtype=torch.float64)
     return torch.where(counts > 0, counts.sum() / ((counts > 0).sum() * counts), 0.0)
-
-
-def positive_class(data: Description) -> int:
-    """Of two classes that which F1 is of: the smaller one, or the second if they are equal, or in GLUE's metrics."""
-    sizes = class_sizes(data)
-    return 0 if sizes[0] < sizes[-1] and "f1" not in data.get("metrics", ()) else 1
 
 
 def likeliest(probabilities: Tensor, classes: Sequence[str], **also: Any) -> Values:

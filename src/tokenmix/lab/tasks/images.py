@@ -48,6 +48,10 @@ class ImageTask(TaskModule):
         size = {"image": list(model.img_size), "grid": list(model.grid_size), "tokens": model.num_tokens}
         return counted_summary(name, model, size)
 
+    def example(self) -> dict[str, Tensor]:
+        """Two images of noise."""
+        return {"images": torch.randn(2, self.data["channels"], *self.data["img_size"])}
+
     def initial_weights(self, source: Path) -> dict[str, Tensor]:
         """As for every task; the head of a model from elsewhere starts fresh for other classes too."""
         weights = super().initial_weights(source)

@@ -155,16 +155,15 @@ class ImageClassification(ImageTask, ClassTask):
         # A batch is odd only if one of its files could not be read any more; then nothing can be paired.
         if self.mixup is not None and len(images) % 2 == 0:
             (images, targets), smoothing = self.mixup(images.clone(), targets), 0.0
-        seen = {"image": images}
-        if not self.options.diagonality:
-            logits = self.model(images).float()
-            loss, logs = self.distilled(lambda: self.class_loss(logits, targets, smoothing), logits, seen)
-            return self.part_weight * loss, logs
-        logits, scores = self.model.forward_with_scores(images)  # type: ignore[operator]
-        entropy, logs = self.distilled(lambda: self.class_loss(logits.float(), targets, smoothing), logits, seen)
-        diagonality = self._diagonality(scores)
-        loss = self.part_weight * (entropy + self.options.diagonality * diagonality)
-        return loss, {"diagonality": diagonality.detach(), **logs}
+        model: Any = self.model
+        logits, scores = model.forward_with_scores(images) if self.options.diagonality else (model(images), None)
+        entropy = partial(self.class_loss, logits.float(), targets, smoothing)
+        loss, logs = self.distilled(entropy, logits.float(), {"image": images})
+        if scores is not None:
+            diagonality = self._diagonality(scores)
+            loss = loss + self.options.diagonality * diagonality
+            logs = {"diagonality": diagonality.detach(), **logs}
+        return self.part_weight * loss, logs
 
     def count(self, batch: Mapping[str, Tensor]) -> int:
         """Images, without those that could not be read any more."""
@@ -240,9 +239,6 @@ class ImageClassification(ImageTask, ClassTask):
             height, width = (min(side, THUMBNAIL) for side in pixels.shape[2:])
             small = F.adaptive_avg_pool2d(pixels.float().div(255), (height, width))
             yield PlainSamples(small.flatten(1), images.labels[kept])
-
-    def example(self) -> dict[str, Tensor]:
-        return {"images": torch.randn(2, self.data["channels"], *self.data["img_size"])}
 
     def save_for_hub(self, folder: Path) -> nn.Module:
         """In timm's form: config.json with the data's classes, mean and std, and model.safetensors."""

@@ -257,9 +257,6 @@ class SemanticSegmentation(ImageTask):
             found.append(Shown(image, *(veiled(image, mask, self.data["palette"]) for mask in masks)))
         return found
 
-    def example(self) -> dict[str, Tensor]:
-        return {"images": torch.randn(2, self.data["channels"], *self.data["img_size"])}
-
     @torch.no_grad()
     def answer(self, image: Tensor) -> Tensor:
         """The class of each pixel, uint8 (H, W), of an image uint8 (3, H, W) of any size."""
