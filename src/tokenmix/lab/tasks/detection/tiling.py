@@ -47,11 +47,17 @@ def find_in_windows(
     parts: list[tuple[Found, int, int]] = []
     for i in range(0, len(corners), at_once):
         some = corners[i : i + at_once]
-        found = detect([image[:, top : top + window, left : left + window] for top, left in some])
-        parts += [(part, *corner) for part, corner in zip(found, some, strict=True)]
-    boxes = torch.cat([part["boxes"] + part["boxes"].new_tensor([left, top, left, top]) for part, top, left in parts])
+        seen = detect([image[:, top : top + window, left : left + window] for top, left in some])
+        parts += [(part, *corner) for part, corner in zip(seen, some, strict=True)]
+    found = [part["boxes"] for part, _, _ in parts]
+    starts = torch.cat([x.new_tensor([left, top]).expand(len(x), 2) for x, (_, top, left) in zip(found, parts)])
+    boxes = torch.cat(found) + starts.repeat(1, 2)
     scores, labels = (torch.cat([part[key] for part, _, _ in parts]) for key in ("scores", "labels"))
-    cut = torch.cat([_cut(part["boxes"], top, left, window, (height, width)) for part, top, left in parts])
+    # Those that end at an edge of their window which is not an edge of the image.
+    ends = starts + window
+    at_start = (boxes[:, :2] < starts + EDGE) & (starts > 0)
+    at_end = (boxes[:, 2:] > ends - EDGE) & (ends < boxes.new_tensor([width, height]))
+    cut = (at_start | at_end).any(1)
     whole, pieces = (~cut).nonzero()[:, 0], cut.nonzero()[:, 0]
     whole = whole[batched_nms(boxes[whole], scores[whole], labels[whole], nms)]
     pieces = torch.cat([_uncovered(some, whole, boxes, labels) for some in pieces.split(PIECES)])
@@ -62,17 +68,6 @@ def find_in_windows(
         crops = [(mask, top + y, left + x) for part, top, left in parts for mask, y, x in part["masks"].crops]
         merged["masks"] = PlacedMasks([crops[place] for place in keep.tolist()], (height, width))
     return merged
-
-
-def _cut(boxes: Tensor, top: int, left: int, window: int, size: tuple[int, int]) -> Tensor:
-    """Which boxes end at an edge of their window that is not an edge of the image."""
-    height, width = size
-    return (
-        (boxes[:, 0] < EDGE) & (left > 0)
-        | (boxes[:, 1] < EDGE) & (top > 0)
-        | (boxes[:, 2] > window - EDGE) & (left + window < width)
-        | (boxes[:, 3] > window - EDGE) & (top + window < height)
-    )
 
 
 def _uncovered(pieces: Tensor, whole: Tensor, boxes: Tensor, labels: Tensor) -> Tensor:
