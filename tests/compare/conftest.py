@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from tokenmix.lab.compare import variant_costs
+from tokenmix.lab.compare import costs
 from tokenmix.profiling.speed import time_interleaved
 
 
@@ -14,11 +14,11 @@ def _short_timings():
         return time_interleaved(functions, **{**options, "repeats": 1, "warmup": 0})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(variant_costs, "time_interleaved", once)
+        patch.setattr(costs, "time_interleaved", once)
         yield
 
 
 @pytest.fixture
 def few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers are measured at these only."""
-    monkeypatch.setattr(variant_costs, "TOKENS", (4, 16))
+    monkeypatch.setattr(costs, "TOKENS", (4, 16))

@@ -21,7 +21,7 @@ from tokenmix.lab.compare.schedule import (
     run_seconds,
     side_by_side,
 )
-from tokenmix.lab.compare.variant_runs import plan_runs
+from tokenmix.lab.compare.variants import plan_runs
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.config import CompareConfig
 from tokenmix.profiling.speed import Timing

@@ -22,7 +22,7 @@ from tokenmix.lab.cli.listing import print_rows
 from tokenmix.lab.compare.compare import compare, repeat_command
 from tokenmix.lab.compare.pictures import choose_images
 from tokenmix.lab.compare.results import load_results
-from tokenmix.lab.compare.variant_runs import plan_runs, read_run, read_sampling
+from tokenmix.lab.compare.variants import plan_runs, read_run, read_sampling
 from tokenmix.lab.grid import finish_cell
 from tokenmix.lab.train.checkpoint import save_weights
 from tokenmix.lab.train.config import CompareConfig, TrainConfig

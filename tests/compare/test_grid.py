@@ -11,7 +11,7 @@ from tokenmix.lab.cli import parse
 from tokenmix.lab.compare.compare import compare
 from tokenmix.lab.compare.grid import split_grid
 from tokenmix.lab.compare.results import load_results
-from tokenmix.lab.compare.variant_runs import plan_runs, read_run
+from tokenmix.lab.compare.variants import plan_runs, read_run
 from tokenmix.lab.data.lookup import data_sets
 from tokenmix.lab.train.config import CompareConfig, comparison_config
 from tokenmix.profiling.units import count

@@ -140,7 +140,7 @@ train(make_config("image-classification", data="digits", logger="mlflow", out=Pa
     "slurm": "import tokenmix.lab.grid.on_slurm",
     "fid": """
 from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
-from tokenmix.lab.tasks.generation.metrics import frechet_distance
+from tokenmix.lab.tasks.generation.features import frechet_distance
 """,
 }
 

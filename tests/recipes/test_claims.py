@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tokenmix.lab.compare.compare import compare
-from tokenmix.lab.compare.variant_runs import plan_runs
+from tokenmix.lab.compare.variants import plan_runs
 from tokenmix.lab.registry import DATA_SETS
 from tokenmix.lab.train.checks import check_config
 from tokenmix.lab.train.sources import list_comparisons, load_comparison

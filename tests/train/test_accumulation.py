@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tokenmix.lab.registry import get_task
-from tokenmix.lab.tasks.segmentation.options import SegmentationOptions
+from tokenmix.lab.tasks.segmentation import SegmentationOptions
 from tokenmix.lab.tasks.segmentation.task import SemanticSegmentation
 from tokenmix.lab.train.checkpoint import read_weights
 from tokenmix.lab.train.run import train

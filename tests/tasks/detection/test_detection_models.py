@@ -85,7 +85,7 @@ def test_parts_make_up_the_whole(name: str):
     table = model.cost_table()
     assert sum(row.parameters for row in table) == count(model)
     assert sum(row.macs for row in table) == model.macs() > 0
-    assert len(model.sizes.sides()) == len(
+    assert len(model.sizes.anchors) == len(
         model.net.backbone.neck(
             [
                 torch.empty(1, i["num_chs"], 64 // i["reduction"], 64 // i["reduction"], device="meta")

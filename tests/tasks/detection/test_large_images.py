@@ -10,14 +10,13 @@ from torch.nn import functional as F
 from torchvision.models.detection._utils import Matcher
 from torchvision.models.detection.roi_heads import RoIHeads, paste_masks_in_image
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
-from torchvision.ops import batched_nms, box_iou
+from torchvision.ops import box_iou
 
 from tokenmix import create_model
 from tokenmix.errors import UserError
-from tokenmix.lab.tasks.detection import tiling
-from tokenmix.lab.tasks.detection.tiling import find_in_windows
-from tokenmix.models.detection import networks, pictures
-from tokenmix.models.detection.networks import BlockMatcher, Pairs
+from tokenmix.models.detection import detector as networks
+from tokenmix.models.detection import pictures
+from tokenmix.models.detection.detector import BlockMatcher, Pairs
 from tokenmix.models.detection.pictures import PictureTransform, PlacedMasks, bilinear_blocks, place_masks
 from tokenmix.profiling import peak_memory
 
@@ -129,33 +128,9 @@ def test_losses_are_those_of_the_whole_table(model: str, monkeypatch: pytest.Mon
         torch.testing.assert_close(losses[1][name], value)
 
 
-def test_windows_of_a_picture_are_those_of_its_tensor():
-    image = noise(150, 230)
-
-    def detect(parts: Any) -> list[dict[str, Any]]:
-        found = []
-        for part in parts:
-            value = part.float().mean() / 10
-            mask = torch.zeros(part.shape[1:], dtype=torch.bool)
-            mask[5:20, 5:30] = True
-            box = torch.tensor([[5.0, 5, 30, 20]])
-            found.append({"boxes": box, "scores": value[None], "labels": torch.tensor([0]), "masks": mask[None]})
-        return found
-
-    def placed(parts: Any) -> list[dict[str, Any]]:
-        crops = [PlacedMasks([(one["masks"][0, 5:20, 5:30], 5, 5)], one["masks"].shape[1:]) for one in detect(parts)]
-        return [{**one, "masks": masks} for one, masks in zip(detect(parts), crops, strict=True)]
-
-    how: Any = {"window": 64, "overlap": 0.2, "nms": 0.5, "count": 100}
-    dense, own = find_in_windows(detect, image, **how), find_in_windows(placed, image, **how)
-    assert len(own["boxes"]) > 5
-    assert torch.equal(dense["boxes"], own["boxes"])
-    assert torch.equal(dense["masks"], own["masks"].dense())
-
-
 def test_json_lists_are_plain(tmp_path: Path):
     masks = place_masks(torch.ones(1, 1, 28, 28), torch.tensor([[2.0, 3, 12, 13]]), (20, 30))
-    from tokenmix.lab.tasks.detection.output import coco_results, object_rows
+    from tokenmix.lab.tasks.detection.task import coco_results, object_rows
 
     found = {
         "boxes": torch.tensor([[2.0, 3, 12, 13]]),
@@ -167,15 +142,3 @@ def test_json_lists_are_plain(tmp_path: Path):
     (row,) = object_rows("a", found, ["x"])
     mask_of = pytest.importorskip("pycocotools.mask")
     assert int(mask_of.area(entry["segmentation"])) == row["pixels"] == int(masks.dense().sum())
-
-
-def test_boxes_nearby_decide_as_all_boxes_do(monkeypatch: pytest.MonkeyPatch):
-    """batched_nms takes four times as long for twice as many: 0.5 s for 40,000, 2.1 s for 80,000."""
-    monkeypatch.setattr(tiling, "FEW", 0)
-    random = torch.Generator().manual_seed(0)
-    corners = 500 * torch.rand(3000, 2, generator=random, dtype=torch.float64)
-    boxes = torch.cat([corners, corners + 10 + 60 * torch.rand(3000, 2, generator=random)], 1)
-    scores, labels = torch.randperm(3000, generator=random) / 3000, torch.randint(3, (3000,), generator=random)
-    found = tiling.near_nms(boxes, scores, labels, 0.5)
-    assert 100 < len(found) < 2900
-    assert torch.equal(found, batched_nms(boxes, scores.double(), labels, 0.5))

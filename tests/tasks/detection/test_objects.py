@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,7 @@ from tokenmix.errors import UserError
 from tokenmix.lab.data.scenes import Objects, Scene, SceneData, Scenes
 from tokenmix.lab.tasks.detection import task as objects
 from tokenmix.lab.tasks.detection.metrics import OVERLAPS, RECALLS, matched_rows, object_metrics
-from tokenmix.lab.tasks.detection.output import class_color, draw_objects, image_numbers
-from tokenmix.lab.tasks.detection.task import Detection
+from tokenmix.lab.tasks.detection.task import Detection, class_color, draw_objects, image_numbers
 from tokenmix.lab.tasks.detection.tiling import find_in_windows
 from tokenmix.lab.tasks.images import drawn_png
 from tokenmix.lab.train.config import TrainConfig
@@ -327,7 +327,7 @@ def perfect(objects_there: Tensor, labels: Tensor, *, with_masks: bool = False) 
                 masks = torch.zeros(len(cut), height, width, dtype=torch.bool)
                 for mask, (a, b, c, d) in zip(masks, cut.int().tolist()):
                     mask[b:d, a:c] = True
-                found["masks"] = masks[keep]
+                found["masks"] = PlacedMasks([(mask, 0, 0) for mask in masks[keep]], (height, width))
             answers.append(found)
         return answers
 
@@ -351,7 +351,7 @@ def test_windows_find_each_object_once_and_whole(with_masks: bool):
     assert torch.equal(found["labels"][order], labels)
     if with_masks:
         sizes = (there[:, 2:] - there[:, :2]).prod(1)
-        torch.testing.assert_close(found["masks"][order].flatten(1).sum(1).float(), sizes)
+        torch.testing.assert_close(found["masks"].dense()[order].flatten(1).sum(1).float(), sizes)
 
 
 def test_an_object_larger_than_the_overlap_is_not_lost():
@@ -405,7 +405,7 @@ def test_objects_are_drawn_in_the_colours_of_their_classes():
     image = Image.new("L", (240, 240), 90)
     boxes = torch.tensor([[20.0, 20, 80, 80], [120, 120, 200, 200]])
     found = {"boxes": boxes, "labels": torch.tensor([3, 11]), "scores": torch.tensor([0.9, 0.8])}
-    drawn = pil_to_tensor(draw_objects(image, found, list("abcdefghijkl")))
+    drawn = pil_to_tensor(draw_objects(image, found=found, classes=list("abcdefghijkl")))
     assert drawn[:, 80, 50].tolist() == list(class_color(3))
     assert drawn[:, 200, 160].tolist() == list(class_color(11)) == list(class_color(1))
     assert drawn[:, 10, 150].tolist() == [90, 90, 90]
@@ -421,8 +421,8 @@ def test_strips_are_drawn_as_the_whole(monkeypatch: pytest.MonkeyPatch):
     boxes = torch.tensor([[20.0, 20, 80, 80], [120, 120, 200, 235]])
     found = {"boxes": boxes, "labels": torch.tensor([3, 11]), "scores": torch.tensor([0.9, 0.8]), "masks": masks}
     classes = list("abcdefghijkl")
-    parts = drawn_png(image, lambda strip, first: draw_objects(strip, found, classes, first, (240, 260)))
-    whole = draw_objects(to_pil_image(image), found, classes)
+    parts = drawn_png(image, partial(draw_objects, found=found, classes=classes, size=(240, 260)))
+    whole = draw_objects(to_pil_image(image), found=found, classes=classes)
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(b"".join(parts)))), np.asarray(whole))
 
 

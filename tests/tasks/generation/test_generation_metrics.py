@@ -11,8 +11,15 @@ from torchmetrics.image.inception import InceptionScore
 from torchmetrics.image.kid import KernelInceptionDistance
 
 from tokenmix.errors import UserError
-from tokenmix.lab.tasks.generation.features import WEIGHTS, InceptionFeatures, RunFeatures
-from tokenmix.lab.tasks.generation.metrics import class_score, frechet_distance, kernel_distance, thumbnails
+from tokenmix.lab.tasks.generation.features import (
+    WEIGHTS,
+    InceptionFeatures,
+    RunFeatures,
+    class_score,
+    frechet_distance,
+    kernel_distance,
+    thumbnails,
+)
 
 
 class Pixels(nn.Module):
@@ -77,7 +84,7 @@ def test_inception_is_torch_fidelitys(tmp_path, monkeypatch):
     levels = torch.randint(0, 256, (2, 1, 32, 32), dtype=torch.uint8)
     for found, expected in zip(ours(levels / 127.5 - 1), theirs(levels.expand(-1, 3, -1, -1)), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
-    assert set(ours.make_metrics()) == {"fid", "kid", "inception_score"}
+    assert set(ours.metrics) == {"fid", "kid", "inception_score"}
 
 
 def test_frechet_distance_of_a_single_feature():
@@ -102,7 +109,7 @@ def test_kernel_distance_is_torchmetrics(images):
 
 
 def test_kernel_distance_by_pairs(monkeypatch):
-    monkeypatch.setattr("tokenmix.lab.tasks.generation.metrics.ROWS", 2)
+    monkeypatch.setattr("tokenmix.lab.tasks.generation.features.ROWS", 2)
     real, fake = torch.randn(5, 4, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64) + 1
 
     def mean(one, other, skip):
@@ -134,7 +141,7 @@ def test_metrics_of_rows(images):
     real, fake = (Pixels()(part)[:50] for part in images)
     wanted = fake.argmax(1) * (fake[:, 0] > 1)
     rows = {"real_features": real, "fake_features": fake, "logits": fake, "wanted": wanted}
-    metrics = RunFeatures.make_metrics()
+    metrics = RunFeatures.metrics
     times = torch.randint(0, 3, (50,))
     for name, expected in {"feature_fd": frechet_distance, "feature_kd": kernel_distance}.items():
         assert metrics[name](rows) == expected(real, fake).item()

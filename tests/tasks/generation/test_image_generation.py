@@ -15,9 +15,8 @@ from PIL import Image
 from tokenmix.errors import UserError
 from tokenmix.lab.cli import main
 from tokenmix.lab.data.images import load_images
-from tokenmix.lab.tasks.generation.classes import keep_classes
 from tokenmix.lab.tasks.generation.features import InceptionFeatures, RunFeatures
-from tokenmix.lab.tasks.generation.task import ImageGeneration, between, generate, noise_of
+from tokenmix.lab.tasks.generation.task import ImageGeneration, between, generate, keep_classes, noise_of
 from tokenmix.lab.train import trainer
 from tokenmix.lab.train.checkpoint import read_checkpoint
 from tokenmix.lab.train.export import export

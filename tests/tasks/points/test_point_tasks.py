@@ -2,6 +2,8 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +14,9 @@ from torch import Tensor
 from predictions import check_predictions
 from tokenmix.errors import UserError
 from tokenmix.lab import cli
-from tokenmix.lab.tasks.points.classification import PointClassification
 from tokenmix.lab.tasks.points.data.samples import scale_axes
 from tokenmix.lab.tasks.points.segmentation import PointSegmentation, cloud_iou
-from tokenmix.lab.tasks.points.task import predict_with_tta
+from tokenmix.lab.tasks.points.task import PointClassification
 from tokenmix.lab.train import run as runs
 from tokenmix.lab.train import trainer
 from tokenmix.lab.train.config import TrainConfig
@@ -219,7 +220,8 @@ def test_votes_are_means_of_stretched_clouds() -> None:
         return points.sum(1)
 
     points = torch.randn(2, 5, 3)
-    scores = predict_with_tta(answer, points, 3, 1.25)
+    task: Any = SimpleNamespace(options=SimpleNamespace(votes=3, vote_scale=1.25))
+    scores = PointClassification.vote(task, answer, points)
     assert len(seen) == 3
     assert torch.equal(seen[0], points)
     expected = torch.stack([cloud.sum(1).softmax(-1) for cloud in seen]).mean(0)

@@ -8,9 +8,8 @@ from sklearn.metrics import jaccard_score
 
 from tokenmix import create_model
 from tokenmix.errors import UserError
-from tokenmix.lab.tasks.segmentation import inference
+from tokenmix.lab.tasks.segmentation import Inference, inference
 from tokenmix.lab.tasks.segmentation.inference import pixel_logits
-from tokenmix.lab.tasks.segmentation.options import Inference
 from tokenmix.lab.tasks.segmentation.task import SemanticSegmentation
 from tokenmix.lab.train.predictions import joined
 from tokenmix.lab.train.sources import make_config

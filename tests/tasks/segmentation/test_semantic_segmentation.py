@@ -13,7 +13,7 @@ from tokenmix.errors import UserError
 from tokenmix.lab.data.scenes import SceneData
 from tokenmix.lab.data.scenes.scenes import ChosenScenes, Scene, Scenes
 from tokenmix.lab.inspect.run import inspect_run
-from tokenmix.lab.tasks.segmentation import inference, output
+from tokenmix.lab.tasks.segmentation import inference
 from tokenmix.lab.tasks.segmentation import task as semantic_segmentation
 from tokenmix.lab.train import trainer
 from tokenmix.lab.train.checkpoint import read_weights
@@ -185,7 +185,7 @@ def test_large_images_are_answered_in_tiles(run, pictures, tmp_path, monkeypatch
     (whole,) = predict(run, pictures[1:], tmp_path / "whole", options=options)
     monkeypatch.setattr(inference, "WHOLE", (1000, 10_000))
     monkeypatch.setattr(inference, "TILE", 576)
-    monkeypatch.setattr(output, "PART_ROWS", 7)
+    monkeypatch.setattr(semantic_segmentation, "PART_ROWS", 7)
     seen = []
     original = inference.pixel_logits
     looked = lambda model, images, *more: seen.append(images.shape[2:]) or original(model, images, *more)  # noqa: E731
@@ -197,7 +197,7 @@ def test_large_images_are_answered_in_tiles(run, pictures, tmp_path, monkeypatch
     masks = [np.asarray(Image.open(tmp_path / name / "large-mask.png")) for name in ("whole", "tiled")]
     assert (masks[0] == masks[1]).mean() > 0.9
     picture, mask = Image.open(pictures[1]), Image.open(tmp_path / "tiled" / "large-mask.png")
-    blended = Image.blend(picture, mask.convert("RGB"), output.VEIL)
+    blended = Image.blend(picture, mask.convert("RGB"), semantic_segmentation.VEIL)
     assert np.array_equal(np.asarray(Image.open(tmp_path / "tiled" / "large-overlay.png")), np.asarray(blended))
     seen.clear()
     measured = evaluate(run, device="cpu", options=options)

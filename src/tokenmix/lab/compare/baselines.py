@@ -3,6 +3,7 @@
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ Predictor = Callable[[Features, Tensor], Tensor]
 def fit_baselines(task: TaskModule, data: TaskData) -> dict[str, float]:
     """The score of each baseline that the task names, on the test samples."""
     scores: dict[str, float] = {}
-    if not task.baselines:
+    if not task.baselines or task.data.get("classes") == []:  # Numbers for labels are of no class.
         return scores
     features, targets = _gathered(task, data)
     for name in task.baselines:
@@ -44,21 +45,17 @@ def fit_baselines(task: TaskModule, data: TaskData) -> dict[str, float]:
 
 def _gathered(task: TaskModule, data: TaskData) -> tuple[Features, Tensor]:
     """Features and targets of at most `MOST` training samples; targets that are one for each of several places flat."""
-    parts: list[Tensor | list[str]] = []
-    targets: list[Tensor] = []
-    seen = 0
+    parts, targets, seen = [], [], 0
     for given, wanted in task.plain_samples(data, "train"):
+        parts.append(given)
         targets.append(wanted.flatten())
-        parts += [] if given is None else [given]
         seen += len(wanted)
         if seen >= MOST:
             break
-    if not parts:
+    if parts[0] is None:
         return None, torch.cat(targets)
-    if isinstance(parts[0], Tensor):
-        return torch.cat([part for part in parts if isinstance(part, Tensor)]), torch.cat(targets)
-    texts = [text for part in parts if not isinstance(part, Tensor) for text in part]
-    return texts, torch.cat(targets)
+    features: Features = torch.cat(parts) if isinstance(parts[0], Tensor) else [text for part in parts for text in part]
+    return features, torch.cat(targets)
 
 
 def frequencies(features: Features, targets: Tensor, classes: int) -> Predictor:
@@ -90,47 +87,31 @@ def nearest_mean(features: Features, targets: Tensor, classes: int) -> Predictor
     return predict
 
 
-def logistic_regression(features: Features, targets: Tensor, classes: int) -> Predictor:
-    """Multinomial logistic regression on the standardized features."""
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=100, C=0.1))
-    return _by_sklearn(model, features, targets, classes)
-
-
-def random_forest(features: Features, targets: Tensor, classes: int) -> Predictor:
-    """A forest of 200 trees."""
+def by_sklearn(name: str, features: Features, targets: Tensor, classes: int) -> Predictor:
+    """Multinomial logistic regression on standardized features, or on TF-IDF of words and pairs of words; or trees."""
     from sklearn.ensemble import RandomForestClassifier
-
-    return _by_sklearn(RandomForestClassifier(MOST_TREES, random_state=0), features, targets, classes)
-
-
-def tfidf(features: Features, targets: Tensor, classes: int) -> Predictor:
-    """Logistic regression on TF-IDF of words and pairs of words."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
-
-    words = TfidfVectorizer(ngram_range=(1, 2), max_features=50_000, sublinear_tf=True)
-    return _by_sklearn(make_pipeline(words, LogisticRegression(max_iter=200, C=10)), features, targets, classes)
-
-
-def _by_sklearn(model: Any, features: Features, targets: Tensor, classes: int) -> Predictor:
+    from sklearn.preprocessing import StandardScaler
     from threadpoolctl import threadpool_limits
 
-    def plain(given: Features) -> Any:
-        return given.numpy() if isinstance(given, Tensor) else given
+    words = TfidfVectorizer(ngram_range=(1, 2), max_features=50_000, sublinear_tf=True)
+    model: Any = {
+        "logistic regression": make_pipeline(StandardScaler(), LogisticRegression(max_iter=100, C=0.1)),
+        "random forest": RandomForestClassifier(MOST_TREES, random_state=0),
+        "TF-IDF": make_pipeline(words, LogisticRegression(max_iter=200, C=10)),
+    }[name]
 
     # One thread: several wait long for each other where another program runs.
     with warnings.catch_warnings(), threadpool_limits(1):
         warnings.simplefilter("ignore")
-        model.fit(plain(features), targets.numpy())
+        model.fit(features.numpy() if isinstance(features, Tensor) else features, targets.numpy())
 
     def predict(given: Features, wanted: Tensor) -> Tensor:
+        found = model.predict_proba(given.numpy() if isinstance(given, Tensor) else given)
         answers = torch.full((len(wanted), classes), SMALLEST)
-        answers[:, torch.from_numpy(model.classes_)] = torch.from_numpy(model.predict_proba(plain(given))).float()
+        answers[:, torch.from_numpy(model.classes_)] = torch.from_numpy(found).float()
         return answers.clamp_min(SMALLEST).log()
 
     return predict
@@ -140,7 +121,5 @@ BASELINES: dict[str, Callable[[Features, Tensor, int], Predictor]] = {
     "majority": frequencies,
     "unigram": frequencies,
     "nearest mean": nearest_mean,
-    "logistic regression": logistic_regression,
-    "random forest": random_forest,
-    "TF-IDF": tfidf,
+    **{name: partial(by_sklearn, name) for name in ("logistic regression", "random forest", "TF-IDF")},
 }

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from statistics import fmean
 
@@ -48,33 +48,29 @@ class Axis:
             pad = (high - low) * 0.06 or abs(high) * 0.05 or 1.0
             low, high = (0.0 if across else low - pad), high + pad
         start, end = (LEFT, END) if across else (FLOOR, TOP)
-        return Axis(
-            self.label, self.text, self.log, low, high, start, end, (_log_ticks if self.log else ticks)(low, high)
-        )
+        return replace(self, low=low, high=high, start=start, end=end, marks=ticks(low, high, log=self.log))
 
     def __call__(self, value: float) -> float:
         low, high, value = (math.log(v) if self.log else v for v in (self.low, self.high, value))
         return self.start + (value - low) / (high - low) * (self.end - self.start)
 
 
-def ticks(low: float, high: float, wanted: int = 6) -> list[float]:
-    """Round numbers within [low, high], about as many as wanted."""
+def ticks(low: float, high: float, wanted: int = 6, *, log: bool = False) -> list[float]:
+    """Round numbers within [low, high], about as many as wanted; on a logarithmic axis three or more."""
     if not high > low:
         return [low]
+    if log:
+        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8)):
+            marks = [m * 10.0**p for p in powers for m in steps if low <= m * 10.0**p <= high]
+            if len(marks) >= 3:
+                return marks
+        wanted = 3
     raw = (high - low) / wanted
     power = 10 ** math.floor(math.log10(raw))
     step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw)
     first = math.ceil(low / step - 1e-9)
     return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
-
-
-def _log_ticks(low: float, high: float) -> list[float]:
-    for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8)):
-        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        marks = [m * 10.0**p for p in powers for m in steps if low <= m * 10.0**p <= high]
-        if len(marks) >= 3:
-            return marks
-    return ticks(low, high, 3)
 
 
 def line_chart(series: Sequence[Series], x: Axis, y: Axis) -> str:
@@ -127,23 +123,23 @@ def place_labels(places: Sequence[tuple[float, float]], names: Sequence[str]) ->
     """Left end of each label's base line: next to its marker, where it covers other markers and labels least."""
     taken = [(a - 6, b - 6, a + 6, b + 6) for a, b in places]
     found = []
+
+    def hidden(spot: tuple[float, float]) -> float:
+        """Area that a label there shares with those taken; leaving the frame counts as covering much."""
+        left, top, right, bottom = spot[0], spot[1] - 9, spot[0] + width, spot[1] + 3
+        outside = max(0.0, LEFT - left) + max(0.0, right - WIDTH) + max(0.0, -top) + max(0.0, bottom - FLOOR)
+        shared = (
+            max(0.0, min(right, r) - max(left, l)) * max(0.0, min(bottom, b) - max(top, t)) for l, t, r, b in taken
+        )
+        return sum(shared) + 1000 * outside
+
     for (a, b), name in zip(places, names):
         width = 7.0 * len(name)
         spots = [(a + s * 9 - (width if s < 0 else 0), b + 4 + dy) for dy in (0, -11, 11, -22, 22) for s in (1, -1)]
-        spots += [(a - width / 2, b - 10), (a - width / 2, b + 18)]
-        boxes = [(left, base - 9, left + width, base + 3) for left, base in spots]
-        best = min(range(len(spots)), key=lambda i: _hidden(boxes[i], taken))
-        taken.append(boxes[best])
-        found.append(spots[best])
+        left, base = min([*spots, (a - width / 2, b - 10), (a - width / 2, b + 18)], key=hidden)
+        taken.append((left, base - 9, left + width, base + 3))
+        found.append((left, base))
     return found
-
-
-def _hidden(box: tuple[float, ...], taken: Sequence[tuple[float, ...]]) -> float:
-    """Area that a box shares with those taken; leaving the frame counts as covering much."""
-    left, top, right, bottom = box
-    outside = max(0.0, LEFT - left) + max(0.0, right - WIDTH) + max(0.0, -top) + max(0.0, bottom - FLOOR)
-    shared = (max(0.0, min(right, r) - max(left, l)) * max(0.0, min(bottom, b) - max(top, t)) for l, t, r, b in taken)
-    return sum(shared) + 1000 * outside
 
 
 def marker(index: int, x: float, y: float, told: str = "") -> str:
@@ -206,16 +202,13 @@ def learning_curves(results: Results) -> list[str]:
 
 def growth_charts(results: Results) -> list[str]:
     """Time and memory of a layer's forward pass over the number of tokens; none if no layer was measured."""
-    grown = [(i, v.name, v.growth) for i, v in enumerate(results.variants) if v.growth.tokens]
+    grown = [(v.name, i, v.growth) for i, v in enumerate(results.variants) if v.growth.tokens]
     if not grown:
         return []
     tokens = Axis("tokens N of one sample", count, log=True)
-    times = [Series(name, i, growth.tokens, growth.seconds) for i, name, growth in grown]
-    memory = [
-        Series(name, i, growth.tokens, [held / 2**20 for held in growth.memory])
-        for i, name, growth in grown
-        if all(growth.memory)
-    ]
+    times = [Series(name, i, growth.tokens, growth.seconds) for name, i, growth in grown]
+    held = [(name, i, growth.tokens, [n / 2**20 for n in growth.memory]) for name, i, growth in grown]
+    memory = [Series(*one) for one in held if all(one[-1])]
     return [
         line_chart(times, tokens, Axis("ms of a layer's forward pass", milliseconds, log=True)),
         line_chart(memory, tokens, Axis("MiB of peak memory of that pass", _short, log=True)),

@@ -4,11 +4,9 @@ import json
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -21,31 +19,25 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from tokenmix.environment import environment
 from tokenmix.errors import UserError, printable
 from tokenmix.files import make_folder, one_writer, replace_file, to_json
+from tokenmix.lab.compare import schedule
 from tokenmix.lab.compare.baselines import fit_baselines
+from tokenmix.lab.compare.costs import measure_steps, measure_variants, skeleton_of
 from tokenmix.lab.compare.grid import choose_cells, copy_runs, merge_settings, split_grid, write_grid
 from tokenmix.lab.compare.notes import budget_sentence, failed_runs, finding_sentence, notes, uncertainty
 from tokenmix.lab.compare.pictures import make_examples
 from tokenmix.lab.compare.report import ComparisonResult, write_report
 from tokenmix.lab.compare.results import Results, Run, Variant
-from tokenmix.lab.compare.schedule import (
-    START,
-    Pace,
-    Scores,
-    Trials,
-    best_rate,
-    equal_steps,
-    plan_trials,
-    rates_of,
-    run_seconds,
-    side_by_side,
-    trial_scores,
-    validation_score,
-    with_steps,
-)
 from tokenmix.lab.compare.table import table_of
-from tokenmix.lab.compare.variant_costs import measure_steps, measure_variants, skeleton_of
-from tokenmix.lab.compare.variant_runs import check_folder, claim_folder, plan_runs, read_run, read_sampling, variant_of
-from tokenmix.lab.compare.variants import naming, reference_of, with_usual_mixers
+from tokenmix.lab.compare.variants import (
+    claim_folder,
+    naming,
+    plan_runs,
+    read_run,
+    read_sampling,
+    reference_of,
+    variant_of,
+    with_usual_mixers,
+)
 from tokenmix.lab.grid import Cell, Engine
 from tokenmix.lab.grid.engines import in_turn, make_engine, parallel_runs
 from tokenmix.lab.registry import get_task
@@ -53,6 +45,7 @@ from tokenmix.lab.train.checks import check_config
 from tokenmix.lab.train.config import CompareConfig, comparison_config
 from tokenmix.lab.train.load import check_own_mixers, load_task, start_and_swap
 from tokenmix.lab.train.plan import make_plan
+from tokenmix.lab.train.schema import joined
 from tokenmix.lab.train.sources import load_comparison
 from tokenmix.lab.train.task import TaskData, TaskModule
 from tokenmix.layers.table import get_spec
@@ -73,9 +66,9 @@ class Comparison:
     data: TaskData
     variants: dict[str, TaskModule]
     cells: list[Cell]
-    pace: Pace
+    pace: schedule.Pace
     measured: list[Variant] = field(default_factory=list)
-    tuned: dict[str, Scores] = field(default_factory=dict)
+    tuned: dict[str, schedule.Scores] = field(default_factory=dict)
 
     @property
     def task(self) -> TaskModule:
@@ -83,6 +76,7 @@ class Comparison:
         return next(iter(self.variants.values()))
 
 
+Runs = Sequence[tuple[Cell, Run]]
 Stage = Sequence[tuple[Comparison, str, Cell]]
 """Runs that are trained together: the comparison, the name of the variant, and the run."""
 
@@ -165,15 +159,13 @@ def compare(
         config = with_usual_mixers(config) if mixers is None else config
     else:
         config = config.replace(**given)
-    return _compare(config, Console(quiet=quiet))
-
-
-def _compare(config: CompareConfig, console: Console) -> ComparisonResult:
+    console = Console(quiet=quiet)
     merged = config if config.merge is None else merge_settings(config, config.merge)
     out, parts = split_grid(merged)
     logs = out.with_name(f"{out.name}-jobs")
     comparisons = [_prepare(name, one, folder) for name, (one, folder) in parts.items()]
     cells = choose_cells([cell for one in comparisons for cell in one.cells], config.only)
+    chosen = {cell.name for cell in cells}
     waiting = [] if config.merge else [cell for cell in cells if not cell.is_finished]
     jobs = parallel_runs(config, len(waiting))
     engine = make_engine(config.engine, logs, jobs) if waiting else in_turn
@@ -182,39 +174,42 @@ def _compare(config: CompareConfig, console: Console) -> ComparisonResult:
         # The folders of the comparisons in it hold what may not differ.
         claims.insert(0, (out, merged, "grid.json", tuple(merged.flat())))
     for claim in claims:
-        check_folder(*claim)
+        claim_folder(*claim, write=False)
     make_folder(out)
 
-    def finish(stage: Stage, engine: Engine, said: Callable[[Cell], str]) -> dict[str, str]:
+    def finish(stage: Stage, engine: Engine, part: str = "metrics") -> dict[str, str]:
         if config.merge is None:
-            return _train_all(stage, engine, jobs, config, console, said)
+            return _train_all(stage, engine, jobs, config, console, part)
         copy_runs(config.merge, [cell for _, _, cell in stage])
         return {}
 
     with one_writer(out):
         for claim in claims:
-            claim_folder(*claim)
-        with _spinner("measuring", console):
-            comparisons = [_measure(one, cells, 1 if jobs else config.loop.threads) for one in comparisons]
-        trials = [(one, _plan_trials(one, config.only)) for one in comparisons]
-        stage = [(one, name, cell) for one, some in trials for (name, _), cell in some.items()]
+            claim_folder(*claim, write=True)
+        with _progress(lambda: "measuring", console):
+            comparisons = [_measure(one, chosen, 1 if jobs else config.loop.threads) for one in comparisons]
+        trials = [
+            schedule.plan_trials(one.config, _tuned(one, chosen), one.data.num_train, one.out) for one in comparisons
+        ]
+        stage = [(one, name, cell) for one, some in zip(comparisons, trials) for (name, _), cell in some.items()]
         if stage:
-            finish(stage, engine, partial(_validation_score, metric=comparisons[0].task.monitor))
+            finish(stage, engine, "validation")
             # A cluster's connection is closed when its runs have ended.
             engine = make_engine(config.engine, logs, jobs) if waiting else in_turn
-            comparisons = [_with_rates(one, some) for one, some in trials]
-        cells = choose_cells([cell for one in comparisons for cell in one.cells], config.only)
-        stage = [(one, variant_of(cell), cell) for one in comparisons for cell in one.cells if cell in cells]
-        failures = finish(stage, engine, _score)
-        found = [(one, _read_runs(one, failures)) for one in comparisons]
-        if not any(run.status == "finished" for _, runs in found for _, run in runs):
-            first = next((run.message for _, runs in found for _, run in runs), "no folder holds one")
-            raise UserError(f"no run finished; the first error: {first}")
-        results = {
-            one.name: _report(one, runs, console)
-            for one, runs in found
-            if any(run.status == "finished" for _, run in runs)
-        }
+            comparisons = [_with_rates(one, some) for one, some in zip(comparisons, trials)]
+        stage = [(one, variant_of(cell), cell) for one in comparisons for cell in one.cells if cell.name in chosen]
+        failures, found, messages = finish(stage, engine), list[tuple[Comparison, Runs]](), list[str]()
+        for one in comparisons:
+            # Of the runs that `--only` leaves out there may be nothing.
+            there = [cell for cell in one.cells if cell.name in failures or cell.folder.exists()]
+            metric = one.task.monitor
+            runs = [(cell, read_run(cell, failures.get(cell.name, ""), metric, one.out)) for cell in there]
+            messages += [run.message for _, run in runs]
+            if any(run.status == "finished" for _, run in runs):
+                found.append((one, runs))
+        if not found:
+            raise UserError(f"no run finished; the first error: {next(iter(messages), 'no folder holds one')}")
+        results = {one.name: _report(one, runs, console) for one, runs in found}
         if len(comparisons) > 1:
             report = write_grid(results, out)
             console.print(printable(f"all of them: {report}"), soft_wrap=True, markup=False)
@@ -240,39 +235,25 @@ def _prepare(name: str, config: CompareConfig, out: Path) -> Comparison:
     data = task.load_data(cells[0].config)
     read = time.monotonic() - start
     make_plan(cells[0].config, data.num_train, unit=data.unit)
-    if rates_of(config) and not data.num_validation:
+    if schedule.rates_of(config) and not data.num_validation:
         raise UserError("tune chooses on validation samples, and none are held out; give --validation N, or more data")
-    return Comparison(name, config, out, data, _new_variants(config, cells, data), cells, Pace(read))
+    return Comparison(name, config, out, data, _new_variants(config, cells, data), cells, schedule.Pace(read))
 
 
-def _plan_trials(one: Comparison, only: Sequence[str]) -> Trials:
-    """The runs that choose the learning rates of the variants with a run to train, or with one that was trained."""
-    wanted = {
-        variant_of(cell)
-        for cell in one.cells
-        if not only or cell.folder.exists() or any(fnmatchcase(cell.name, pattern) for pattern in only)
-    }
-    first = {name: cell for name, cell in _first_of_each(one.cells).items() if name in wanted}
-    return plan_trials(one.config, first, one.data.num_train, one.out)
+def _tuned(one: Comparison, chosen: Collection[str]) -> dict[str, Cell]:
+    """The first run of each variant with a run to train, or with one that was trained."""
+    wanted = {variant_of(cell) for cell in one.cells if cell.name in chosen or cell.folder.exists()}
+    return {name: cell for name, cell in _first_of_each(one.cells).items() if name in wanted}
 
 
-def _with_rates(one: Comparison, trials: Trials) -> Comparison:
+def _with_rates(one: Comparison, trials: schedule.Trials) -> Comparison:
     """With the learning rate of each variant that was best on the validation samples."""
-    tuned, cells = trial_scores(trials, one.task.monitor), []
+    tuned, cells = schedule.trial_scores(trials, one.task.monitor), []
     for cell in one.cells:
         scores = tuned.get(variant_of(cell), {})
-        rate = best_rate(scores, cell.config.optim.lr, one.task.mode == "max")
+        rate = schedule.best_rate(scores, cell.config.optim.lr, one.task.mode == "max")
         cells.append(replace(cell, config=cell.config.replace(lr=rate)) if scores else cell)
     return replace(one, cells=cells, tuned=tuned)
-
-
-Runs = Sequence[tuple[Cell, Run]]
-
-
-def _read_runs(one: Comparison, failures: Mapping[str, str]) -> Runs:
-    """What there is of the runs; of those that `--only` leaves out there may be nothing."""
-    there = [cell for cell in one.cells if cell.name in failures or cell.folder.exists()]
-    return [(cell, read_run(cell, failures.get(cell.name, ""), one.task.monitor, one.out)) for cell in there]
 
 
 def _first_of_each(cells: Iterable[Cell]) -> dict[str, Cell]:
@@ -322,33 +303,33 @@ def _device(config: CompareConfig) -> torch.device:
     return torch.device("cuda" if config.loop.device in ("auto", "cuda") and torch.cuda.is_available() else "cpu")
 
 
-def _measure(one: Comparison, cells: Sequence[Cell], threads: int | None) -> Comparison:
+def _measure(one: Comparison, chosen: Collection[str], threads: int | None) -> Comparison:
     """With what each variant costs that is trained or was trained before, and the steps that its budget allows.
 
     Measured with the threads that runs are trained with.
     """
     # The steps of a variant may come from the costs of another.
     every = one.config.budget != "images"
-    chosen = _first_of_each(cell for cell in one.cells if every or cell in cells or cell.folder.exists())
+    first = _first_of_each(cell for cell in one.cells if every or cell.name in chosen or cell.folder.exists())
     config, before, data = one.cells[0].config, torch.get_num_threads(), one.data
-    if not chosen:
+    if not first:
         return one
     size = max(1, config.loop.batch_size // config.optim.accumulate)
     torch.set_num_threads(threads or before)
     try:
         batch, load = _timed_batch(data.train_batches(batch_size=size, epoch=0, start=0))
         test, load_test = _timed_batch(data.test_batches(batch_size=size))
-        variants = {name: one.variants[name] for name in chosen}
+        variants = {name: one.variants[name] for name in first}
         measured, evaluate = measure_variants(variants, batch, test, config, _device(one.config))
     finally:
         torch.set_num_threads(before)
     if config.data.workers:
         load = load_test = 0.0
     steps = {v.name: load + (v.step.median if v.step else 0.0) for v in measured}
-    pace = Pace(one.pace.read, steps, {name: seconds + load_test for name, seconds in evaluate.items()})
+    pace = schedule.Pace(one.pace.read, steps, {name: seconds + load_test for name, seconds in evaluate.items()})
     total = make_plan(config, data.num_train).total_steps
-    equal = equal_steps(one.config, one.out, total, measured)
-    return replace(one, cells=with_steps(one.cells, equal, data.num_train), measured=measured, pace=pace)
+    equal = schedule.equal_steps(one.config, one.out, total, measured)
+    return replace(one, cells=schedule.with_steps(one.cells, equal, data.num_train), measured=measured, pace=pace)
 
 
 def _timed_batch(batches: Iterable[Any]) -> tuple[Any, float]:
@@ -361,24 +342,19 @@ def _timed_batch(batches: Iterable[Any]) -> tuple[Any, float]:
 
 
 def _train_all(
-    stage: Stage, engine: Engine, jobs: int, config: CompareConfig, console: Console, said: Callable[[Cell], str]
+    stage: Stage, engine: Engine, jobs: int, config: CompareConfig, console: Console, part: str
 ) -> dict[str, str]:
     """Each run to its end, with a line for each; returns by name what went wrong.
 
-    Args:
-        stage: the runs.
-        engine: what trains them, unless processes would take longer to start than the runs take.
-        jobs: of `parallel_runs`.
-        config: where the runs are trained.
-        console: for the lines.
-        said: what to say of a finished run.
+    The engine is not used where its processes would take longer to start than the runs take. `part` of a run's result
+    has the score that is told.
     """
     cells, failures = [cell for _, _, cell in stage], dict[str, str]()
     waiting = [cell for cell in cells if not cell.is_finished]
-    times = [run_seconds(one.pace, name, cell, one.data) for one, name, cell in stage if not cell.is_finished]
-    if jobs and config.engine.jobs is None and sum(times) < START * len(times):
+    times = [schedule.run_seconds(one.pace, name, cell, one.data) for one, name, cell in stage if not cell.is_finished]
+    if jobs and config.engine.jobs is None and sum(times) < schedule.START * len(times):
         engine, jobs = in_turn, 0
-    seconds = side_by_side(times, jobs)
+    seconds = schedule.side_by_side(times, jobs)
     for i, cell in enumerate(cell for cell in cells if cell.is_finished):
         console.print(f"[{i + 1}/{len(cells)}] {_label(cell)}: done before", highlight=False, markup=False)
     ended = len(cells) - len(waiting)
@@ -386,8 +362,7 @@ def _train_all(
         line = f"{len(waiting)} runs to train, about {_duration(seconds)} on this machine"
         console.print(line, highlight=False, markup=False)
     with (
-        _spinner(f"{len(waiting)} of {len(cells)} runs to train", console),
-        _a_line_a_minute(lambda: f"{ended} of {len(cells)} runs ended", console),
+        _progress(lambda: f"{ended} of {len(cells)} runs ended", console),
         closing(engine(waiting)) as trained,
     ):
         try:
@@ -395,10 +370,17 @@ def _train_all(
                 ended += 1
                 if isinstance(outcome, OSError):
                     raise outcome
-                line = f"[{ended}/{len(cells)}] {_label(cell)}: {outcome or said(cell)}"
-                console.print(printable(line), highlight=False, markup=False)
+                told = outcome
                 if outcome:
                     failures[cell.name] = outcome
+                else:
+                    result, metric = cell.run.result, cell.run.result["monitor"]
+                    score = result[part].get(metric)
+                    told = f"{'validation ' * (part == 'validation')}{metric} "
+                    told += "is not defined" if score is None else f"{score:.4f}"
+                    told += f" in {result['seconds']:.0f} s of training"
+                line = f"[{ended}/{len(cells)}] {_label(cell)}: {told}"
+                console.print(printable(line), highlight=False, markup=False)
         except KeyboardInterrupt:
             done = sum(cell.is_finished for cell in cells)
             raise KeyboardInterrupt(
@@ -412,52 +394,34 @@ def _duration(seconds: float) -> str:
 
 
 @contextmanager
-def _a_line_a_minute(line: Callable[[], str], console: Console) -> Iterator[None]:
-    """In a log that is no terminal, say each minute what has been done and for how long it runs."""
-    start, over = time.monotonic(), threading.Event()
+def _progress(line: Callable[[], str], console: Console) -> Iterator[None]:
+    """Says what has been done and for how long it runs: next to a spinner on a terminal, in a log each minute."""
+    start, over, live = time.monotonic(), threading.Event(), console.is_terminal
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    shown = Progress(*columns, console=console, transient=True, disable=console.quiet or not live)
+    task = shown.add_task(escape(line()))
 
     def tell() -> None:
-        while not over.wait(60):
-            text = f"{line()} after {_duration(time.monotonic() - start)}"
-            console.print(text, highlight=False, markup=False)
+        while not over.wait(1 if live else 60):
+            if live:
+                shown.update(task, description=escape(line()))
+            else:
+                after = _duration(time.monotonic() - start)
+                console.print(f"{line()} after {after}", highlight=False, markup=False)
 
-    if console.is_terminal or console.quiet:
-        yield
-        return
     thread = threading.Thread(target=tell, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+    with shown:
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
 
 def _label(cell: Cell) -> str:
     grid = cell.name.rpartition("/")[0]
     return f"{grid}{', ' * bool(grid)}{variant_of(cell)}, seed {cell.config.loop.seed}"
-
-
-def _spinner(label: str, console: Console) -> AbstractContextManager[Any]:
-    """Shows on a terminal that something runs, and for how long; gone when it is done."""
-    if not console.is_terminal or console.quiet:
-        return nullcontext()
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    shown = Progress(*columns, console=console, transient=True)
-    shown.add_task(escape(label))
-    return shown
-
-
-def _score(cell: Cell) -> str:
-    metric = cell.run.result["monitor"]
-    run = read_run(cell, "", metric, cell.folder.parent)
-    score = "is not defined" if run.score is None else f"{run.score:.4f}"
-    return f"{metric} {score} in {run.seconds:.0f} s of training"
-
-
-def _validation_score(cell: Cell, metric: str) -> str:
-    score = validation_score(cell, metric)
-    return f"validation {metric} {'is not defined' if score is None else f'{score:.4f}'}"
 
 
 def _report(one: Comparison, runs: Runs, console: Console) -> Results:
@@ -468,7 +432,7 @@ def _report(one: Comparison, runs: Runs, console: Console) -> Results:
     names = [name for name in one.variants if name in first]
     config, task, description = one.cells[0].config, one.task, one.data.describe()
     finished = _first_of_each(cell for cell, run in runs if run.status == "finished")
-    with _spinner("baselines and pictures", console):
+    with _progress(lambda: "baselines and pictures", console):
         baselines = fit_baselines(task, one.data) if one.config.controls else {}
         trained = {name: load_task(cell.folder).cpu().float() for name, cell in finished.items()}
         examples, shown = make_examples(trained, one.data)
@@ -505,20 +469,16 @@ def _report(one: Comparison, runs: Runs, console: Console) -> Results:
         sampling=read_sampling(runs, task.monitor, one.data.unit),
     )
     results.save(one.out / "results.json")
-    replace_file(one.out / "results.md", _markdown(results).encode())
+    found, listed = finding_sentence(results), "\n".join(f"- {note}" for note in notes(results))
+    parts = [found, budget_sentence(results), table_of(results).markdown(), listed, f"    {results.command}\n"]
+    replace_file(one.out / "results.md", "\n\n".join(parts).encode())
     report = write_report(results, one.out / "report.html", shown)
     console.print(table_of(results).rich())
-    console.print(printable(finding_sentence(results)), highlight=False, markup=False)
+    console.print(printable(found), highlight=False, markup=False)
     for note in [*failed_runs(results), *uncertainty(results)]:
         console.print(printable(note), highlight=False, markup=False)
     console.print(printable(f"report: {report}"), soft_wrap=True, markup=False)
     return results
-
-
-def _markdown(results: Results) -> str:
-    listed = "\n".join(f"- {note}" for note in notes(results))
-    text = f"{finding_sentence(results)}\n\n{budget_sentence(results)}"
-    return f"{text}\n\n{table_of(results).markdown()}\n\n{listed}\n\n    {results.command}\n"
 
 
 def repeat_command(config: CompareConfig) -> str:
@@ -529,18 +489,13 @@ def repeat_command(config: CompareConfig) -> str:
     words += [] if source is None else ["--config", source]
     defaults = (comparison_config(config.task) if source is None else load_comparison(source)).flat()
     for name, value in config.flat().items():
-        if name in ("config", "variants"):
+        if name in ("config", "variants") or value == defaults[name]:
             continue
-        if isinstance(value, bool) and value != defaults[name]:
-            words.append(f"--{'' if value else 'no-'}{name.replace('_', '-')}")
-        elif value != defaults[name]:
-            words += [f"--{name.replace('_', '-')}", *_words(value)]
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{'' if value else 'no-'}{option}")
+        elif isinstance(value, Mapping):
+            words += [f"--{option}", *(f"{key}={item}" for key, item in value.items())]
+        else:
+            words += [f"--{option}", joined(value) if isinstance(value, tuple) else str(value)]
     return shlex.join(words)
-
-
-def _words(value: Any) -> list[str]:
-    if isinstance(value, Mapping):
-        return [f"{key}={item}" for key, item in value.items()]
-    if isinstance(value, tuple):
-        return [",".join(map(str, value))]
-    return [str(value)]

@@ -12,7 +12,7 @@ from tokenmix.files import copy_folder, inside, make_folder, new_folder, replace
 from tokenmix.lab.compare.report import write_page
 from tokenmix.lab.compare.results import Results, Variant
 from tokenmix.lab.compare.table import Cell, Heading, Row, Table
-from tokenmix.lab.compare.variant_runs import FREE
+from tokenmix.lab.compare.variants import FREE
 from tokenmix.lab.data.lookup import data_sets, short_name
 from tokenmix.lab.grid import Cell as Run
 from tokenmix.lab.train.config import CompareConfig, EngineConfig, TrainConfig, comparison_config
@@ -165,9 +165,7 @@ def _place(config: CompareConfig | TrainConfig) -> tuple[Any, ...]:
 def write_grid(results: Mapping[str, Results], out: Path) -> Path:
     """Write results.md and report.html: the score of each variant in every comparison, which is linked, and its costs.
 
-    Args:
-        results: by the names of the comparisons, which are those of their folders.
-        out: the folder of the grid.
+    The names of the comparisons are those of their folders in `out`.
     """
     names = dict.fromkeys(variant.name for one in results.values() for variant in one.variants)
     scores = {name: [_score(one, one.variant(name)) for one in results.values()] for name in names}

@@ -29,7 +29,11 @@ def budget_sentence(results: Results) -> str:
         what = " by the time of a step, measured before," * (results.budget == "seconds")
         seen = f"{unit} of the same set for equal {results.budget} of training{what} (steps: {steps}),"
         free = f"The {unit} seen, parameters, {'time' if results.budget != 'seconds' else 'multiply-adds'} and memory"
-    rate = _rates(results) or f"peak learning rate {config['lr']:g}"
+    rate, tuned = f"peak learning rate {config['lr']:g}", [v for v in results.variants if v.tuned]
+    if tuned:
+        chosen = ", ".join(f"{variant.name} {variant.learning_rate:g}" for variant in tuned)
+        tried = ", ".join(tuned[0].tuned)
+        rate = f"a peak learning rate chosen on validation samples for each of them ({chosen}; tried: {tried})"
     return (
         f"Every variant is {config['model']}{listed} and differs from the others "
         f"only in {place}. Each was trained{start} on {seen} "
@@ -38,16 +42,6 @@ def budget_sentence(results: Results) -> str:
         f"{config['weight_decay']:g}{augmented}. "
         f"{free} are not made equal: they are what is compared."
     )
-
-
-def _rates(results: Results) -> str:
-    """Which learning rates were chosen among which; "" if none were."""
-    tuned = [variant for variant in results.variants if variant.tuned]
-    if not tuned:
-        return ""
-    chosen = ", ".join(f"{variant.name} {variant.learning_rate:g}" for variant in tuned)
-    tried = ", ".join(tuned[0].tuned)
-    return f"a peak learning rate chosen on validation samples for each of them ({chosen}; tried: {tried})"
 
 
 def finding_sentence(results: Results) -> str:
@@ -73,17 +67,13 @@ def finding_sentence(results: Results) -> str:
         text = f"{text}; one seed does not show that it is the best" if one else text
         if found is not None and found.known:
             text += f". {difference_sentence(results, best, others[0]).removesuffix('.')}"
-    return " ".join([f"{text}.", *mixing_sentence(results), *_beaten(results)])
-
-
-def _beaten(results: Results) -> list[str]:
-    """That no network is better than a baseline, where it is so."""
-    scores, pick = [variant.score or 0.0 for variant in results.ranked()], max if results.higher else min
-    if not results.baselines:
-        return []
-    name = pick(results.baselines, key=lambda name: results.baselines[name])
-    value = results.baselines[name]
-    return [f"No network here is better than {name}, {value:.4f}."] if pick([*scores, value]) == value else []
+    told, pick = [f"{text}.", *mixing_sentence(results)], max if results.higher else min
+    if results.baselines:
+        name = pick(results.baselines, key=lambda name: results.baselines[name])
+        value = results.baselines[name]
+        if pick([value, *(variant.score or 0.0 for variant in results.ranked())]) == value:
+            told.append(f"No network here is better than {name}, {value:.4f}.")
+    return " ".join(told)
 
 
 def difference_sentence(results: Results, a: Variant, b: Variant) -> str:
@@ -202,15 +192,15 @@ def _cost(results: Results) -> list[str]:
     if reference is None or not reference.layer_macs or not all(variant.layer_macs for variant in others) or not others:
         return []
     tokens, dim = results.skeleton["num_tokens"], results.skeleton["dim"]
-    listed = "; ".join(f"{t.name} {ratio(t.layer_macs or 0, reference.layer_macs)}, fewer {_where(t)}" for t in others)
+    ends = {"never": "at no N", "always": "at every N"}
+    listed = "; ".join(
+        f"{t.name} {ratio(t.layer_macs or 0, reference.layer_macs)}, fewer {ends.get(t.crossover or '', t.crossover)}"
+        for t in others
+    )
     return [
         "Multiply-adds of one layer of a mixer without the rest of the network, relative to self-attention, at "
         f"N = {tokens}, and for which N a layer of width {dim} needs fewer: {listed}."
     ]
-
-
-def _where(variant: Variant) -> str:
-    return {"never": "at no N", "always": "at every N"}.get(variant.crossover or "", variant.crossover or "")
 
 
 def _method(results: Results) -> list[str]:

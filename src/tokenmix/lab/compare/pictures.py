@@ -2,27 +2,23 @@
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from tokenmix.lab.compare.results import Example
 from tokenmix.lab.data.images import ImageData
-from tokenmix.lab.inspect.maps import Tile, attention_maps, tiles_of
+from tokenmix.lab.inspect.maps import SIGNED, Tile, attention_maps, tiles_of
 from tokenmix.lab.train.task import TaskData, TaskModule
 from tokenmix.layers.base import Mixer
 from tokenmix.models import BlockMap
 
 CANDIDATES = 256
 TILES = 4
-# Anchors of the two colour scales: dark to bright for shares, blue through transparent to red for signed gates, as
-# `tokenmix.lab.inspect.pictures.SIGNED` has it.
-SEQUENTIAL = np.array([(20, 11, 53), (101, 21, 110), (187, 55, 84), (249, 142, 9), (252, 255, 164)], dtype=float)
-NEGATIVE, POSITIVE = np.array((47, 111, 237.0)), np.array((226, 67, 45.0))
 
 
 @dataclass(frozen=True)
@@ -68,43 +64,46 @@ def tile_url(tile: Tile) -> str:
     Signed values are blue below 0 and red above, stronger with size. Others have a scale of their own, and low ones
     let the image through.
     """
-    return _png(signed(tile.values.numpy()) if tile.signed else _share(tile.values.numpy(), tile.on_image))
+    values = tile.values.numpy()
+    if tile.signed:
+        return _png(signed(values))
+    span = values.max() - values.min()
+    scaled = (values - values.min()) / span if span > 0 else np.zeros_like(values)
+    shown = 0.35 + 0.5 * scaled if tile.on_image else np.ones_like(scaled)
+    return _png(_coloured("inferno", scaled, shown))
 
 
+def signed(values: np.ndarray) -> np.ndarray:
+    """RGBA: blue below 0, red above, stronger with size, 0 transparent."""
+    scaled = values / max(abs(values).max(), 1e-12)
+    return _coloured(SIGNED, (scaled + 1) / 2, 0.92 * abs(scaled))
+
+
+def _coloured(scale: str, values: np.ndarray, opacity: np.ndarray) -> np.ndarray:
+    from matplotlib import colormaps
+
+    return colormaps[scale](values, alpha=opacity, bytes=True)
+
+
+@torch.no_grad()
 def make_examples(
     trained: Mapping[str, TaskModule], data: TaskData, number: int = 4
 ) -> tuple[list[Example], list[ExampleMaps | ShownExample]]:
-    """Predictions of trained variants on a few test samples: as the task shows them, of other images with maps.
-
-    Args:
-        trained: a trained task for each variant, by its name.
-        data: what they were trained on.
-        number: samples to show.
-    """
-    if not trained:
-        return [], []
-    if type(next(iter(trained.values()))).show is not TaskModule.show:
-        return [], list(_shown(trained, data, number))
+    """Predictions of trained variants on a few test samples: as the task shows them, of other images with maps."""
     images = getattr(data, "images", None)
-    if images is None:
+    if trained and type(next(iter(trained.values()))).show is not TaskModule.show:
+        batch = next(iter(data.test_batches(batch_size=number)))
+        rows = {name: task.eval().show(batch)[:number] for name, task in trained.items()}
+        return [], [
+            ShownExample(i, one.input, one.truth, {name: row[i].prediction for name, row in rows.items()})
+            for i, one in enumerate(next(iter(rows.values())))
+        ]
+    if not trained or images is None:
         return [], []
     examples, maps = _with_maps(trained, images, number)
     return examples, list(maps)
 
 
-@torch.no_grad()
-def _shown(trained: Mapping[str, TaskModule], data: TaskData, number: int) -> list[ShownExample]:
-    """The first test samples as the task draws them."""
-    batch = next(iter(data.test_batches(batch_size=number)))
-    answers = {name: task.eval().show(batch)[:number] for name, task in trained.items()}
-    first = next(iter(answers.values()))
-    return [
-        ShownExample(i, one.input, one.truth, {name: shown[i].prediction for name, shown in answers.items()})
-        for i, one in enumerate(first)
-    ]
-
-
-@torch.no_grad()
 def _with_maps(
     trained: Mapping[str, TaskModule], images: ImageData, number: int
 ) -> tuple[list[Example], list[ExampleMaps]]:
@@ -117,7 +116,12 @@ def _with_maps(
     answers = {name: one.model.eval()(inputs).softmax(-1) for name, one in trained.items()}
     right = torch.stack([a.argmax(-1) == labels for a in answers.values()])
     chosen = choose_images(right, labels, number)
-    maps = {name: _maps_of(one.model, inputs[chosen]) for name, one in trained.items()}
+    maps = dict[str, list[BlockMap]]()
+    for name, one in trained.items():
+        mixers = [module for module in one.model.modules() if isinstance(module, Mixer)]
+        # Mixers may have no map to show, or be another library's attention.
+        drawable = any(mixer.capabilities.map is not None for mixer in mixers)
+        maps[name] = attention_maps(one.model, inputs[chosen]) if drawable else []
     examples = [
         Example(
             index=int(places[i]),
@@ -137,54 +141,22 @@ def _with_maps(
     return examples, shown
 
 
-def _maps_of(model: nn.Module, inputs: Tensor) -> list[BlockMap]:
-    """The maps of a variant; none if its mixers have none to show, or are another library's attention."""
-    mixers = [module for module in model.modules() if isinstance(module, Mixer)]
-    if not any(mixer.capabilities.map is not None for mixer in mixers):
-        return []
-    return attention_maps(model, inputs)
-
-
 def choose_images(right: Tensor, labels: Tensor, number: int) -> list[int]:
     """Half images that all variants get right, half on which they disagree most; of different classes while there are
     any.
 
-    Args:
-        right: (variants, images), whether a variant's prediction is right.
-        labels: (images,).
-        number: how many to choose.
+    Shape:
+        right (variants, images), whether a variant's prediction is right, and labels (images,).
     """
-    share = right.float().mean(0)
-    agreed = _one_per_class(torch.argsort(share, descending=True, stable=True).tolist(), labels, (number + 1) // 2, [])
-    disputed = torch.argsort((share - 0.5).abs(), stable=True).tolist()
-    return _one_per_class(disputed, labels, number, agreed)
-
-
-def _one_per_class(order: Sequence[int], labels: Tensor, number: int, chosen: list[int]) -> list[int]:
-    chosen = list(chosen)
-    for new_class in (True, False):
-        for i in order:
-            seen = {int(labels[j]) for j in chosen}
-            if len(chosen) < number and i not in chosen and (int(labels[i]) not in seen or not new_class):
-                chosen.append(i)
+    share, chosen = right.float().mean(0), list[int]()
+    for size, rank in (((number + 1) // 2, -share), (number, (share - 0.5).abs())):
+        order = torch.argsort(rank, stable=True).tolist()
+        for new_class in (True, False):
+            for i in order:
+                seen = {int(labels[j]) for j in chosen}
+                if len(chosen) < size and i not in chosen and (int(labels[i]) not in seen or not new_class):
+                    chosen.append(i)
     return chosen
-
-
-def _share(values: np.ndarray, on_image: bool) -> np.ndarray:
-    """RGBA: each map on its own scale; what is low lets the image through."""
-    span = values.max() - values.min()
-    scaled = (values - values.min()) / span if span > 0 else np.zeros_like(values)
-    places = np.linspace(0, 1, len(SEQUENTIAL))
-    colour = np.stack([np.interp(scaled, places, SEQUENTIAL[:, c]) for c in range(3)], -1)
-    alpha = (0.35 + 0.5 * scaled) * 255 if on_image else np.full_like(scaled, 255)
-    return np.concatenate([colour, alpha[..., None]], -1).round().astype(np.uint8)
-
-
-def signed(values: np.ndarray) -> np.ndarray:
-    """RGBA: blue below 0, red above, stronger with size, 0 transparent."""
-    scaled = values / max(abs(values).max(), 1e-12)
-    colour = np.where(scaled[..., None] < 0, NEGATIVE, POSITIVE)
-    return np.concatenate([colour, 235 * abs(scaled[..., None])], -1).round().astype(np.uint8)
 
 
 def _png(pixels: np.ndarray) -> str:

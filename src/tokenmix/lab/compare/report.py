@@ -38,18 +38,17 @@ def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps | 
     """Write report.html.
 
     The page's policy allows its own style, script and embedded images only, so that a name in it can start nothing.
-
-    Args:
-        results: what was found.
-        file: the file to write.
-        examples: maps of test images, whose predictions are in `results.examples`; or samples as the task shows them.
+    `examples` are maps of test images, whose predictions are in `results.examples`, or samples as the task shows them.
     """
     machine, answers = results.environment, {example.index: example for example in results.examples}
+    number, data = len(results.variants), results.data
+    what = f"{number} variant{'s' if number > 1 else ''} of {results.config['model']}"
+    commit = machine["commit"] or "installed package"
     return write_page(
         file,
         "report.html",
         script=_part("js"),
-        title=_title(results),
+        title=f"{what} on {data.get('name', short_name(results.config['data']))}",
         environment=machine,
         machine=machine["gpus"][0] if results.device.startswith("cuda") and machine["gpus"] else machine["cpu"],
         finding=finding_sentence(results),
@@ -71,7 +70,16 @@ def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps | 
         examples=[(maps, answers[maps.index]) for maps in examples if isinstance(maps, ExampleMaps)],
         tile_url=tile_url,
         shown=[example for example in examples if isinstance(example, ShownExample)],
-        repeat=_repeat(results),
+        repeat={
+            "date": machine["date"],
+            "device": results.device,
+            "processor": f"{machine['cpu']}; cores: {machine['cores']}, threads: {machine['threads']}",
+            "GPU": ", ".join(machine["gpus"]) or "none",
+            "system": f"{machine['platform']}, Python {machine['python']}",
+            "versions": ", ".join(f"{name} {version}" for name, version in machine["versions"].items()),
+            "commit": f"{commit}{' with uncommitted changes' if machine['changed'] else ''}",
+            "data": data.get("source", results.config["data"]),
+        },
     )
 
 
@@ -97,39 +105,17 @@ def _templates() -> Environment:
     pages = Environment(
         loader=PackageLoader("tokenmix.lab.compare", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    pages.filters["digest"] = _digest
+
+    def digest(text: str) -> str:
+        """As a Content-Security-Policy names what is inline."""
+        return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+    pages.filters["digest"] = digest
     return pages
 
 
 def _part(kind: str) -> str:
     return files("tokenmix.lab.compare").joinpath(f"report.{kind}").read_text()
-
-
-def _digest(text: str) -> str:
-    """As a Content-Security-Policy names what is inline."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
-
-
-def _title(results: Results) -> str:
-    number = len(results.variants)
-    what = f"{number} variant{'s' if number > 1 else ''} of {results.config['model']}"
-    return f"{what} on {results.data.get('name', short_name(results.config['data']))}"
-
-
-def _repeat(results: Results) -> dict[str, str]:
-    """What one needs to know to do it again."""
-    found = results.environment
-    commit = found["commit"] or "installed package"
-    return {
-        "date": found["date"],
-        "device": results.device,
-        "processor": f"{found['cpu']}; cores: {found['cores']}, threads: {found['threads']}",
-        "GPU": ", ".join(found["gpus"]) or "none",
-        "system": f"{found['platform']}, Python {found['python']}",
-        "versions": ", ".join(f"{name} {version}" for name, version in found["versions"].items()),
-        "commit": f"{commit}{' with uncommitted changes' if found['changed'] else ''}",
-        "data": results.data.get("source", results.config["data"]),
-    }
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """What a comparison found, as stored in results.json."""
 
 import statistics
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -179,11 +178,6 @@ class Results:
     def variant(self, name: str) -> Variant | None:
         """The variant of that name, if it took part."""
         return next((variant for variant in self.variants if variant.name == name), None)
-
-    def best_value(self, value: Callable[[Variant], float | None], higher: bool) -> float | None:
-        """The best value of a column; None if no variant has one."""
-        values = [v for v in map(value, self.variants) if v is not None]
-        return (max if higher else min)(values) if values else None
 
     @property
     def measure(self) -> str:

@@ -13,7 +13,7 @@ from typing import Annotated
 from tokenmix.errors import UserError
 from tokenmix.files import inside, write_json
 from tokenmix.lab.compare.results import Variant
-from tokenmix.lab.compare.variant_runs import variant_of
+from tokenmix.lab.compare.variants import variant_of
 from tokenmix.lab.grid import Cell
 from tokenmix.lab.train.config import CompareConfig
 from tokenmix.lab.train.folder import read_part
@@ -71,16 +71,8 @@ def equal_steps(config: CompareConfig, out: Path, total: int, measured: Sequence
 
         steps_v = total * cost_1 / cost_v
 
-    with the cost of a sample or a step, and the first variant's in the numerator.
-
-    Args:
-        config: with the budget.
-        out: folder of the comparison.
-        total: steps of the first variant.
-        measured: all variants, in their order.
-
-    Raises:
-        UserError: multiply-adds that are not known.
+    with the cost of a sample or a step, and the first variant's, which has `total` steps, in the numerator. `UserError`
+    for multiply-adds that are not known.
     """
     if config.budget == "images":
         return {}
@@ -132,14 +124,7 @@ def rates_of(config: CompareConfig) -> tuple[float, ...]:
 
 
 def plan_trials(config: CompareConfig, first: Mapping[str, Cell], num_train: int, out: Path) -> Trials:
-    """A run of half the steps for each variant and rate.
-
-    Args:
-        config: with what is tried.
-        first: the first run of each variant that is tuned.
-        num_train: training samples.
-        out: folder of the comparison.
-    """
+    """A run of half the steps for each rate and each variant, of which `first` has the first run."""
     trials: Trials = {}
     for variant, cell in first.items():
         steps = max(1, make_plan(cell.config, num_train).total_steps // 2)
@@ -150,18 +135,12 @@ def plan_trials(config: CompareConfig, first: Mapping[str, Cell], num_train: int
     return trials
 
 
-def validation_score(cell: Cell, metric: str) -> float | None:
-    """The metric of a run's best epoch on validation samples; None if the run has not finished."""
-    if not cell.is_finished:
-        return None
-    return fitted(float | None, cell.run.result["validation"].get(metric), metric)
-
-
 def trial_scores(trials: Trials, metric: str) -> dict[str, Scores]:
-    """The scores on validation samples of each variant."""
+    """The scores of each variant's best epochs on validation samples; None for a run that has not finished."""
     found: dict[str, Scores] = {}
     for (variant, rate), cell in trials.items():
-        found.setdefault(variant, {})[rate] = validation_score(cell, metric)
+        score = cell.run.result["validation"].get(metric) if cell.is_finished else None
+        found.setdefault(variant, {})[rate] = fitted(float | None, score, metric)
     return found
 
 

@@ -77,10 +77,9 @@ class Difference:
         """Degrees of freedom by Welch and Satterthwaite."""
         return freedom(self.parts())
 
-    def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
-        """The interval that contains the true difference with this confidence."""
-        half = _quantile(self.freedom, (1 + confidence) / 2) * self.error
-        return self.value - half, self.value + half
+    def interval(self) -> tuple[float, float]:
+        """The interval that contains the true difference, at 95 %."""
+        return self.value - self.critical, self.value + self.critical
 
     @property
     def critical(self) -> float:
@@ -154,8 +153,11 @@ def difference(
         weights = np.array([1 / counts[0]] * counts[0] + [-1 / counts[1]] * counts[1])
         drawn = float(weights @ whole @ weights)
         if seeds is not None:
-            blocks = whole[: counts[0], : counts[0]], whole[counts[0] :, counts[0] :]
-            residuals = [_residual(block) if len(block) > 1 else math.nan for block in blocks]
+            # The variance of one run's score around the mean of its variant's runs, under the draw of the samples.
+            residuals = [
+                float(np.trace(block) - block.mean() * len(block)) / (len(block) - 1) if len(block) > 1 else math.nan
+                for block in (whole[: counts[0], : counts[0]], whole[counts[0] :, counts[0] :])
+            ]
             first, second = (other if math.isnan(own) else own for own, other in (residuals, residuals[::-1]))
             drawn = max(0.0, drawn - first / counts[0] - second / counts[1])
     return Difference(
@@ -166,11 +168,6 @@ def difference(
         samples=samples,
         pooled=any(several) and not all(several),
     )
-
-
-def _residual(block: Matrix) -> float:
-    """The variance of one run's score around the mean of the runs of its variant, under the draw of the samples."""
-    return float(np.trace(block) - block.mean() * len(block)) / (len(block) - 1)
 
 
 def covariance_of_means(values: Matrix) -> Matrix:

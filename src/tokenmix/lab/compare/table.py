@@ -114,32 +114,25 @@ def columns(results: Results) -> list[Column]:
 
 def cells(results: Results, variant: Variant) -> list[Cell]:
     """The cells of one variant."""
-    reference = results.variant(results.reference)
-    return [_cell(results, column, variant, reference) for column in columns(results)]
-
-
-def _cell(results: Results, column: Column, variant: Variant, reference: Variant | None) -> Cell:
-    value = column.value(variant)
-    if value is None:
-        return Cell("–")
-    text = column.text(value)
-    if column.heading == results.metric:
-        text = spread(value, variant.deviation)
-    best = len(results.variants) > 1 and _is_best(results, column, variant)
-    compared = reference is not None and variant is not reference and column.heading != results.metric
-    base = column.value(reference) if reference is not None and compared else None
-    return Cell(text, ratio(value, base) if base else "", best, value)
-
-
-def _is_best(results: Results, column: Column, variant: Variant) -> bool:
-    """Whether the variant is first in the column, or tied with the first."""
-    if column.heading == results.metric:
-        return len(results.config["seeds"]) > 1 and variant in results.leaders()
-    own = column.timing(variant)
-    if own is not None:
-        timings = [timing for timing in map(column.timing, results.variants) if timing is not None]
-        return own.q1 <= min(timings, key=lambda timing: timing.median).q3
-    return column.value(variant) == results.best_value(column.value, column.higher)
+    reference, found = results.variant(results.reference), []
+    for column in columns(results):
+        value, scores = column.value(variant), column.heading == results.metric
+        if value is None:
+            found.append(Cell("–"))
+            continue
+        timing = column.timing(variant)
+        if scores:
+            best = len(results.config["seeds"]) > 1 and variant in results.leaders()
+        elif timing is not None:
+            timings = [one for one in map(column.timing, results.variants) if one is not None]
+            best = timing.q1 <= min(timings, key=lambda one: one.median).q3
+        else:
+            values = (v for v in map(column.value, results.variants) if v is not None)
+            best = value == (max if column.higher else min)(values)
+        base = None if reference is None or reference is variant or scores else column.value(reference)
+        text = spread(value, variant.deviation) if scores else column.text(value)
+        found.append(Cell(text, ratio(value, base) if base else "", best and len(results.variants) > 1, value))
+    return found
 
 
 def table_of(results: Results) -> Table:

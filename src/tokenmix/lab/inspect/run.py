@@ -69,11 +69,15 @@ def inspect_run(target: str | Path, file: str | Path | None, out: Path) -> Path:
     for i, block in enumerate(maps):
         draw_tiles(shown, tiles_of(block, limit=TILES), f"{title}: {block.name}", out / f"block-{i:02d}.png")
     draw_depth(numbers, title, out / "depth.png")
+    answer = None
+    if task is not None:
+        with torch.no_grad():
+            answer = {name: value for name, value in task.predict([file])[0].items() if name != "file"}
     told = {
         "target": str(target),
         "file": str(file),
         "trained": task is not None,
-        "answer": kind.name_prediction(model, images, description),
+        "answer": answer,
         "blocks": [asdict(block) for block in numbers],
     }
     write_json(out / "numbers.json", told)

@@ -1,5 +1,126 @@
-"""One folder per domain: its data, models, tasks, metrics and output files. Importing this registers the tasks."""
+"""One folder per domain: its data, models, tasks, metrics and output files.
 
-from tokenmix.lab.tasks import classification, detection, generation, points, segmentation, text
+Importing this registers the tasks, and the layouts of files that only they read; it imports nothing heavy.
+"""
 
-__all__ = ["classification", "detection", "generation", "points", "segmentation", "text"]
+from functools import partial
+from typing import Any
+
+from tokenmix.lab.registry import TASKS, TaskEntry, register_dataset
+
+HERE = "tokenmix.lab.tasks"
+
+
+def _register(name: str, about: str, task: str, options: str, model: str, data: str | None = None, **more: Any) -> None:
+    defaults = {"model": model} | ({} if data is None else {"data": data})
+    place = {"task": f"{HERE}.{task}", "options": f"{HERE}.{options}", "defaults": defaults}
+    TASKS.register(TaskEntry(name=name, about=about, **place, **more))
+
+
+_register(
+    "image-classification",
+    "one label for each image; accuracy",
+    "classification.task:ImageClassification",
+    "classification:ClassificationOptions",
+    model="vit_nano",
+    data="fashion-mnist",
+    skeleton="mixer_nano",
+    other_models="tokenmix.registry:may_be_others",
+)
+_register(
+    "semantic-segmentation",
+    "a class for each pixel; mean intersection over union",
+    "segmentation.task:SemanticSegmentation",
+    "segmentation:SegmentationOptions",
+    model="eanet_seg_nano",
+    other_models="tokenmix.registry:is_foreign",
+)
+_register(
+    "detection",
+    "boxes with a class; COCO's average precision of boxes",
+    "detection.task:Detection",
+    "detection:ObjectOptions",
+    model="faster_rcnn_nano",
+)
+_register(
+    "instance-segmentation",
+    "a mask for each object; COCO's average precision of masks",
+    "detection.task:InstanceSegmentation",
+    "detection:ObjectOptions",
+    model="mask_rcnn_nano",
+)
+_register(
+    "image-generation",
+    "images of a class from noise, by a GAN; Fréchet distance",
+    "generation.task:ImageGeneration",
+    "generation:GenerationOptions",
+    model="eagan_nano",
+    data="fashion-mnist",
+    optim=f"{HERE}.generation:AdversarialOptim",
+)
+_register(
+    "point-classification",
+    "one class for each point cloud; overall and balanced accuracy",
+    "points.task:PointClassification",
+    "points:CloudClassificationOptions",
+    model="eapct_cls_nano",
+)
+_register(
+    "point-segmentation",
+    "a part for each point of a cloud; mean intersection over union",
+    "points.segmentation:PointSegmentation",
+    "points:CloudOptions",
+    model="eapct_part_nano",
+)
+_text = partial(_register, model="gmlp_text_nano", skeleton="bert_text_nano")
+_text(
+    "masked-lm",
+    "masked words of running text; perplexity at masked positions",
+    "text.masked_lm:MaskedLM",
+    "text:MaskingOptions",
+)
+_text(
+    "text-classification",
+    "one label for each text or pair of texts; accuracy, macro F1",
+    "text.classification:TextClassification",
+    "text:LabelOptions",
+)
+_text(
+    "question-answering",
+    "the answer's span in a context, or none; exact match, F1",
+    "text.question_answering:QuestionAnswering",
+    "text:QuestionOptions",
+)
+
+for _name, _kinds, _about, _load in (
+    ("text", ("corpus",), ", a file or a folder of text files", "text.data.corpus:load_text_files"),
+    ("jsonl", ("corpus", "labelled-text"), "#column, or #text,label", "text.data.labelled:load_table"),
+    ("csv", ("corpus", "labelled-text"), "#column, or #text,label", "text.data.labelled:load_table"),
+    ("parquet", ("corpus", "labelled-text"), "#column, or #text,label", "text.data.labelled:load_table"),
+    ("glue", ("labelled-text",), "/SST-2, in GLUE's layout", "text.data.labelled:load_glue"),
+    ("squad", ("questions",), ", in SQuAD's layout", "text.data.questions:load_squad"),
+    ("clouds", ("clouds", "parts"), "/train/CLASS/*.ply, also OFF, OBJ, NPZ, XYZ", "points.data.layouts:load_clouds"),
+):
+    register_dataset(_name, f"{HERE}.{_load}", kinds=_kinds, about=f"{_name}:PATH{_about}", variant="path")
+_theirs = partial(register_dataset, licence="its authors'", variant="path")
+_theirs(
+    "modelnet",
+    f"{HERE}.points.data.layouts:load_modelnet",
+    kinds=("clouds",),
+    about="modelnet:PATH, OFF meshes or modelnet40_normal_resampled",
+)
+_theirs(
+    "shapenet-part",
+    f"{HERE}.points.data.layouts:load_shapenet_part",
+    kinds=("clouds", "parts"),
+    about="shapenet-part:PATH, shapenetcore_partanno_segmentation_benchmark_v0_normal",
+)
+register_dataset(
+    "hf",
+    f"{HERE}.text.data.questions:load_hub",
+    kinds=("corpus", "labelled-text", "questions"),
+    about="hf:NAME[:CONFIG] of the Hugging Face hub; #column, or #text,label",
+    licence="its author's",
+    origin="huggingface.co, by datasets",
+    variant="name",
+)

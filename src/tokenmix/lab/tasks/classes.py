@@ -1,6 +1,6 @@
 """What tasks with one class for each sample share: metrics, weights of the loss, predictions that are kept, answers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,27 +10,13 @@ from torch import Tensor
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.metrics import Metric, Rows, f1_of, matthews_of, recall_of
+from tokenmix.lab.train.programs import Description, Values
 
 # Of more classes nobody reads a table or a matrix, and it would be written with every checkpoint.
 CONFUSION_CLASSES = 200
 # Up to as many classes the probability of each is kept.
 ALL_PROBABILITIES = 16
 BINS = 15
-
-
-def calibration_gaps(rows: Rows) -> Tensor:
-    """Of each sample accuracy minus confidence in the column of its bin (n, bins + 1), and a last column of ones."""
-    confidence, right = rows["confidence"].float(), (rows["label"] == rows["predicted"]).float()
-    place = torch.bucketize(confidence, torch.linspace(0, 1, BINS + 1), right=True) - 1
-    gap = right - confidence
-    return torch.cat([F.one_hot(place, BINS + 1) * gap[:, None], torch.ones_like(gap)[:, None]], 1)
-
-
-def calibration_error(sums: Tensor) -> Tensor:
-    """Expected calibration error, over bins of confidence the mean distance of confidence and accuracy, from the sums
-    (R, bins + 2) of `calibration_gaps`.
-    """
-    return sums[..., :-1].abs().sum(-1) / sums[..., -1]
 
 
 class ClassTask(DistillingTask):
@@ -41,18 +27,25 @@ class ClassTask(DistillingTask):
 
     monitor: str = "accuracy"
 
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes; empty where labels are numbers."""
+        return self.data["classes"]
+
     def usual_monitor(self) -> str:
         """Balanced accuracy where one class is more than twice as large as the others are on average."""
         return "balanced_accuracy" if is_unbalanced(class_sizes(self.data)) else "accuracy"
 
     @classmethod
-    def make_metrics(cls, config: TrainConfig, data: Mapping[str, Any]) -> dict[str, Metric]:
+    def make_metrics(cls, config: TrainConfig, data: Description) -> dict[str, Metric]:
         """Accuracy, balanced accuracy, macro F1, calibration error, loss; of two classes AUC, and F1 of the smaller.
 
         Of up to 200 classes also the recall of each, and the confusion matrix (true x predicted); Matthews' correlation
         where it is usual for the data.
         """
-        classes, positive = len(data["classes"]), positive_class(data)
+        classes, sizes = len(data["classes"]), class_sizes(data)
+        # Of two classes F1 is that of the smaller one, or of the second if they are equal, or in GLUE's metrics.
+        positive = 0 if sizes[0] < sizes[-1] and "f1" not in data.get("metrics", ()) else 1
 
         def confusion(rows: Rows, weights: Tensor) -> Tensor:
             place = rows["label"].long() * classes + rows["predicted"].long()
@@ -65,6 +58,14 @@ class ClassTask(DistillingTask):
             empty = weights.new_zeros(len(weights), classes)
             added = ((weights * (label == predicted), label), (weights, label), (weights, predicted))
             return torch.stack([empty.index_add(1, place, values) for values, place in added], 1)
+
+        def calibration_error(rows: Rows, weights: Tensor) -> Tensor:
+            """Over bins of confidence the mean distance of confidence and accuracy."""
+            confidence = rows["confidence"].float()
+            gap = (rows["label"] == rows["predicted"]).double() - confidence
+            place = torch.bucketize(confidence, torch.linspace(0, 1, BINS + 1), right=True) - 1
+            binned = weights.new_zeros(len(weights), BINS + 1).index_add(1, place, weights * gap)
+            return binned.abs().sum(1) / weights.sum(1)
 
         def area(rows: Rows, weights: Tensor) -> Tensor:
             _, place = rows["probabilities"][:, 1].unique(return_inverse=True)
@@ -82,7 +83,7 @@ class ClassTask(DistillingTask):
             found["recall"] = Metric(lambda rows, weights: recall_of(counts(rows, weights)), names=data["classes"])
         if "matthews" in data.get("metrics", ()):
             found["matthews"] = Metric(lambda rows, weights: matthews_of(counts(rows, weights)))
-        found["ece"] = Metric.of_sums(calibration_error, calibration_gaps, higher_is_better=False)
+        found["ece"] = Metric(calibration_error, higher_is_better=False)
         found["loss"] = Metric.mean(lambda rows: rows["loss"], higher_is_better=False)
         if classes == 2:
             found["auc"] = Metric(area)
@@ -99,7 +100,6 @@ class ClassTask(DistillingTask):
         return F.cross_entropy(logits, targets, weight=weights, label_smoothing=smoothing, reduction="none").mean()
 
     def judged(self, logits: Tensor, targets: Tensor, index: Tensor) -> Rows:
-        """What logits (B, classes) say of samples with these labels."""
         probabilities, true = logits.float().softmax(-1), logits.gather(1, targets[:, None])
         confidence, predicted = probabilities.max(-1)
         short = torch.int16 if logits.shape[1] < 1 << 15 else torch.int32
@@ -130,7 +130,7 @@ def rank_area(weights: Tensor, positive: Tensor, place: Tensor) -> Tensor:
     return won.sum(1) / (above.sum(1) * below.sum(1))
 
 
-def class_sizes(data: Mapping[str, Any]) -> list[int]:
+def class_sizes(data: Description) -> list[int]:
     """Training samples of each class, of the run's description of its data; ones where that does not say."""
     sizes = data.get("counts", {}).get("train", {})
     known = set(sizes) == set(data["classes"])
@@ -153,13 +153,7 @@ def balanced_weights(sizes: Sequence[int]) -> Tensor:
     return torch.where(counts > 0, counts.sum() / ((counts > 0).sum() * counts), 0.0)
 
 
-def positive_class(data: Mapping[str, Any]) -> int:
-    """Of two classes that which F1 is of: the smaller one, or the second if they are equal, or in GLUE's metrics."""
-    sizes = class_sizes(data)
-    return 0 if sizes[0] < sizes[-1] and "f1" not in data.get("metrics", ()) else 1
-
-
-def likeliest(probabilities: Tensor, classes: Sequence[str], **also: Any) -> dict[str, Any]:
+def likeliest(probabilities: Tensor, classes: Sequence[str], **also: Any) -> Values:
     """The most probable class, its probability and the five most probable ones, from the probability of each (C,)."""
     best, which = probabilities.topk(min(5, len(classes)))
     top = {classes[i]: round(p, 6) for p, i in zip(best.tolist(), which.tolist())}
@@ -167,6 +161,6 @@ def likeliest(probabilities: Tensor, classes: Sequence[str], **also: Any) -> dic
     return {"label": label, "probability": probability, **also, "top": top}
 
 
-def told(answer: Mapping[str, Any]) -> str:
+def told(answer: Values) -> str:
     """The likeliest class and its probability in words."""
     return f"{answer['label']}, {answer['probability']:.0%}"

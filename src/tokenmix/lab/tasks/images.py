@@ -2,7 +2,7 @@
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -18,14 +18,15 @@ from tokenmix.lab.data.images import ImageData, ImageSamples
 from tokenmix.lab.data.images.decode import UnreadableImage, decode_stored
 from tokenmix.lab.data.images.strips import PNG, png_chunk
 from tokenmix.lab.data.indexed import IndexedDataset, balanced_order
-from tokenmix.lab.tasks.summary import summarize_image_model
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distributed import distributed_info
 from tokenmix.lab.train.folder import RunFolder
-from tokenmix.lab.train.programs import View
+from tokenmix.lab.train.programs import Values, View, check_sizes, counted_summary, model_summary
 from tokenmix.lab.train.task import IndexedData, TaskModule
 from tokenmix.models.foreign import with_fresh_head
-from tokenmix.registry import is_foreign
+from tokenmix.models.interface import CountedModel
+from tokenmix.models.registry import create_model
+from tokenmix.registry import Arguments, is_foreign
 
 LONGEST = 1000
 # Of an image that is drawn on at a time.
@@ -38,15 +39,18 @@ class ImageTask(TaskModule):
     looks_at: ClassVar[Literal["images", "text", "nothing"]] = "images"
 
     @classmethod
-    def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Its parts, and the published figures."""
-        return summarize_image_model(name, sizes, model_kwargs)
+    def summarize_model(cls, name: str, sizes: Arguments, model_kwargs: Arguments) -> Values:
+        """Its parts, and the published figures; of a model that counts none its parameters."""
+        check_sizes(sizes, ("img_size",), f"{name} takes images")
+        model: Any = create_model(name, **sizes, **model_kwargs)
+        if not isinstance(model, CountedModel):
+            return model_summary(name, model)
+        size = {"image": list(model.img_size), "grid": list(model.grid_size), "tokens": model.num_tokens}
+        return counted_summary(name, model, size)
 
-    def swap_example(self) -> tuple[Any, ...] | None:
-        """One image, where the model may not tell what it takes."""
-        if not is_foreign(self.config.model.model):
-            return super().swap_example()
-        return tuple(value[:1] for value in self.example().values())
+    def example(self) -> dict[str, Tensor]:
+        """Two images of noise."""
+        return {"images": torch.randn(2, self.data["channels"], *self.data["img_size"])}
 
     def initial_weights(self, source: Path) -> dict[str, Tensor]:
         """As for every task; the head of a model from elsewhere starts fresh for other classes too."""

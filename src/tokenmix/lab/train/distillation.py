@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from tokenmix.distillation.losses import distillation_loss, layer_loss, watched_
 from tokenmix.errors import UserError
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.metrics import Metric, Rows, num_rows
+from tokenmix.lab.train.programs import Description, Values
 from tokenmix.lab.train.task import TaskData, TaskModule
 
 
@@ -23,11 +24,14 @@ class DistillingTask(TaskModule, ABC):
     validation samples it is the metric `layer_loss`, which picks the best checkpoint without `--monitor`.
 
     Attributes:
+        same_inputs: what a description says of the inputs that a teacher must take too, and the option that decides it.
         teacher: a trained task with its model, frozen; None without one, and wherever a run is only evaluated.
         swapped: names of the layers that were swapped in.
     """
 
-    def __init__(self, model: nn.Module, config: TrainConfig, data: Mapping[str, Any]) -> None:
+    same_inputs: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, model: nn.Module, config: TrainConfig, data: Description) -> None:
         super().__init__(model, config, data)
         self.teacher: DistillingTask | None = None
         self.swapped: Sequence[str] = ()
@@ -37,7 +41,7 @@ class DistillingTask(TaskModule, ABC):
         """A teacher's logits (rows, classes) on a training batch of this task, prepared as the teacher is used to."""
 
     @classmethod
-    def named_teacher(cls, name: str, config: TrainConfig, data: Mapping[str, Any]) -> Self:
+    def named_teacher(cls, name: str, config: TrainConfig, data: Description) -> Self:
         """A pretrained model by name, in a task for data of this description."""
         raise UserError(f"no run folder {name}; the teacher of {config.task} is a run of the same task")
 
@@ -49,6 +53,13 @@ class DistillingTask(TaskModule, ABC):
                 f"the teacher {self.options.teacher} knows other classes: {theirs}, the data has {ours}; "
                 "give one that was trained on this data"
             )
+        for name, option in self.same_inputs.items():
+            ours, theirs = (task.data[name] for task in (self, teacher))
+            if ours != theirs:
+                raise UserError(
+                    f"the teacher {self.options.teacher} was trained with {name}={theirs} and this run has {ours}; "
+                    f"give another {option}, or another teacher"
+                )
 
     def learn_from(self, teacher: "DistillingTask", data: TaskData, swapped: Sequence[str]) -> None:
         """Take a teacher; `UserError` if it does not fit."""
@@ -86,7 +97,7 @@ class DistillingTask(TaskModule, ABC):
         total = divergence if share == 1 else (1 - share) * loss() + share * divergence
         return total, {"distillation": divergence.detach()}
 
-    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+    def training_step(self, batch: Any, batch_idx: int) -> Values:
         """As of every task, or the loss over layers."""
         if self.teacher is None or self.options.distill_from == "logits":
             return super().training_step(batch, batch_idx)

@@ -1,7 +1,7 @@
 """Hooks by which `info`, `compare`, `inspect`, `cost` and `export` ask a task about its models."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -10,7 +10,15 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.lab.train.metrics import Rows
-from tokenmix.registry import MODELS
+from tokenmix.layers.base import count_parameters
+from tokenmix.registry import MODELS, Arguments
+
+Description = Mapping[str, Any]
+"""What a run folder's data.json says of the data."""
+Batch = Mapping[str, Any]
+"""What a dictionary of a task's data gives: tensors, and what goes with them."""
+Values = dict[str, Any]
+"""Values for JSON."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,7 @@ class ProgramHooks:
         return []
 
     @classmethod
-    def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def summarize_model(cls, name: str, sizes: Arguments, model_kwargs: Arguments) -> Values:
         """What `tokenmix info` prints of a model.
 
         Args:
@@ -94,22 +102,15 @@ class ProgramHooks:
             sizes: of the input, as asked for: `img_size`, `num_points`; `UserError` for one that the model lacks.
             model_kwargs: arguments of the model.
         """
-        if sizes:
-            flag, value = next(iter(sizes.items()))
-            raise UserError(f"{name} has no --{flag.replace('_', '-')} {value}; give --model-kwargs that it takes")
+        check_sizes(sizes, (), f"{name} is given its sizes by --model-kwargs")
         from tokenmix.models.registry import create_on_meta  # not at the top: it imports timm
 
         return model_summary(name, create_on_meta(name, **model_kwargs))
 
     @classmethod
-    def view(cls, model: nn.Module, file: Path, data: Mapping[str, Any]) -> View:
+    def view(cls, model: nn.Module, file: Path, data: Description) -> View:
         """The input in a file as `predict` reads it; `data` is the run's description of its data."""
         raise NotImplementedError(f"{cls.__name__} has no view")
-
-    @classmethod
-    def name_prediction(cls, model: nn.Module, inputs: Tensor, data: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The model's prediction for the input of `view`, in names; None if it has none that fits a line."""
-        return None
 
     def save_for_hub(self, folder: Path) -> nn.Module:
         """Write the model into a folder in the form `hub`, and return what its library loads from there.
@@ -119,13 +120,53 @@ class ProgramHooks:
         raise NotImplementedError(f"{type(self).__name__} has a form on the hub and no save_for_hub")
 
 
-def model_summary(name: str, model: nn.Module) -> dict[str, Any]:
+def check_sizes(sizes: Arguments, known: Sequence[str], remedy: str) -> None:
+    """Raise `UserError` for a size that a model does not have."""
+    other = next((name for name in sizes if name not in known), None)
+    if other is not None:
+        raise UserError(f"{remedy}; leave --{other.replace('_', '-')} {sizes[other]} out")
+
+
+def model_summary(name: str, model: nn.Module) -> Values:
     """What is known of any model of the registry."""
     macs: Any = getattr(model, "macs", None)
     return {
         "model": name,
         "task": ", ".join(MODELS[name].tasks),
         "about": MODELS[name].about,
-        "parameters": sum(p.numel() for p in model.parameters()),
+        "parameters": count_parameters(model),
         "macs": None if macs is None else macs(),
     }
+
+
+def counted_summary(name: str, model: Any, inputs: Mapping[str, Any], *size: int) -> Values:
+    """What a model that counts its parts has and takes for inputs of a size, with the published figures.
+
+    Those are the paper's, and ours of the preset: what was asked for may have another size or other arguments.
+    """
+    from tokenmix.models.registry import create_on_meta  # not at the top: it imports timm
+
+    rows = (row._asdict() for row in model.cost_table(*size))
+    summary = {
+        "model": name,
+        "task": ", ".join(MODELS[name].tasks),
+        "mixer": model.mixer_name,
+        **inputs,
+        "parameters": count_parameters(model),
+        "macs": model.macs(*size),
+        "blocks": [{key.replace("mixer_", "mixer "): value for key, value in row.items()} for row in rows],
+        "warnings": getattr(model, "warnings", list)(),
+        "published": None,
+    }
+    theirs = MODELS[name].published if name in MODELS else None
+    if theirs is None:
+        return summary
+    preset: Any = create_on_meta(name)
+    if theirs.part is not None:
+        row = next(row for row in preset.cost_table() if row[0] == theirs.part)
+        ours = {"parameters": row.parameters}
+    else:
+        ours = {"parameters": count_parameters(preset)}
+        if theirs.macs is not None:
+            ours |= {"image": list(preset.img_size), "macs": preset.macs()}
+    return {**summary, "published": asdict(theirs), "preset": ours}

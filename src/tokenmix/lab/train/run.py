@@ -178,11 +178,9 @@ def predict(
     if not inputs:
         raise UserError("no files to predict; name at least one")
     task = load_task(run, options)
-    with finite_outputs(task):
+    with finite_outputs(task), torch.no_grad():
         if out is None:
             return task.predict(inputs)
-        if not task.writes:
-            return task.predict_into(inputs, out)
         made = [folder for folder in (out, *out.parents) if not folder.exists()]
         make_folder(out)
         try:

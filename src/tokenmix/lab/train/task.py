@@ -30,7 +30,7 @@ from tokenmix.lab.train.distributed import all_reduce_mean
 from tokenmix.lab.train.metrics import Metric, Rows, num_rows
 from tokenmix.lab.train.plan import make_optimizer, make_schedule
 from tokenmix.lab.train.predictions import collected, joined
-from tokenmix.lab.train.programs import ProgramHooks
+from tokenmix.lab.train.programs import Description, ProgramHooks, Values
 
 
 class TaskData(ABC):
@@ -49,7 +49,7 @@ class TaskData(ABC):
     unit: str = "images"
 
     @abstractmethod
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Values:
         """The run folder's description of the data, as values for JSON: enough for the model and for predictions."""
 
     @abstractmethod
@@ -104,7 +104,7 @@ def built_with(model: str, given: Mapping[str, Any]) -> Iterator[None]:
         ) from None
 
 
-def input_sizes(model: Any, img_size: Sequence[int] | None = None) -> dict[str, Any]:
+def input_sizes(model: Any, img_size: Sequence[int] | None = None) -> Values:
     """`img_size` (height, width), `patch_size` and `num_tokens` of a model of images, as far as it has them.
 
     Several stages have a list of `num_tokens`.
@@ -151,7 +151,6 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         mode: whether more (max) or less (min) of it is better.
         options: the task's own options, `config.options`.
         set_elsewhere: arguments of a model that are not the user's to give, and the option that decides each.
-        writes: `predict_into` writes files, such as masks.
         total_steps: optimiser steps of the whole run; the loop sets it before training.
         automatic_optimization: the loop runs the backward pass and steps the optimisers; False: `training_step` does.
         optimizers: those of `configure_optimizers`, for such a `training_step`.
@@ -164,10 +163,9 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
 
     monitor: str
     set_elsewhere: ClassVar[Mapping[str, str]] = {}
-    writes: ClassVar[bool] = False
     automatic_optimization: ClassVar[bool] = True
 
-    def __init__(self, model: nn.Module, config: TrainConfig, data: Mapping[str, Any]) -> None:
+    def __init__(self, model: nn.Module, config: TrainConfig, data: Description) -> None:
         super().__init__()
         self.model, self.config, self.data = model, config, data
         self.options: Any = config.options
@@ -186,16 +184,16 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
 
     @classmethod
     @abstractmethod
-    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> TaskData:
+    def load_data(cls, config: TrainConfig, like: Description | None = None) -> TaskData:
         """Read `config.data.data`; if `like`, a description, is given, prepared as that data was, or `UserError`."""
 
     @classmethod
     @abstractmethod
-    def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
+    def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
         """A new model for data of this description."""
 
     @classmethod
-    def model_from_config(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
+    def model_from_config(cls, config: TrainConfig, data: Description) -> nn.Module:
         """`build_model`, where arguments of the user's with which the model cannot be built are a `UserError`."""
         cls.check_arguments(config)
         with built_with(config.model.model, config.model.model_kwargs):
@@ -263,7 +261,7 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
 
     @classmethod
     @abstractmethod
-    def make_metrics(cls, config: TrainConfig, data: Mapping[str, Any]) -> dict[str, Metric]:
+    def make_metrics(cls, config: TrainConfig, data: Description) -> dict[str, Metric]:
         """The metrics of such rows, by the names that logs and results use, for data of this description."""
 
     def usual_monitor(self) -> str:
@@ -275,10 +273,13 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         return [name for name, metric in self.metrics.items() if metric.names is None]
 
     @abstractmethod
-    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
-        """Predictions for files, or for what the task can read from a command line itself, as values for JSON."""
+    def predict(self, inputs: Sequence[str | Path]) -> list[Values]:
+        """Predictions for files, or for what the task can read from a command line itself, as values for JSON.
 
-    def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[dict[str, Any]]:
+        Called in evaluation mode and without gradients, as `evaluate`, `predict_into` and `show` are.
+        """
+
+    def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[Values]:
         """The same predictions, also written as images and files into the existing folder `out`."""
         raise UserError(f"{self.config.task} writes no files; omit --out, or use --json")
 
@@ -300,7 +301,7 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
 
     def swap_example(self) -> tuple[Any, ...] | None:
         """Arguments of a forward pass that shows a swap how the model calls its attention; None for one image."""
-        return None
+        return None if type(self).example is TaskModule.example else tuple(x[:1] for x in self.example().values())
 
     def answering(self) -> nn.Module:
         """The model as it is exported: one tensor of predictions for the arguments that `example` gives."""
@@ -311,7 +312,7 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         """Where the model is."""
         return next(self.model.parameters()).device
 
-    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+    def training_step(self, batch: Any, batch_idx: int) -> Values:
         """The loss, and under `logs` what is written to metrics.csv as train_*."""
         loss, logs = self.loss(batch)
         return {"loss": loss, "logs": {"loss": loss.detach(), **logs}}
@@ -337,7 +338,7 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         for block in [
             block
             for name, blocks in self.model.named_modules()
-            if name.endswith("blocks")
+            if name.endswith(("blocks", ".layers"))
             for block in blocks.children()
         ]:
             fully_shard(block, mesh=mesh)
@@ -355,7 +356,7 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         self.samples, self.rows = collected(self.rows), []
         self.results = {name: metric(self.samples) for name, metric in self.metrics.items()}
 
-    def parameter_groups(self) -> nn.Module | list[dict[str, Any]]:
+    def parameter_groups(self) -> nn.Module | list[Values]:
         """What `make_optimizer` takes: the model, or groups with rates and decays of their own."""
         return self.model
 
@@ -376,6 +377,7 @@ class IndexedData(TaskData):
         validation: those of the training samples that are held out to choose by, read as `test` is; None for none.
         config: the run's config; its limits are taken here.
         description: what the run folder keeps as well as the numbers of samples.
+        test_batch: at most as many samples in a test batch.
     """
 
     # Of image tasks the images themselves, for a report that shows some.
@@ -389,8 +391,9 @@ class IndexedData(TaskData):
         *,
         config: TrainConfig,
         description: dict[str, Any],
+        test_batch: int | None = None,
     ) -> None:
-        self.unit = train.unit
+        self.unit, self.test_batch = train.unit, test_batch
         self.train = subset(train, config.data.limit)
         self.test = subset(test, config.data.limit_eval)
         self.validation = validation
@@ -404,7 +407,7 @@ class IndexedData(TaskData):
             "pin_memory": torch.cuda.is_available(),
         }
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Values:
         """Numbers of samples, and what the task added."""
         return self.description
 
@@ -417,13 +420,15 @@ class IndexedData(TaskData):
         return loader
 
     def test_batches(self, *, batch_size: int) -> Iterable[Any]:
-        """The test samples in their order."""
-        return make_loader(self.test, batch_size=batch_size, shuffle=False, **self._shared)
+        return self._in_order(self.test, batch_size)
 
     def validation_batches(self, *, batch_size: int) -> Iterable[Any]:
-        """The validation samples in their order."""
         assert self.validation is not None
-        return make_loader(self.validation, batch_size=batch_size, shuffle=False, **self._shared)
+        return self._in_order(self.validation, batch_size)
+
+    def _in_order(self, samples: IndexedDataset, batch_size: int) -> Iterable[Any]:
+        size = min(batch_size, self.test_batch or batch_size)
+        return make_loader(samples, batch_size=size, shuffle=False, **self._shared)
 
     def part(self, rank: int, world_size: int) -> "IndexedData":
         """The same samples, of which this process reads its share."""

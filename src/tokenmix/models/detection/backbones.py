@@ -1,6 +1,5 @@
 """Backbones of a detector's pyramid: a ResNet with a block of attention after its last stage, or a LaViT."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, get_args
@@ -25,49 +24,7 @@ Norm = Literal["batch", "frozen", "group"]
 Size = tuple[int, int]
 
 
-class Backbone(nn.Module, ABC):
-    """Images (B, 3, H, W) to maps, finest first.
-
-    Attributes:
-        widths: channels of each map.
-        reductions: strides of each map.
-        mixer_name: for listings.
-    """
-
-    widths: Sequence[int]
-    reductions: Sequence[int]
-    mixer_name: str
-
-    @abstractmethod
-    def forward(self, images: Tensor) -> list[Tensor]:
-        """The maps."""
-
-    @abstractmethod
-    def attention_maps(self, images: Tensor) -> list[BlockMap]:
-        """What the blocks of attention looked at."""
-
-    @abstractmethod
-    def macs(self, size: Size) -> int:
-        """Multiply-adds of one image: convolutions counted on the meta device, mixers from their equations."""
-
-    @abstractmethod
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute stages or blocks in the backward pass instead of keeping what they made."""
-
-    def set_input_size(self, size: Size) -> None:
-        """Set the image size; a network without learned matrices over positions takes any."""
-        return
-
-    def warnings(self) -> list[str]:
-        """Lines on what does not pay at the size for which it is built."""
-        return []
-
-    def no_weight_decay(self) -> set[str]:
-        """Parameters without weight decay, next to those of one axis."""
-        return set()
-
-
-class ResNetBackbone(Backbone):
+class ResNetBackbone(nn.Module):
     """A ResNet of timm's, with the EANet block, or its self-attention variant, on its last map.
 
         maps = resnet(images),   last = relu(last + Norm(conv2(A V)))
@@ -147,11 +104,14 @@ class ResNetBackbone(Backbone):
         block = self.block.macs(last.shape[2] * last.shape[3]) if isinstance(self.block, Mixer) else 0
         return counted + block
 
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        self.net.set_grad_checkpointing(enable)
+    def warnings(self) -> list[str]:
+        return []
+
+    def no_weight_decay(self) -> set[str]:
+        return set()
 
 
-class LaViTBackbone(Backbone):
+class LaViTBackbone(nn.Module):
     """A LaViT without its head, with a norm after each stage that is returned.
 
     Images must be of `img_size`, since Theta and Psi are matrices over the positions of a grid; `set_input_size`
@@ -162,6 +122,9 @@ class LaViTBackbone(Backbone):
         backbone_kwargs: arguments of its constructor.
         img_size: side of the images.
         levels: which of its four stages are returned.
+
+    Attributes:
+        widths, reductions: channels and strides of the maps, as of a `ResNetBackbone`.
     """
 
     def __init__(
@@ -194,12 +157,11 @@ class LaViTBackbone(Backbone):
         return self.net.attention_maps(images)
 
     def macs(self, size: Size) -> int:
+        """Multiply-adds of one image of the size for which it is built."""
         return self.net.macs()
 
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        self.net.set_grad_checkpointing(enable)
-
     def set_input_size(self, size: Size) -> None:
+        """Set the image size; what is learned over positions is interpolated."""
         self.net.set_input_size(size)
 
     def warnings(self) -> list[str]:

@@ -1,25 +1,167 @@
-"""A detector of torchvision's with our backbone, under the conventions of this library's models."""
+"""torchvision's detectors over a pyramid of our backbones, under the conventions of this library's models.
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+True boxes are matched to anchors and proposals in blocks, so that memory does not grow with the product of both.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torchvision.models.detection import FasterRCNN, MaskRCNN, RetinaNet
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
+from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.models.detection.retinanet import det_utils
+from torchvision.models.detection.roi_heads import RoIHeads
+from torchvision.models.detection.rpn import RPNHead
+from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign, box_iou
+from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
 
 from tokenmix import checkpoints
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Device, count_macs, count_parameters, on_meta
 from tokenmix.layers.external import Tie
-from tokenmix.models.detection.backbones import Backbone, LaViTBackbone, Norm, ResNetBackbone
-from tokenmix.models.detection.networks import HeadSizes, Kind, build_network
-from tokenmix.models.detection.pictures import place_masks, with_dense_masks
+from tokenmix.models.detection.backbones import LaViTBackbone, Norm, ResNetBackbone
+from tokenmix.models.detection.pictures import PictureTransform, place_masks, with_dense_masks
 from tokenmix.models.interface import BlockMap, MapInfo, OnMaps, PartCost, Size, pair
 from tokenmix.registry import Arguments
 
+Kind = Literal["retinanet", "faster-rcnn", "mask-rcnn"]
+Body = ResNetBackbone | LaViTBackbone
 Target = Mapping[str, Tensor]
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+# Pairs of boxes that are compared at a time.
+BLOCK_PAIRS = 1 << 22
 # What depends on the number of classes, by the end of its name.
 CLASS_LAYERS = ("cls_logits", "cls_score", "bbox_pred", "mask_fcn_logits")
+
+
+@dataclass(frozen=True)
+class HeadSizes:
+    """Widths and numbers of a detector's neck and heads.
+
+    Attributes:
+        width: channels of the pyramid.
+        anchors: side of the smallest anchor of each level.
+        octaves: anchors of each ratio on a level, by factors of 2^(1/octaves).
+        extra: levels after the last map: RetinaNet's P6 and P7, the R-CNNs' pooled one, or none.
+        hidden: width of the box head.
+        mask: channels of the mask head's four convolutions, or as many as there are numbers.
+        proposals: kept of an image in training and in testing, before and after NMS.
+        anchors_learnt, boxes_learnt: of an image in a training step, by the proposals' and the boxes' losses.
+    """
+
+    width: int = 256
+    anchors: Sequence[float] = (32, 64, 128, 256, 512)
+    octaves: int = 1
+    extra: Literal["p6p7", "pool", "none"] = "pool"
+    hidden: int = 1024
+    mask: Sequence[int] = (256, 256, 256, 256)
+    proposals: tuple[int, int] = (2000, 1000)
+    anchors_learnt: int = 256
+    boxes_learnt: int = 512
+
+    def anchor_generator(self) -> AnchorGenerator:
+        """Anchors of three ratios on each level."""
+        scales = [2 ** (i / self.octaves) for i in range(self.octaves)]
+        sides = tuple(tuple(int(side * scale) for scale in scales) for side in self.anchors)
+        return AnchorGenerator(sides, ((0.5, 1.0, 2.0),) * len(sides))
+
+
+class BlockMatcher(det_utils.Matcher):
+    """torchvision's matching of anchors to true boxes, some anchors at a time.
+
+    The table of 20,000 boxes and 40,000 anchors alone would fill 3 GB, and its making several times that. Takes a
+    `Pairs` in place of the table; what comes out is the same.
+    """
+
+    def __call__(self, pairs: "Pairs") -> Tensor:  # type: ignore[override]
+        """int64 (N,): the place of each anchor's box, -1 below the thresholds, -2 between them."""
+        found = [(*table.max(0), table.amax(1)) for table in pairs.tables()]
+        values, all_places = (torch.cat([one[i] for one in found]) for i in (0, 1))
+        places = all_places.where(values >= self.low_threshold, self.BELOW_LOW_THRESHOLD)
+        between = (values >= self.low_threshold) & (values < self.high_threshold)
+        places = places.masked_fill(between, self.BETWEEN_THRESHOLDS)
+        if self.allow_low_quality_matches:
+            highest = torch.stack([one[2] for one in found]).amax(0)[:, None]
+            kept = torch.cat([(table == highest).any(0) for table in pairs.tables()])
+            places = all_places.where(kept, places)
+        return places
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """True boxes (M, 4) and anchors (N, 4), whose overlaps are computed when they are needed."""
+
+    boxes: Tensor
+    anchors: Tensor
+
+    def tables(self) -> Iterator[Tensor]:
+        """The overlaps (M, n), some anchors after the others."""
+        for some in self.anchors.split(max(1, BLOCK_PAIRS // max(1, len(self.boxes)))):
+            yield box_iou(self.boxes, some)
+
+
+class BlockRoIHeads(RoIHeads):
+    """torchvision's second stage, which matches some proposals at a time, as `BlockMatcher` does anchors."""
+
+    def assign_targets_to_proposals(self, proposals: Any, gt_boxes: Any, gt_labels: Any) -> Any:
+        """The true box and the class of each proposal, of each image."""
+        matched, labels = [], []
+        for some, boxes, classes in zip(proposals, gt_boxes, gt_labels, strict=True):
+            parts = some.split(max(1, BLOCK_PAIRS // max(1, len(boxes))))
+            found = super().assign_targets_to_proposals(parts, [boxes] * len(parts), [classes] * len(parts))
+            matched.append(torch.cat(found[0]))
+            labels.append(torch.cat(found[1]))
+        return matched, labels
+
+
+class BlockRetinaNet(RetinaNet):
+    """torchvision's RetinaNet, which matches by `BlockMatcher`."""
+
+    proposal_matcher: Any
+
+    def compute_loss(self, targets: Any, head_outputs: Any, anchors: Any) -> dict[str, Tensor]:
+        """The losses by name."""
+        matches = [
+            self.proposal_matcher(Pairs(target["boxes"], own))
+            if len(target["boxes"])
+            else torch.full((len(own),), det_utils.Matcher.BELOW_LOW_THRESHOLD, device=own.device)
+            for target, own in zip(targets, anchors, strict=True)
+        ]
+        return self.head.compute_loss(targets, head_outputs, anchors, matches)
+
+
+class Pyramid(nn.Module):
+    """A backbone and the feature pyramid over its maps: images to maps of one width, by name.
+
+    Under autocast backbone and pyramid compute in half precision, and the maps are float32: boxes of large
+    images need more than the 8 bits of bfloat16. `Detector` sets `half_type` for each pass.
+    """
+
+    def __init__(self, body: Body, sizes: HeadSizes) -> None:
+        super().__init__()
+        self.body, self.out_channels = body, sizes.width
+        extra = {
+            "p6p7": lambda: LastLevelP6P7(sizes.width, sizes.width),
+            "pool": LastLevelMaxPool,
+            "none": lambda: None,
+        }[sizes.extra]()
+        self.fpn = FeaturePyramidNetwork(list(body.widths), sizes.width, extra_blocks=extra)
+        self.half_type: torch.dtype | None = None
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """Images (B, 3, H, W) to maps (B, width, h, w), finest first."""
+        with torch.autocast(images.device.type, dtype=self.half_type, enabled=self.half_type is not None):
+            maps = self.neck(self.body(images))
+        return {name: x.float() if self.half_type is not None else x for name, x in maps.items()}
+
+    def neck(self, maps: Sequence[Tensor]) -> dict[str, Tensor]:
+        """The pyramid of a backbone's maps."""
+        return self.fpn({str(i): x for i, x in enumerate(maps)})
 
 
 class Detector(OnMaps, nn.Module):
@@ -32,17 +174,16 @@ class Detector(OnMaps, nn.Module):
     Args:
         kind: which of the three.
         body: the backbone, which gives the maps.
-        sizes: of pyramid and heads.
+        heads: fields of `HeadSizes`, for pyramid and heads.
         num_classes: without background.
         score, nms, detections: evaluation gives boxes with a score above `score`, after NMS at `nms`, at most
             `detections` of an image.
+        img_size: size for which `macs` counts, and to which the images of a LaViT are brought, a square.
         min_size: the shorter side of an image is brought to it, by torchvision's transform; several to draw from in
             training.
         max_size: what the longer side may be at most.
         multiple: of what a batch's sides are multiples, by padding below and to the right.
-        fixed_size: the backbone takes only that size, a square.
-        mean, std: of the images' channels, in 0..1.
-        img_size: size for which `macs` counts.
+        image_mean, image_std: of the images' channels, in 0..1.
         device: of the weights.
 
     Shape:
@@ -56,85 +197,79 @@ class Detector(OnMaps, nn.Module):
     def __init__(
         self,
         kind: Kind,
-        body: Backbone,
-        sizes: HeadSizes,
+        body: Body,
         *,
+        heads: Arguments | None = None,
         num_classes: int,
-        min_size: int | Sequence[int],
-        max_size: int,
-        multiple: int,
-        fixed_size: bool,
-        img_size: tuple[int, int],
         score: float,
         nms: float,
         detections: int,
-        mean: Sequence[float],
-        std: Sequence[float],
+        img_size: Size,
+        image_mean: Sequence[float],
+        image_std: Sequence[float],
+        min_size: int | Sequence[int] = 800,
+        max_size: int = 1333,
+        multiple: int = 32,
         device: Device = None,
     ) -> None:
         super().__init__()
         if num_classes < 1:
             raise UserError(f"a detector needs at least one class, got num_classes={num_classes}")
+        self.fixed_size = isinstance(body, LaViTBackbone)
+        if self.fixed_size:
+            min_size = max_size = multiple = square_side(img_size)
         sides = (min_size,) if isinstance(min_size, int) else tuple(min_size)
         if not sides or min(sides) < 1 or max_size < max(sides):
             raise UserError(f"min_size={sides} and max_size={max_size} are not possible; give 1 <= min <= max")
         self.kind: Kind = kind
-        self.num_classes, self.img_size, self.sizes = num_classes, img_size, sizes
-        self.mean, self.std, self.fixed_size = tuple(mean), tuple(std), fixed_size
+        self.num_classes, self.img_size, self.sizes = num_classes, pair(img_size), HeadSizes(**heads or {})
+        self.mean, self.std = tuple(image_mean), tuple(image_std)
         self.background = 0 if kind == "retinanet" else 1
-        transform = {"min_size": sides, "max_size": max_size, "size_divisible": multiple}
-        transform |= {"image_mean": list(mean), "image_std": list(std)}
-        with torch.device(device or torch.get_default_device()):
-            self.net: Any = build_network(
-                kind,
-                body,
-                sizes,
-                num_classes=num_classes,
-                score=score,
-                nms=nms,
-                detections=detections,
-                transform=transform,
-            )
         self.mixer_name, self.in_chans = body.mixer_name, 3
+        transform = {"min_size": sides, "max_size": max_size, "size_divisible": multiple}
+        transform |= {"image_mean": list(image_mean), "image_std": list(image_std)}
+        chosen = {"score_thresh": score, "nms_thresh": nms, "detections_per_img": detections}
+        with torch.device(device or torch.get_default_device()):
+            pyramid = Pyramid(body, self.sizes)
+            if kind == "retinanet":
+                anchors, matcher = self.sizes.anchor_generator(), BlockMatcher(0.5, 0.4, True)
+                given = {"anchor_generator": anchors, "proposal_matcher": matcher, **chosen, **transform}
+                net: Any = BlockRetinaNet(pyramid, num_classes, **given)
+            else:
+                rest = {f"box_{name}": value for name, value in chosen.items()}
+                net = _rcnn(kind, pyramid, self.sizes, num_classes, **rest, **transform)
+        cast(Any, net).transform.__class__ = PictureTransform
+        self.net: Any = net
 
     @property
-    def body(self) -> Backbone:
+    def body(self) -> Body:
         """What gives the maps."""
         return self.net.backbone.body
 
     def forward(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> Any:
         """Losses by name in training, else detections of each image."""
-        found = self._run(images, targets)
+        found = self.find(images, targets)
         return found if self.training else [with_dense_masks(one) for one in found]
 
-    def find(self, images: Sequence[Any]) -> list[dict[str, Any]]:
-        """Detections of each image, with masks as `PlacedMasks`."""
-        return self._run(images, None)
-
-    def _run(self, images: Sequence[Any], targets: Sequence[Target] | None) -> Any:
+    def find(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> Any:
+        """As `forward`, but detections have masks as `PlacedMasks`."""
         if isinstance(images, Tensor) or any(len(image.shape) != 3 or image.shape[0] != 3 for image in images):
             raise UserError("a detector takes a list of images (3, height, width)")
         if self.training and targets is None:
             raise UserError("a detector in training needs targets; call eval() for detections")
-        transform = self.net.transform
-        device = transform.device = next(self.parameters()).device
+        device = self.net.transform.device = next(self.parameters()).device
         kind = device.type
         self.net.backbone.half_type = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         with torch.autocast(kind, enabled=False):
             if self.training:
-                assert targets is not None
                 kept = ("boxes", "labels", "masks") if self.kind == "mask-rcnn" else ("boxes", "labels")
-                inside = [{name: target[name] for name in kept} for target in targets]
+                inside = [{name: target[name] for name in kept} for target in targets or ()]
                 for target in inside:
                     target["labels"] = target["labels"] + self.background
                     if "masks" in target:
                         target["masks"] = target["masks"].to(torch.uint8)
                 return self.net(list(images), inside)
-            transform.paste = False
-            try:
-                detections = self.net(list(images))
-            finally:
-                transform.paste = True
+            detections = self.net(list(images))
         for found, image in zip(detections, images, strict=True):
             found["labels"] = found["labels"] - self.background
             if "masks" in found:
@@ -158,9 +293,21 @@ class Detector(OnMaps, nn.Module):
 
     def cost_table(self) -> list[PartCost]:
         """Parameters and multiply-adds of backbone, pyramid and heads; the R-CNNs' of as many boxes as they look at."""
-        twin = on_meta(self.net)
+        twin: Any = on_meta(self.net)
+
+        def run_heads(levels: list[Tensor]) -> None:
+            if self.kind == "retinanet":
+                twin.head(levels)
+                return
+            twin.rpn.head(levels)
+            width, roi = self.sizes.width, twin.roi_heads
+            roi.box_predictor(roi.box_head(torch.empty(self.sizes.proposals[1], width, 7, 7, device="meta")))
+            if self.kind == "mask-rcnn":
+                boxes = torch.empty(roi.detections_per_img, width, 14, 14, device="meta")
+                roi.mask_predictor(roi.mask_head(boxes))
+
         levels, pyramid = count_macs(twin.backbone.neck, self.meta_maps())
-        _, heads = count_macs(self._run_heads, twin, list(levels.values()))
+        _, heads = count_macs(run_heads, list(levels.values()))
         counts = [count_parameters(self.body), count_parameters(self.net.backbone.fpn)]
         return [
             PartCost("backbone", counts[0], self.body.macs(self.img_size)),
@@ -172,17 +319,6 @@ class Detector(OnMaps, nn.Module):
         """What `tokenmix info` warns of."""
         return self.body.warnings()
 
-    def _run_heads(self, twin: Any, levels: list[Tensor]) -> None:
-        if self.kind == "retinanet":
-            twin.head(levels)
-            return
-        twin.rpn.head(levels)
-        width, roi = self.sizes.width, twin.roi_heads
-        roi.box_predictor(roi.box_head(torch.empty(self.sizes.proposals[1], width, 7, 7, device="meta")))
-        if self.kind == "mask-rcnn":
-            boxes = torch.empty(roi.detections_per_img, width, 14, 14, device="meta")
-            roi.mask_predictor(roi.mask_head(boxes))
-
     def set_input_size(self, img_size: Size) -> None:
         """Set the image size for which costs are counted; a backbone that takes only one size, a square, takes this
         one.
@@ -190,18 +326,15 @@ class Detector(OnMaps, nn.Module):
         Raises:
             UserError: no square, where it must be one.
         """
-        size = pair(img_size)
         if self.fixed_size:
-            if size[0] != size[1]:
-                raise UserError(f"this detector takes square images, not {size[0]} x {size[1]}; give one side")
-            self.body.set_input_size(size)
-            transform = self.net.transform
-            transform.min_size, transform.max_size, transform.size_divisible = (size[0],), size[0], size[0]
-        self.img_size = size
+            side, transform, body = square_side(img_size), self.net.transform, cast(LaViTBackbone, self.body)
+            body.set_input_size((side, side))
+            transform.min_size, transform.max_size, transform.size_divisible = (side,), side, side
+        self.img_size = pair(img_size)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute the backbone's stages or blocks in the backward pass."""
-        self.body.set_grad_checkpointing(enable)
+        self.body.net.set_grad_checkpointing(enable)
 
     def no_weight_decay(self) -> set[str]:
         """Parameters without weight decay, next to those of one axis."""
@@ -249,6 +382,47 @@ def _of_a_classifier(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -
     return found
 
 
+def square_side(img_size: Size) -> int:
+    """The side of a square; `UserError` for another size, which a LaViT's learned matrices do not fit."""
+    height, width = pair(img_size)
+    if height != width:
+        raise UserError(f"a detector with a LaViT backbone takes square images, not {height} x {width}; give one side")
+    return height
+
+
+def _rcnn(kind: Kind, pyramid: Pyramid, sizes: HeadSizes, num_classes: int, **options: Any) -> nn.Module:
+    """Faster or Mask R-CNN of torchvision's, with the background class added."""
+    anchors, levels = sizes.anchor_generator(), [str(i) for i in range(len(pyramid.body.widths))]
+    for part, number in zip(("train", "test"), sizes.proposals, strict=True):
+        options |= {f"rpn_{when}_nms_top_n_{part}": number for when in ("pre", "post")}
+    if kind == "mask-rcnn":
+        options |= {
+            "mask_roi_pool": MultiScaleRoIAlign(levels, 14, 2),
+            "mask_head": MaskRCNNHeads(sizes.width, list(sizes.mask), 1),
+            "mask_predictor": MaskRCNNPredictor(sizes.mask[-1], sizes.mask[-1], num_classes + 1),
+        }
+    net: Any = (MaskRCNN if kind == "mask-rcnn" else FasterRCNN)(
+        pyramid,
+        rpn_anchor_generator=anchors,
+        rpn_head=RPNHead(sizes.width, anchors.num_anchors_per_location()[0]),
+        rpn_batch_size_per_image=sizes.anchors_learnt,
+        box_roi_pool=MultiScaleRoIAlign(levels, 7, 2),
+        box_head=TwoMLPHead(sizes.width * 49, sizes.hidden),
+        box_predictor=FastRCNNPredictor(sizes.hidden, num_classes + 1),
+        box_batch_size_per_image=sizes.boxes_learnt,
+        **options,
+    )
+    # torchvision's constructors make these themselves.
+    net.roi_heads.__class__, net.rpn.proposal_matcher.__class__ = BlockRoIHeads, BlockMatcher
+    net.rpn.box_similarity = Pairs
+    return net
+
+
+def _arguments(of: Callable[..., Any], given: Arguments) -> dict[str, Any]:
+    """Those that a constructor takes."""
+    return {name: given[name] for name in inspect.signature(of).parameters if name in given}
+
+
 def resnet_detector(
     *,
     kind: Kind,
@@ -277,44 +451,10 @@ def resnet_detector(
     """A detector over `ResNetBackbone`: images of any size, the shorter side brought to `min_size`.
 
     `norm="frozen"` with `pretrained_backbone=True` and `frozen_stages=2` is what the published 1x schedules do.
-
-    Args:
-        kind: which of torchvision's detectors.
-        heads: fields of `HeadSizes`.
-        backbone, backbone_kwargs, levels, mixer, num_slots, tie, norm, pretrained_backbone, frozen_stages: of
-            `ResNetBackbone`.
-        image_mean, image_std: of the images' channels, in 0..1.
-        others: of `Detector`.
+    The arguments are those of `ResNetBackbone` and `Detector`.
     """
-    body = ResNetBackbone(
-        backbone=backbone,
-        backbone_kwargs=backbone_kwargs,
-        pretrained_backbone=pretrained_backbone,
-        levels=levels,
-        mixer=mixer,
-        num_slots=num_slots,
-        tie=tie,
-        norm=norm,
-        frozen_stages=frozen_stages,
-        device=device,
-    )
-    return Detector(
-        kind,
-        body,
-        HeadSizes(**heads or {}),
-        num_classes=num_classes,
-        min_size=min_size,
-        max_size=max_size,
-        multiple=multiple,
-        fixed_size=False,
-        img_size=pair(img_size),
-        score=score,
-        nms=nms,
-        detections=detections,
-        mean=image_mean,
-        std=image_std,
-        device=device,
-    )
+    given = locals()
+    return Detector(body=ResNetBackbone(**_arguments(ResNetBackbone, given)), **_arguments(Detector, given))
 
 
 def lavit_detector(
@@ -336,30 +476,8 @@ def lavit_detector(
     """A detector over `LaViTBackbone`, which takes only one size.
 
     The longer side of an image becomes that of the square, and the rest is padded, so that nothing is stretched.
-    The arguments are those of `resnet_detector`.
+    The arguments are those of `LaViTBackbone` and `Detector`.
     """
-    size = pair(img_size)
-    if size[0] != size[1]:
-        raise UserError(
-            f"a detector with a LaViT backbone takes square images, not {size[0]} x {size[1]}; give one side"
-        )
-    body = LaViTBackbone(
-        backbone=backbone, backbone_kwargs=backbone_kwargs, img_size=size, levels=levels, device=device
-    )
-    return Detector(
-        kind,
-        body,
-        HeadSizes(**heads or {}),
-        num_classes=num_classes,
-        min_size=size[0],
-        max_size=size[0],
-        multiple=size[0],
-        fixed_size=True,
-        img_size=size,
-        score=score,
-        nms=nms,
-        detections=detections,
-        mean=image_mean,
-        std=image_std,
-        device=device,
-    )
+    given = locals()
+    square_side(img_size)
+    return Detector(body=LaViTBackbone(**_arguments(LaViTBackbone, given)), **_arguments(Detector, given))

@@ -44,14 +44,10 @@ class PictureTransform(GeneralizedRCNNTransform):
     """torchvision's transform for images of any size.
 
     Images in 8 bits are resized before they are normalised: a large one has no copy in floats.
-    `Detector` sets `device`, where those are needed, and `paste` for each pass.
-
-    Attributes:
-        paste: masks come out in whole images, as torchvision's; False leaves them in their boxes, see `place_masks`.
+    Masks stay in their boxes, see `place_masks`. `Detector` sets `device`, where the batch is needed, for each pass.
     """
 
     device = torch.device("cpu")
-    paste = True
     min_size: Any
 
     def forward(self, images: list[Any], targets: Any = None) -> Any:
@@ -72,9 +68,7 @@ class PictureTransform(GeneralizedRCNNTransform):
         return ImageList(self.batch_images(seen, self.size_divisible), [(x.shape[1], x.shape[2]) for x in seen]), None
 
     def postprocess(self, result: list[Any], image_shapes: Any, original_image_sizes: Any) -> list[Any]:
-        """Boxes in the pixels of the images; masks (M, 1, 28, 28) of boxes, or of whole images if `paste`."""
-        if self.paste:
-            return super().postprocess(result, image_shapes, original_image_sizes)
+        """Boxes in the pixels of the images; masks (M, 1, 28, 28) of boxes."""
         if not self.training:
             for found, seen, size in zip(result, image_shapes, original_image_sizes, strict=True):
                 found["boxes"] = resize_boxes(found["boxes"], seen, size)

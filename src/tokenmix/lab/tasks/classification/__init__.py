@@ -1,15 +1,37 @@
-"""Image classification."""
+"""Image classification: its options."""
 
-from tokenmix.lab.registry import TASKS, TaskEntry
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-TASKS.register(
-    TaskEntry(
-        name="image-classification",
-        about="one label for each image; accuracy",
-        task="tokenmix.lab.tasks.classification.task:ImageClassification",
-        options="tokenmix.lab.tasks.classification.options:ClassificationOptions",
-        defaults={"model": "vit_nano", "data": "fashion-mnist"},
-        skeleton="mixer_nano",
-        other_models="tokenmix.registry:may_be_others",
-    ),
-)
+from tokenmix.lab.train.config import ClassOptions, TeacherOptions
+from tokenmix.lab.train.schema import Range
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassificationOptions(TeacherOptions, ClassOptions):
+    """Preprocessing, augmentation and losses."""
+
+    img_size: Annotated[int | None, Range(least=1, most=16384)] = None
+    """Side of the square that images are resized to. If not given, that of the --init-from run, or the data set's own:
+    64 for folder, 224 for imagefolder and wds."""
+    in_chans: Literal[1, 3] | None = None
+    """Channels of the images: 1 for grey, 3 for RGB; the data set's own if not given, and 3 for your own files."""
+    crop_pct: float | None = None
+    """Share of a photograph that the centre crop keeps in evaluation; 0.875 if not given."""
+    augment: str = "light"
+    """none, light, or a timm RandAugment string such as rand-m9-mstd0.5-inc1.
+    light: random shift and horizontal flip; of photographs, random resized crop."""
+    color_jitter: Annotated[float, Range(least=0)] = 0.0
+    """Strength of the random change of brightness, contrast and saturation, in addition to light."""
+    reprob: float = 0.0
+    """Probability of random erasing (timm)."""
+    mixup: Annotated[float, Range(least=0)] = 0.0
+    """Mixup alpha (timm)."""
+    cutmix: Annotated[float, Range(least=0)] = 0.0
+    """CutMix alpha (timm)."""
+    smoothing: Annotated[float, Range(least=0, below=1)] = 0.1
+    """Label smoothing."""
+    diagonality: Annotated[float, Range(least=0)] = 0.0
+    """Weight of the diagonality loss on the scores of less-attention; it materializes the N x N map of every layer."""
+    diagonality_form: Literal["hinge", "printed"] = "hinge"
+    """hinge, bounded below, mean over the layers; or printed, the paper's sums, which push the diagonal down."""

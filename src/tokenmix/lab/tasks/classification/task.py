@@ -20,13 +20,13 @@ from tokenmix.lab.data.images import load_images, make_augment, read_image
 from tokenmix.lab.data.images.augment import Erase
 from tokenmix.lab.registry import DATA_SETS, incompatible_model_error
 from tokenmix.lab.tasks.classes import ClassTask, likeliest
-from tokenmix.lab.tasks.classification.options import ClassificationOptions
+from tokenmix.lab.tasks.classification import ClassificationOptions
 from tokenmix.lab.tasks.images import ImageTask, image_data, image_view, with_size_of_start
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.metrics import Metric, Rows
-from tokenmix.lab.train.programs import HubForm, PlainSamples, View
-from tokenmix.lab.train.task import IndexedData, TaskData, check_names, input_sizes
+from tokenmix.lab.train.programs import Description, HubForm, PlainSamples, Values, View
+from tokenmix.lab.train.task import IndexedData, check_names, input_sizes
 from tokenmix.layers.less_attention import LessAttention
 from tokenmix.losses import diagonality_loss
 from tokenmix.models import create_model
@@ -62,15 +62,15 @@ class ImageClassification(ImageTask, ClassTask):
     hub: ClassVar[HubForm | None] = HUB
     baselines: ClassVar[tuple[str, ...]] = ("majority", "logistic regression", "random forest")
     options: ClassificationOptions
+    same_inputs: ClassVar[Mapping[str, str]] = {"channels": "--data", "img_size": "--img-size"}
     set_elsewhere: ClassVar[Mapping[str, str]] = {
         "num_classes": "--data",
         "in_chans": "--in-chans",
         "img_size": "--img-size",
     }
 
-    def __init__(self, model: nn.Module, config: TrainConfig, data: Mapping[str, Any]) -> None:
+    def __init__(self, model: nn.Module, config: TrainConfig, data: Description) -> None:
         super().__init__(model, config, data)
-        self.classes: list[str] = list(data["classes"])
         options = self.options
         if options.diagonality:
             made = any(isinstance(module, LessAttention) for module in model.modules())
@@ -87,8 +87,7 @@ class ImageClassification(ImageTask, ClassTask):
             )
 
     @classmethod
-    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> IndexedData:
-        """Read the images of the data; `UserError` if `like` has other classes or channels."""
+    def load_data(cls, config: TrainConfig, like: Description | None = None) -> IndexedData:
         options: ClassificationOptions = config.options
         size = options.img_size if like is None else tuple(like["img_size"])
         images = load_images(
@@ -113,8 +112,7 @@ class ImageClassification(ImageTask, ClassTask):
         return image_data(images, config, mean, std, **augment)
 
     @classmethod
-    def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
-        """The model of that name, with as many classes and channels and as large as the data."""
+    def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
         given: dict[str, Any] = {"num_classes": len(data["classes"]), "in_chans": data["channels"]}
         name, size = config.model.model, tuple(data["img_size"])
         if is_foreign(name):
@@ -124,12 +122,10 @@ class ImageClassification(ImageTask, ClassTask):
 
     @classmethod
     def with_absolute_paths(cls, config: TrainConfig) -> TrainConfig:
-        """Also with the image size of the run that it starts from."""
         return with_size_of_start(super().with_absolute_paths(config))
 
     @classmethod
     def check(cls, config: TrainConfig, batch_size: int) -> None:
-        """Also other libraries' names, and pairs of images for mixup."""
         super().check(config, batch_size)
         ours = {*list_models(task="image-classification"), *list_models(task=config.task)}
         name = config.model.model
@@ -148,19 +144,10 @@ class ImageClassification(ImageTask, ClassTask):
         Erase(options.reprob, 0)
 
     @classmethod
-    def view(cls, model: nn.Module, file: Path, data: Mapping[str, Any]) -> View:
+    def view(cls, model: nn.Module, file: Path, data: Description) -> View:
         """The middle of the image, as much of it as predictions are made of."""
         image = read_image(file, data["channels"], tuple(data["img_size"]), crop_pct=data.get("crop_pct", 1.0))
         return image_view(image, data["mean"], data["std"])
-
-    @classmethod
-    @torch.no_grad()
-    def name_prediction(cls, model: nn.Module, inputs: Tensor, data: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The most probable class."""
-        if not data.get("classes"):
-            return None
-        top = model(inputs).softmax(-1)[0].max(-1)
-        return {"label": data["classes"][int(top.indices)], "probability": float(top.values)}
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy; with mixed images against mixed targets, which hold the smoothing already."""
@@ -168,16 +155,15 @@ class ImageClassification(ImageTask, ClassTask):
         # A batch is odd only if one of its files could not be read any more; then nothing can be paired.
         if self.mixup is not None and len(images) % 2 == 0:
             (images, targets), smoothing = self.mixup(images.clone(), targets), 0.0
-        seen = {"image": images}
-        if not self.options.diagonality:
-            logits = self.model(images).float()
-            loss, logs = self.distilled(lambda: self.class_loss(logits, targets, smoothing), logits, seen)
-            return self.part_weight * loss, logs
-        logits, scores = self.model.forward_with_scores(images)  # type: ignore[operator]
-        entropy, logs = self.distilled(lambda: self.class_loss(logits.float(), targets, smoothing), logits, seen)
-        diagonality = self._diagonality(scores)
-        loss = self.part_weight * (entropy + self.options.diagonality * diagonality)
-        return loss, {"diagonality": diagonality.detach(), **logs}
+        model: Any = self.model
+        logits, scores = model.forward_with_scores(images) if self.options.diagonality else (model(images), None)
+        entropy = partial(self.class_loss, logits.float(), targets, smoothing)
+        loss, logs = self.distilled(entropy, logits.float(), {"image": images})
+        if scores is not None:
+            diagonality = self._diagonality(scores)
+            loss = loss + self.options.diagonality * diagonality
+            logs = {"diagonality": diagonality.detach(), **logs}
+        return self.part_weight * loss, logs
 
     def count(self, batch: Mapping[str, Tensor]) -> int:
         """Images, without those that could not be read any more."""
@@ -193,19 +179,8 @@ class ImageClassification(ImageTask, ClassTask):
             images = (images * ours[1] + ours[0] - theirs[0]) / theirs[1]
         return teacher.model(images)
 
-    def check_teacher(self, teacher: DistillingTask, data: TaskData) -> None:
-        """Classes, channels and size of the images must be the same."""
-        super().check_teacher(teacher, data)
-        for name, option in (("channels", "--data"), ("img_size", "--img-size")):
-            ours, theirs = self.data[name], teacher.data[name]
-            if ours != theirs:
-                raise UserError(
-                    f"the teacher {self.options.teacher} was trained with {name}={theirs} and this run has {ours}; "
-                    f"give another {option}, or another teacher"
-                )
-
     @classmethod
-    def named_teacher(cls, name: str, config: TrainConfig, data: Mapping[str, Any]) -> Self:
+    def named_teacher(cls, name: str, config: TrainConfig, data: Description) -> Self:
         """A pretrained classifier of timm's with as many classes as the data; their order is the user's affair."""
         if not (timm.is_model(name) or name.startswith(("hf-hub:", "local-dir:"))):
             raise UserError(
@@ -252,8 +227,7 @@ class ImageClassification(ImageTask, ClassTask):
         return self.judged(*(part[self.own_samples] for part in found))
 
     @classmethod
-    def make_metrics(cls, config: TrainConfig, data: Mapping[str, Any]) -> dict[str, Metric]:
-        """Those of classes, and top-5 accuracy if there are more than five."""
+    def make_metrics(cls, config: TrainConfig, data: Description) -> dict[str, Metric]:
         found = super().make_metrics(config, data)
         return {**found, "top5": Metric.mean(lambda rows: rows["rank"] < 5)} if len(data["classes"]) > 5 else found
 
@@ -265,10 +239,6 @@ class ImageClassification(ImageTask, ClassTask):
             height, width = (min(side, THUMBNAIL) for side in pixels.shape[2:])
             small = F.adaptive_avg_pool2d(pixels.float().div(255), (height, width))
             yield PlainSamples(small.flatten(1), images.labels[kept])
-
-    def example(self) -> dict[str, Tensor]:
-        """Two images of noise."""
-        return {"images": torch.randn(2, self.data["channels"], *self.data["img_size"])}
 
     def save_for_hub(self, folder: Path) -> nn.Module:
         """In timm's form: config.json with the data's classes, mean and std, and model.safetensors."""
@@ -282,10 +252,8 @@ class ImageClassification(ImageTask, ClassTask):
         )
         return timm.create_model(f"local-dir:{folder}", pretrained=True)
 
-    @torch.no_grad()
-    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
+    def predict(self, inputs: Sequence[str | Path]) -> list[Values]:
         """Label, its probability, and the five most probable classes of each file."""
-        self.eval()
         answers = []
         for file in map(Path, inputs):
             image = self.view(self.model, file, self.data).inputs.to(next(self.model.parameters()))

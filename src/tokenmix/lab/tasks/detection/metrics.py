@@ -25,12 +25,6 @@ def matched_rows(found: Mapping[str, Tensor], there: Mapping[str, Tensor], index
     `found.right` and `found.ignored` (D, 4) have for each class of sizes a bit for each of the ten overlaps: the
     detection is of an object, or of what counts for nothing, a region of a crowd or an object of another size.
     `there.size` (G, 4) says which classes an object is in. Masks have under `box_` the columns of their boxes as well.
-
-    Args:
-        found: boxes, labels, scores, and masks where they are wanted.
-        there: boxes, labels, iscrowd, area, and masks.
-        index: of the image.
-        want: what is matched.
     """
     order = found["scores"].argsort(descending=True, stable=True)
     scores, labels = found["scores"][order].cpu(), found["labels"][order].cpu()
@@ -124,10 +118,9 @@ def precision_recall(
         AP = 1/101 sum_r max_{r' >= r} precision(r'),   r = 0, 0.01, ..., 1
 
     Args:
-        rows: those of `matched_rows`, of all images.
+        rows: those of `matched_rows`, of all images; columns begin with `prefix`.
         weights: float64 (R, n), of the images in the order of `index`.
         classes: number of classes.
-        prefix: of the columns.
         size: the class of sizes, of `SIZES`.
         overlaps: those of the ten that the mean is over.
 

@@ -1,33 +1,40 @@
-"""What detection and instance segmentation share: their data, their detector, its losses, and its predictions."""
+"""Detection and instance segmentation: data, detector, its losses, and its predictions as rows, files and images."""
 
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 import torch
-from PIL import Image
+from PIL import Image, ImageColor, ImageDraw, ImageFont
 from torch import Tensor, nn
+from torchvision.ops import box_convert
 
 from tokenmix.errors import UserError
 from tokenmix.files import replace_file
 from tokenmix.lab.data.indexed import subset
 from tokenmix.lab.data.scenes import ObjectAugment, ObjectSamples, hold_out_scenes, load_scenes, repeated
+from tokenmix.lab.data.scenes.coco import encode_mask
+from tokenmix.lab.tasks.detection import ObjectOptions
 from tokenmix.lab.tasks.detection.metrics import matched_rows, object_metrics
-from tokenmix.lab.tasks.detection.options import ObjectOptions
-from tokenmix.lab.tasks.detection.output import coco_results, draw_objects, image_numbers, object_rows
 from tokenmix.lab.tasks.detection.tiling import Found, find_in_windows
 from tokenmix.lab.tasks.images import ImageTask, channel_columns, check_stems, drawn_png, shown_image, stored_picture
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.metrics import Metric, Rows
 from tokenmix.lab.train.predictions import joined
-from tokenmix.lab.train.programs import Shown, View
+from tokenmix.lab.train.programs import Batch, Description, Shown, Values, View
 from tokenmix.lab.train.task import IndexedData, check_names
 from tokenmix.models.detection.detector import IMAGENET, Detector
 from tokenmix.models.detection.pictures import PlacedMasks, with_dense_masks
 from tokenmix.models.registry import create_model
 from tokenmix.registry import MODELS, load_object
+
+# Bright ones, since what they are drawn on is a photograph, with much green, blue and grey in it.
+COLORS = ("#ffe11a", "#1ae5ff", "#ff4dff", "#ff8c1a", "#66ff33", "#ff3b3b", "#4d79ff", "#b366ff", "#99ffcc", "#ffb3c6")
+VEIL = 0.45
 
 
 class ObjectTask(ImageTask):
@@ -38,7 +45,6 @@ class ObjectTask(ImageTask):
 
     monitor: str = "map"
     options: ObjectOptions
-    writes: ClassVar[bool] = True
     want: ClassVar[Literal["boxes", "masks"]]
     set_elsewhere: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("num_classes", "image_mean", "image_std"), "--data"),
@@ -48,8 +54,7 @@ class ObjectTask(ImageTask):
     }
 
     @classmethod
-    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> IndexedData:
-        """Read the scenes of `config.data.data`."""
+    def load_data(cls, config: TrainConfig, like: Description | None = None) -> IndexedData:
         data = load_scenes(config.data.data, want=cls.want, seed=config.loop.seed)
         data = hold_out_scenes(data, config.data.validation)
         if like is not None:
@@ -85,8 +90,7 @@ class ObjectTask(ImageTask):
         return IndexedData(train, ObjectSamples(data.test), held, config=config, description=described)
 
     @classmethod
-    def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
-        """The detector of that name for the classes of the data."""
+    def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
         options = config.options
         given: dict[str, Any] = {
             "num_classes": len(data["classes"]),
@@ -106,7 +110,6 @@ class ObjectTask(ImageTask):
 
     @classmethod
     def check(cls, config: TrainConfig, batch_size: int) -> None:
-        """Also options that a detector can have."""
         super().check(config, batch_size)
         if config.loop.precision == "bf16":
             raise UserError("boxes need float32: give --precision bf16-mixed, in which only the backbone is bfloat16")
@@ -118,7 +121,7 @@ class ObjectTask(ImageTask):
             )
 
     @classmethod
-    def view(cls, model: nn.Module, file: Path, data: Mapping[str, Any]) -> View:
+    def view(cls, model: nn.Module, file: Path, data: Description) -> View:
         """The whole image at the detector's own scale."""
         detector: Any = model
         seen, _ = detector.net.transform([stored_picture(file)])
@@ -126,105 +129,104 @@ class ObjectTask(ImageTask):
         return View(shown_image(levels), seen.tensors)
 
     def swap_example(self) -> tuple[list[Tensor]]:
-        """One image of noise."""
         return ([torch.rand(3, *self.data["img_size"])],)
 
-    def loss(self, batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The sum of torchvision's losses, and each of them for the log."""
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         targets = [_without_crowds(target) for target in batch["targets"]]
         losses: dict[str, Tensor] = self.model(batch["images"], targets)
         total = self.part_weight * torch.stack(list(losses.values())).sum()
         return total, {name: value.detach() for name, value in losses.items()}
 
-    def count(self, batch: Mapping[str, Any]) -> int:
+    def count(self, batch: Batch) -> int:
         """Images: torchvision's losses are means over them, or over equally many anchors of each."""
         return len(batch["images"])
 
-    def evaluate(self, batch: Mapping[str, Any]) -> Rows:
-        """What is found in each image against what is there."""
+    def evaluate(self, batch: Batch) -> Rows:
         each = zip(self.find(batch["images"]), batch["targets"], batch["index"].tolist(), strict=True)
-        return joined([matched_rows(found, there, index, self.want) for found, there, index in each])
+        return joined([matched_rows(with_dense_masks(found), there, index, self.want) for found, there, index in each])
 
     @classmethod
-    def make_metrics(cls, config: TrainConfig, data: Mapping[str, Any]) -> dict[str, Metric]:
-        """COCO's, of boxes, or of masks and under `box_*` of their boxes."""
+    def make_metrics(cls, config: TrainConfig, data: Description) -> dict[str, Metric]:
         return object_metrics(cls.want, data["classes"])
 
-    def show(self, batch: Mapping[str, Any]) -> list[Shown]:
-        """Each image with the objects in it drawn on it, and with those found."""
+    def show(self, batch: Batch) -> list[Shown]:
         images = [Image.fromarray(image.mul(255).byte().permute(1, 2, 0).cpu().numpy()) for image in batch["images"]]
-        targets: list[dict[str, Any]] = [
+        targets: list[Values] = [
             {"scores": torch.ones(len(target["labels"])), **_without_crowds(target)} for target in batch["targets"]
         ]
         for target, image in zip(targets, images):
             if "masks" in target:
                 whole = [(mask.bool().cpu(), 0, 0) for mask in target["masks"]]
                 target["masks"] = PlacedMasks(whole, (image.height, image.width))
-        found = [{name: value.cpu() for name, value in one.items()} for one in self._find(batch["images"])]
+        drawn = partial(draw_objects, classes=self.data["classes"])
         return [
-            Shown(None, *(draw_objects(image.copy(), one, self.data["classes"]) for one in (target, self._shown(here))))
-            for image, target, here in zip(images, targets, found)
+            Shown(None, *(drawn(image.copy(), found=one) for one in (target, self._shown(found))))
+            for image, target, found in zip(images, targets, self.find(batch["images"]))
         ]
 
-    def find(self, images: Sequence[Tensor]) -> list[Found]:
-        """Detections in each image (3, H, W) in 0..1, larger ones in windows if the options say so."""
-        return [with_dense_masks(found) for found in self._find(images)]
+    def example(self) -> dict[str, Tensor]:
+        """Two images of noise, of the size at which RetinaNet looks."""
+        if self.model.kind != "retinanet":
+            raise UserError(
+                f"{self.config.model.model} cannot be exported: the number of {self.want} in its second stage depends "
+                "on the image; train a retinanet_* model for detection, whose boxes and scores are exported before NMS"
+            )
+        return {"images": torch.rand(2, 3, *self.data["img_size"])}
+
+    def answering(self) -> nn.Module:
+        """Images (B, 3, H, W) of one size to (B, A, 4 + classes): boxes and scores of every anchor, before NMS."""
+        return AllAnchors(self.model)
 
     @torch.no_grad()
-    def _find(self, images: Sequence[Tensor]) -> list[Found]:
-        detector, options = cast(Detector, self.model), self.options
-        large = [options.window is not None and max(image.shape[1:]) > options.window for image in images]
-        if not any(large):
-            return detector.find(images)
+    def find(self, images: Sequence[Tensor]) -> list[Found]:
+        """Detections in each image (3, H, W), in 0..1 or uint8, larger ones in windows if the options say so; on the
+        CPU.
+        """
+        options = self.options
+
+        def detect(images: Sequence[Tensor]) -> list[Found]:
+            found = cast(Detector, self.model).find(images)
+            return [{name: value.cpu() for name, value in one.items()} for one in found]
+
+        if options.window is None or all(max(image.shape[1:]) <= options.window for image in images):
+            return detect(images)
+        how = {"window": options.window, "overlap": options.overlap, "nms": options.nms, "count": options.detections}
         return [
-            find_in_windows(
-                detector.find,
-                image,
-                window=options.window or 0,
-                overlap=options.overlap,
-                nms=options.nms,
-                count=options.detections,
-            )
-            if cut
-            else detector.find([image])[0]
-            for image, cut in zip(images, large)
+            find_in_windows(detect, image, **how) if max(image.shape[1:]) > options.window else detect([image])[0]
+            for image in images
         ]
 
-    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
+    def predict(self, inputs: Sequence[str | Path]) -> list[Values]:
         """Label, score and box (left, top, width, height in pixels) of each object, from the score `shown` on."""
-        return [row for file in map(Path, inputs) for row in self._rows(file, self._found(stored_picture(file)))]
+        rows = list[Values]()
+        for file in inputs:
+            (found,) = self.find([stored_picture(file)])
+            rows += object_rows(str(file), self._shown(found), self.data["classes"])
+        return rows
 
-    def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[dict[str, Any]]:
+    def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[Values]:
         """The same, with NAME-overlay.png, the image with what is shown drawn on it, and results.json in COCO's form,
         which has all from the score `score` on.
         """
         check_stems(inputs)
         rows, results = [], []
-        ids = self.data.get("category_ids") or [label + 1 for label in range(len(self.data["classes"]))]
+        classes = self.data["classes"]
+        ids = self.data.get("category_ids") or [label + 1 for label in range(len(classes))]
         for number, file in zip(image_numbers(inputs), map(Path, inputs), strict=True):
-            found = self._found(picture := stored_picture(file))
-            rows += self._rows(file, found)
-            results += coco_results(found, image_id=number, file=file.name, category_ids=ids)
+            picture = stored_picture(file)
+            size, (found,) = (picture.shape[1], picture.shape[2]), self.find([picture])
             shown = self._shown(found)
-            replace_file(out / f"{file.stem}-overlay.png", drawn_png(picture, self._drawing(shown, picture)))
+            rows += object_rows(str(file), shown, classes)
+            results += coco_results(found, image_id=number, file=file.name, category_ids=ids)
+            draw = partial(draw_objects, found=shown, classes=classes, size=size)
+            replace_file(out / f"{file.stem}-overlay.png", drawn_png(picture, draw))
             del picture  # No second one while the next is read.
         replace_file(out / "results.json", (json.dumps(results) + "\n").encode())
         return rows
 
-    def _drawing(self, shown: Found, picture: Tensor) -> Callable[[Image.Image, int], Image.Image]:
-        classes, size = self.data["classes"], (picture.shape[1], picture.shape[2])
-        return lambda strip, first: draw_objects(strip, shown, classes, first, size)
-
-    def _found(self, picture: Tensor) -> Found:
-        self.eval()
-        return {name: value.cpu() for name, value in self._find([picture])[0].items()}
-
     def _shown(self, found: Found) -> Found:
         keep = found["scores"] >= self.options.shown
         return {name: value[keep] for name, value in found.items()}
-
-    def _rows(self, file: Path, found: Found) -> list[dict[str, Any]]:
-        return object_rows(str(file), self._shown(found), self.data["classes"])
 
 
 def _check_learnable(whole: ObjectSamples, config: TrainConfig, want: Literal["boxes", "masks"]) -> None:
@@ -255,31 +257,11 @@ class Detection(ObjectTask):
 
     want: ClassVar[Literal["boxes", "masks"]] = "boxes"
 
-    def example(self) -> dict[str, Tensor]:
-        """Two images of noise, of the size at which RetinaNet looks."""
-        if self.model.kind != "retinanet":
-            raise UserError(
-                f"{self.config.model.model} cannot be exported: the number of boxes in its second stage depends on "
-                "the image; train a retinanet_* model, whose boxes and scores are exported before NMS"
-            )
-        return {"images": torch.rand(2, 3, *self.data["img_size"])}
-
-    def answering(self) -> nn.Module:
-        """Images (B, 3, H, W) of one size to (B, A, 4 + classes): boxes and scores of every anchor, before NMS."""
-        return AllAnchors(self.model)
-
 
 class InstanceSegmentation(ObjectTask):
     """Masks by Mask R-CNN; COCO's average precision of masks, and under `box_*` that of its boxes."""
 
     want: ClassVar[Literal["boxes", "masks"]] = "masks"
-
-    def example(self) -> dict[str, Any]:
-        """Not to be had."""
-        raise UserError(
-            f"{self.config.model.model} cannot be exported: the number of masks depends on the image; train a "
-            "retinanet_* model for detection, whose boxes and scores are exported before NMS"
-        )
 
 
 class AllAnchors(nn.Module):
@@ -310,3 +292,80 @@ class AllAnchors(nn.Module):
         # Not len(shifts), which export would make a constant.
         boxes = self.net.box_coder.decode_single(shifts.flatten(0, 1), anchors.repeat(shifts.shape[0], 1))
         return torch.cat([boxes.view_as(shifts), found["cls_logits"].sigmoid()], dim=2)
+
+
+def class_color(label: int) -> tuple[int, ...]:
+    """Red, green and blue, 0 to 255, in which objects of a class are drawn; they come again after ten classes."""
+    return ImageColor.getrgb(COLORS[label % len(COLORS)])
+
+
+def image_numbers(files: Sequence[str | Path]) -> list[int]:
+    """COCO's image_id of each: the number at the end of its name, as in 000000000042.jpg and
+    COCO_val2014_000000000042.jpg; their indices in the list if not all have one of their own."""
+    ends = [re.search(r"(?<![0-9])[0-9]{1,15}$", Path(file).stem) for file in files]
+    numbers = [int(end[0]) for end in ends if end]
+    return numbers if len(set(numbers)) == len(files) else list(range(len(files)))
+
+
+def object_rows(file: str, found: Mapping[str, Any], classes: Sequence[str]) -> list[Values]:
+    """One row for each object, the most confident first; a row without a label where there is none."""
+    rows = []
+    for i, (label, score, box) in enumerate(_objects(found)):
+        row = {"file": file, "label": classes[label], "score": round(score, 4), "box": [round(v, 1) for v in box]}
+        rows.append(row | ({"pixels": int(found["masks"].crops[i][0].count_nonzero())} if "masks" in found else {}))
+    names = ("label", "score", "box", "pixels")[: 4 if "masks" in found else 3]
+    return rows or [{"file": file, **dict.fromkeys(names)}]
+
+
+def coco_results(found: Mapping[str, Any], *, image_id: int, file: str, category_ids: Sequence[int]) -> list[Values]:
+    """The objects of an image in COCO's form of results: box as left, top, width, height; masks run-length encoded."""
+    entries = []
+    for i, (label, score, box) in enumerate(_objects(found)):
+        entry: dict[str, Any] = {
+            "image_id": image_id,
+            "category_id": category_ids[label],
+            "bbox": [round(v, 2) for v in box],
+            "score": round(score, 5),
+            "file_name": file,
+        }
+        if "masks" in found:
+            entry["segmentation"] = encode_mask(found["masks"].whole(i))
+        entries.append(entry)
+    return entries
+
+
+def draw_objects(
+    image: Image.Image,
+    first: int = 0,
+    *,
+    found: Mapping[str, Any],
+    classes: Sequence[str],
+    size: tuple[int, int] | None = None,
+) -> Image.Image:
+    """The image in RGB with masks, boxes, names and scores drawn on it; one in RGB is changed itself.
+
+    It may be a strip from row `first` on of an image of this `size` (height, width), in which the objects were found.
+    """
+    image = image if image.mode == "RGB" else image.convert("RGB")
+    colors = [class_color(label) for label in found["labels"].tolist()]
+    for color, (crop, top, left) in zip(colors, found["masks"].crops if "masks" in found else ()):
+        if crop.numel():
+            corner, veil = (left, top - first), Image.fromarray(crop.numpy().astype("uint8") * round(255 * VEIL))
+            image.paste(color, corner, veil)
+    # Names over dozens of boxes hide what is in them.
+    side = min(size or image.size)
+    named, width = len(colors) <= 20 and side >= 200, 1 if side < 400 else 2
+    pen, font = ImageDraw.Draw(image), ImageFont.load_default()
+    boxes = (found["boxes"].long() - torch.tensor([0, first, 0, first])).tolist()
+    for color, box, label, score in zip(colors, boxes, found["labels"].tolist(), found["scores"].tolist()):
+        pen.rectangle(box, width=width, outline=color)
+        if named:
+            corner = (box[0] + width + 1, box[1] + width + 1)
+            pen.text(corner, f"{classes[label]} {score:.2f}", fill=color, font=font)
+    return image
+
+
+def _objects(found: Mapping[str, Tensor]) -> list[tuple[int, float, list[float]]]:
+    """Label, score and box as left, top, width, height."""
+    boxes = box_convert(found["boxes"].float(), "xyxy", "xywh").tolist()
+    return list(zip(found["labels"].tolist(), found["scores"].tolist(), boxes, strict=True))

@@ -1,12 +1,11 @@
 """Sliding-window detection in an image that is larger than a detector takes, merged into one list."""
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torchvision.ops import batched_nms, box_area
+from torchvision.ops import batched_nms
 
 from tokenmix.lab.tasks.images import window_starts
 from tokenmix.models.detection.pictures import PlacedMasks
@@ -16,8 +15,6 @@ Found = dict[str, Any]
 EDGE = 2.0
 # Pieces that are compared with whole boxes at a time.
 PIECES = 256
-# Boxes up to this many are all compared with each other.
-FEW = 100_000
 
 
 def find_in_windows(
@@ -36,10 +33,9 @@ def find_in_windows(
     of it is in a box of its class. The rest is merged by NMS of each class.
 
     Args:
-        detect: images to detections of each; their masks are dense or `PlacedMasks`, and so are those that come out.
+        detect: images to detections of each; their masks are `PlacedMasks`, and so are those that come out.
         image: (3, H, W).
-        window: side of a window.
-        overlap: share of the side, best more than the largest object.
+        window: side of a window, of which `overlap` is best more than the largest object.
         nms: overlap of two boxes of which the worse is dropped.
         count: at most as many objects.
         at_once: windows in a batch.
@@ -51,56 +47,27 @@ def find_in_windows(
     parts: list[tuple[Found, int, int]] = []
     for i in range(0, len(corners), at_once):
         some = corners[i : i + at_once]
-        found = detect([image[:, top : top + window, left : left + window] for top, left in some])
-        parts += [(part, *corner) for part, corner in zip(found, some, strict=True)]
-    boxes = torch.cat([part["boxes"] + part["boxes"].new_tensor([left, top, left, top]) for part, top, left in parts])
+        seen = detect([image[:, top : top + window, left : left + window] for top, left in some])
+        parts += [(part, *corner) for part, corner in zip(seen, some, strict=True)]
+    found = [part["boxes"] for part, _, _ in parts]
+    starts = torch.cat([x.new_tensor([left, top]).expand(len(x), 2) for x, (_, top, left) in zip(found, parts)])
+    boxes = torch.cat(found) + starts.repeat(1, 2)
     scores, labels = (torch.cat([part[key] for part, _, _ in parts]) for key in ("scores", "labels"))
-    cut = torch.cat([_cut(part["boxes"], top, left, window, (height, width)) for part, top, left in parts])
+    # Those that end at an edge of their window which is not an edge of the image.
+    ends = starts + window
+    at_start = (boxes[:, :2] < starts + EDGE) & (starts > 0)
+    at_end = (boxes[:, 2:] > ends - EDGE) & (ends < boxes.new_tensor([width, height]))
+    cut = (at_start | at_end).any(1)
     whole, pieces = (~cut).nonzero()[:, 0], cut.nonzero()[:, 0]
-    whole = whole[near_nms(boxes[whole], scores[whole], labels[whole], nms)]
+    whole = whole[batched_nms(boxes[whole], scores[whole], labels[whole], nms)]
     pieces = torch.cat([_uncovered(some, whole, boxes, labels) for some in pieces.split(PIECES)])
-    keep = torch.cat([whole, pieces[near_nms(boxes[pieces], scores[pieces], labels[pieces], nms)]])
+    keep = torch.cat([whole, pieces[batched_nms(boxes[pieces], scores[pieces], labels[pieces], nms)]])
     keep = keep[scores[keep].argsort(descending=True, stable=True)][:count]
     merged: Found = {"boxes": boxes[keep], "scores": scores[keep], "labels": labels[keep]}
     if "masks" in parts[0][0]:
-        owners = [(part["masks"], i, top, left) for part, top, left in parts for i in range(len(part["masks"]))]
-        masks = PlacedMasks([_crop(*owners[place]) for place in keep.tolist()], (height, width))
-        merged["masks"] = masks if isinstance(parts[0][0]["masks"], PlacedMasks) else masks.dense()
+        crops = [(mask, top + y, left + x) for part, top, left in parts for mask, y, x in part["masks"].crops]
+        merged["masks"] = PlacedMasks([crops[place] for place in keep.tolist()], (height, width))
     return merged
-
-
-def _cut(boxes: Tensor, top: int, left: int, window: int, size: tuple[int, int]) -> Tensor:
-    """Which boxes end at an edge of their window that is not an edge of the image."""
-    height, width = size
-    return (
-        (boxes[:, 0] < EDGE) & (left > 0)
-        | (boxes[:, 1] < EDGE) & (top > 0)
-        | (boxes[:, 2] > window - EDGE) & (left + window < width)
-        | (boxes[:, 3] > window - EDGE) & (top + window < height)
-    )
-
-
-def near_nms(boxes: Tensor, scores: Tensor, labels: Tensor, nms: float) -> Tensor:
-    """`batched_nms`, which compares each box that is kept with all others; here with those nearby, where they are many.
-
-    Boxes that overlap have their middles in one cell as large as the largest box, or in cells next to each other.
-    """
-    if len(boxes) <= FEW:
-        return batched_nms(boxes, scores, labels, nms)
-    side = float((boxes[:, 2:] - boxes[:, :2]).max().clamp(min=1.0))
-    cells = torch.cat([((boxes[:, :2] + boxes[:, 2:]) / 2 / side).floor(), labels[:, None]], 1).long().tolist()
-    areas = box_area(boxes)
-    kept: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    found = []
-    for place in scores.argsort(descending=True, stable=True).tolist():
-        column, row, label = cells[place]
-        near = [i for c in range(column - 1, column + 2) for r in range(row - 1, row + 2) for i in kept[c, r, label]]
-        low, high = torch.maximum(boxes[near, :2], boxes[place, :2]), torch.minimum(boxes[near, 2:], boxes[place, 2:])
-        common = (high - low).clamp(min=0).prod(1)
-        if not (common > nms * (areas[near] + areas[place] - common)).any():
-            kept[column, row, label].append(place)
-            found.append(place)
-    return torch.tensor(found, dtype=torch.int64, device=boxes.device)
 
 
 def _uncovered(pieces: Tensor, whole: Tensor, boxes: Tensor, labels: Tensor) -> Tensor:
@@ -115,11 +82,3 @@ def _uncovered(pieces: Tensor, whole: Tensor, boxes: Tensor, labels: Tensor) -> 
     common = (torch.minimum(ours[:, None, 2:], theirs[None, :, 2:]) - starts).clamp(min=0).prod(2)
     covered = common / (ours[:, 2:] - ours[:, :2]).clamp(min=0).prod(1, keepdim=True).clamp(min=1e-6)
     return pieces[((covered <= 0.5) | (labels[pieces, None] != labels[None, whole])).all(1)]
-
-
-def _crop(masks: Any, index: int, top: int, left: int) -> tuple[Tensor, int, int]:
-    """A mask of a window, as a crop of the image."""
-    if isinstance(masks, PlacedMasks):
-        crop, down, along = masks.crops[index]
-        return crop, top + down, left + along
-    return masks[index], top, left

@@ -1,14 +1,51 @@
-"""Image generation by GANs."""
+"""Image generation by GANs: its options and its two optimisers."""
 
-from tokenmix.lab.registry import TASKS, TaskEntry
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
-TASKS.register(
-    TaskEntry(
-        name="image-generation",
-        about="images of a class from noise, by a GAN; Fréchet distance",
-        task="tokenmix.lab.tasks.generation.task:ImageGeneration",
-        options="tokenmix.lab.tasks.generation.options:GenerationOptions",
-        optim="tokenmix.lab.tasks.generation.options:AdversarialOptim",
-        defaults={"model": "eagan_nano", "data": "fashion-mnist"},
-    ),
-)
+from tokenmix.lab.train.config import ManualOptim, TaskOptions
+from tokenmix.lab.train.schema import Names, Part, Range
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdversarialOptim(ManualOptim):
+    """Adam of the generator and Adam of the discriminator, at constant learning rates."""
+
+    lr_g: Annotated[float, Range(above=0)] = 1e-4
+    """Learning rate of the generator."""
+    lr_d: Annotated[float, Range(above=0)] = 4e-4
+    """Learning rate of the discriminator."""
+    beta1: Annotated[float, Range(least=0, below=1)] = 0.0
+    """beta1 of both Adams."""
+    beta2: Annotated[float, Range(least=0, below=1)] = 0.999
+    """beta2 of both Adams."""
+    d_steps: Annotated[int, Range(least=1)] = 1
+    """Steps of the discriminator for each of the generator; the batch is split into as many parts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeOptions(Part):
+    """Metrics of generated images."""
+
+    features: str | None = None
+    """Feature network of the metrics: a run folder of image-classification on the same data, or inception."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationOptions(JudgeOptions, TaskOptions):
+    """Which images are generated, and their metrics."""
+
+    evaluation: ClassVar[type[Part]] = JudgeOptions
+
+    img_size: Annotated[int | None, Range(least=1, most=16384)] = None
+    """Side of the square that images are resized to, 32, 64 or 128; the data set's own size if not given."""
+    crop_pct: float | None = None
+    """Share of a photograph that the centre crop keeps; 0.875 if not given."""
+    augment: Literal["none", "light"] = "light"
+    """light flips images horizontally where the data allows it."""
+    classes: Names | None = None
+    """Use only these classes of the data, separated by commas."""
+    ema: Annotated[float | None, Range(above=0, below=1)] = None
+    """Decay of an average of the generator, such as 0.999, which is then used for evaluation and generation."""
+    columns: Annotated[int, Range(least=1)] = 8
+    """Images of each class in a grid of samples."""

@@ -1,6 +1,8 @@
-"""Feature networks of the metrics: a classifier trained by tokenmix, or Inception if its weights can be fetched."""
+"""Metrics of generated images, and the networks of their features.
 
-from abc import ABC, abstractmethod
+These are a classifier trained by tokenmix, or Inception if its weights can be fetched.
+"""
+
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -13,7 +15,6 @@ from torch import Tensor
 from tokenmix.errors import UserError, needs, unknown_name
 from tokenmix.files import replacing
 from tokenmix.lab.data.fetch import FetchError, check_digest, download, log
-from tokenmix.lab.tasks.generation.metrics import class_score, frechet_distance, kernel_distance
 from tokenmix.lab.train.load import load_run
 from tokenmix.lab.train.metrics import Metric
 
@@ -25,23 +26,94 @@ CONTENT = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
 """SHA-256 of that file, which torch-fidelity unpickles."""
 # Usual for the Inception Score.
 SPLITS = 10
+THUMBNAIL = 8
+# Of features at a time: 50,000 x 50,000 kernels would be 20 GB.
+ROWS = 1024
 
 
-class Features(ABC):
-    """A classifier in two parts, and the metrics that rest on it.
+def frechet_distance(real: Tensor, fake: Tensor) -> Tensor:
+    """The squared Fréchet distance between normal distributions with the mean and covariance of two sets.
+
+        |m - m'|^2 + tr(S + S' - 2 (S S')^(1/2))
+
+    Paper: Heusel et al., arXiv 1706.08500, in which the features are Inception's. In float64; the root's trace is that
+    of the symmetric S^(1/2) S' S^(1/2), so that no complex number comes up where a covariance is singular.
+
+    Shapes: real (N, d), fake (M, d); a number.
+    """
+    if min(len(real), len(fake)) < 2:
+        raise UserError(f"a covariance needs two images or more, got {len(real)} real and {len(fake)} generated")
+    real, fake = real.double(), fake.double()
+    # The covariance of a single feature is a number.
+    spread, other_spread = (torch.atleast_2d(torch.cov(x.mT)) for x in (real, fake))
+    levels, axes = torch.linalg.eigh(spread)
+    root = (axes * levels.clamp_min(0).sqrt()) @ axes.mT
+    shared = torch.linalg.eigvalsh(root @ other_spread @ root).clamp_min(0).sqrt().sum()
+    return (real.mean(0) - fake.mean(0)).square().sum() + spread.trace() + other_spread.trace() - 2 * shared
+
+
+def kernel_distance(real: Tensor, fake: Tensor) -> Tensor:
+    """The unbiased squared maximum mean discrepancy under the kernel (x y / d + 1)^3; it may come out below 0.
+
+    Paper: Bińkowski et al., arXiv 1801.01401. Over all pairs and in float64, where others take the mean over random
+    subsets: the same expectation, and deterministic.
+
+    Shapes: real (N, d), fake (M, d); a number.
+    """
+    n, m = len(real), len(fake)
+    if min(n, m) < 2:
+        raise UserError(f"the kernel distance needs two images or more, got {n} real and {m} generated")
+    real, fake = real.double(), fake.double()
+    own = (_kernel_sum(real, real) - _diagonal(real)) / (n * (n - 1))
+    others = (_kernel_sum(fake, fake) - _diagonal(fake)) / (m * (m - 1))
+    return own + others - 2 * _kernel_sum(real, fake) / (n * m)
+
+
+def _kernel_sum(rows: Tensor, columns: Tensor) -> Tensor:
+    sums = [((part @ columns.mT) / rows.shape[1] + 1).pow(3).sum() for part in rows.split(ROWS)]
+    return torch.stack(sums).sum()
+
+
+def _diagonal(features: Tensor) -> Tensor:
+    return (features.square().sum(1) / features.shape[1] + 1).pow(3).sum()
+
+
+def class_score(logits: Tensor, splits: int = 1) -> Tensor:
+    """exp of the mean divergence of each image's class probabilities from their mean; the mean over splits in order.
+
+        exp( mean_i sum_k p_ik (log p_ik - log p_k) ),   p_k = mean_i p_ik
+
+    1 if the classifier cannot distinguish the images, the number of classes at most. Paper: Salimans et al.,
+    arXiv 1606.03498, where the classifier is Inception.
+
+    Shapes: logits (N, K); a number.
+    """
+    if len(logits) < splits:
+        raise UserError(f"{len(logits)} generated images cannot be cut into {splits} parts; evaluate more images")
+    scores = []
+    for part in logits.double().log_softmax(1).tensor_split(splits):
+        mean = part.exp().mean(0)
+        scores.append((part.exp() * (part - mean.log().clamp_min(-1e3))).sum(1).mean().exp())
+    return torch.stack(scores).mean()
+
+
+def thumbnails(images: Tensor) -> Tensor:
+    """Images (B, C, H, W) as features: their 8 x 8 pixels, which tell shades and rough shapes without a classifier."""
+    return F.adaptive_avg_pool2d(images.float(), THUMBNAIL).flatten(1)
+
+
+class Features:
+    """A classifier in two parts, called with images (B, C, S, S) in -1 .. 1 for features (B, d) and logits (B, K).
 
     Attributes:
         monitor: the metric that picks the best epoch.
         least: the fewest images that the metrics can be had of.
+        metrics: those that rest on it, by their names.
     """
 
     monitor: ClassVar[str]
     least: ClassVar[int]
-
-    @staticmethod
-    @abstractmethod
-    def make_metrics() -> dict[str, Metric]:
-        """New metrics by their names."""
+    metrics: ClassVar[dict[str, Metric]]
 
     def check(self, classes: Sequence[str], channels: int) -> None:
         """Raise `UserError` unless images of these classes and channels can be evaluated."""
@@ -51,9 +123,8 @@ class Features(ABC):
         """The classifier's numbers of the classes that `check` was given last."""
         return labels
 
-    @abstractmethod
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Features (B, d) and logits (B, K) of images (B, C, S, S) in -1 .. 1."""
+        raise NotImplementedError
 
 
 def features_kind(source: str) -> type[Features]:
@@ -67,10 +138,19 @@ def make_features(source: str) -> Features:
 
 
 class RunFeatures(Features):
-    """What the classifier of a run folder says, and the features before its last layer."""
+    """What the classifier of a run folder says, and the features before its last layer.
+
+    Metrics are named apart from FID, KID and the Inception Score, with which they share the formulas and nothing else.
+    """
 
     monitor: ClassVar[str] = "feature_fd"
     least: ClassVar[int] = 2
+    metrics: ClassVar[dict[str, Metric]] = {
+        "feature_fd": Metric.of_columns(frechet_distance, *FEATURES, higher_is_better=False),
+        "feature_kd": Metric.of_columns(kernel_distance, *FEATURES, higher_is_better=False),
+        "class_score": Metric.of_columns(class_score, "logits"),
+        "class_match": Metric.mean(lambda rows: rows["logits"].argmax(-1) == rows["wanted"]),
+    }
 
     def __init__(self, run: Path) -> None:
         self.run = run
@@ -86,16 +166,6 @@ class RunFeatures(Features):
             )
         self.model = model.requires_grad_(False)
         self.numbers = torch.arange(len(self.data["classes"]))
-
-    @staticmethod
-    def make_metrics() -> dict[str, Metric]:
-        """Named apart from FID, KID and the Inception Score, with which they share the formulas and nothing else."""
-        return {
-            "feature_fd": Metric.of_columns(frechet_distance, *FEATURES, higher_is_better=False),
-            "feature_kd": Metric.of_columns(kernel_distance, *FEATURES, higher_is_better=False),
-            "class_score": Metric.of_columns(class_score, "logits"),
-            "class_match": Metric.mean(lambda rows: rows["logits"].argmax(-1) == rows["wanted"]),
-        }
 
     def check(self, classes: Sequence[str], channels: int) -> None:
         known = list(self.data["classes"])
@@ -132,20 +202,31 @@ class InceptionFeatures(Features):
 
     monitor: ClassVar[str] = "fid"
     least: ClassVar[int] = SPLITS
+    metrics: ClassVar[dict[str, Metric]] = {
+        "fid": Metric.of_columns(frechet_distance, *FEATURES, higher_is_better=False),
+        "kid": Metric.of_columns(kernel_distance, *FEATURES, higher_is_better=False),
+        "inception_score": Metric.of_columns(partial(class_score, splits=SPLITS), "logits"),
+    }
 
     def __init__(self) -> None:
         with needs("features=inception (unlike features=RUN, a run folder of image-classification)"):
             from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
-        self.model = FeatureExtractorInceptionV3("inception", ["2048", "logits_unbiased"], str(_inception_weights()))
-
-    @staticmethod
-    def make_metrics() -> dict[str, Metric]:
-        """Under their own names."""
-        return {
-            "fid": Metric.of_columns(frechet_distance, *FEATURES, higher_is_better=False),
-            "kid": Metric.of_columns(kernel_distance, *FEATURES, higher_is_better=False),
-            "inception_score": Metric.of_columns(partial(class_score, splits=SPLITS), "logits"),
-        }
+        # In torch's cache, where torch-fidelity keeps them too.
+        path = Path(torch.hub.get_dir()) / "checkpoints" / WEIGHTS
+        try:
+            if path.is_file():
+                check_digest([path], CONTENT)
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                log(f"fetching {WEIGHTS} (95 MB)")
+                with replacing(path) as fetched:
+                    check_digest([download(HOME, fetched)], CONTENT)
+        except FetchError as reason:
+            raise UserError(
+                f"features=inception: no {path} ({reason}); put the file of {HOME} there, or give features=RUN, a run "
+                "folder of image-classification on the same data"
+            ) from None
+        self.model = FeatureExtractorInceptionV3("inception", ["2048", "logits_unbiased"], str(path))
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -153,22 +234,3 @@ class InceptionFeatures(Features):
         levels = levels.expand(-1, 3, -1, -1) if levels.shape[1] == 1 else levels
         features, logits = self.model.to(images.device)(levels)
         return features.float(), logits.float()
-
-
-def _inception_weights() -> Path:
-    """The weights in torch's cache, where torch-fidelity keeps them too, fetched if need be."""
-    path = Path(torch.hub.get_dir()) / "checkpoints" / WEIGHTS
-    try:
-        if path.is_file():
-            check_digest([path], CONTENT)
-            return path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        log(f"fetching {WEIGHTS} (95 MB)")
-        with replacing(path) as partial:
-            check_digest([download(HOME, partial)], CONTENT)
-        return path
-    except FetchError as reason:
-        raise UserError(
-            f"features=inception: no {path} ({reason}); put the file of {HOME} there, or give features=RUN, a run "
-            "folder of image-classification on the same data"
-        ) from None

@@ -1,10 +1,11 @@
 """Image generation: class-conditional GANs by the hinge loss, judged by a classifier's features; and their samples."""
 
+import copy
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,20 +13,25 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.utils import make_grid
 
-from tokenmix.errors import UserError
+from tokenmix.errors import UserError, unknown_name
 from tokenmix.files import make_folder, replacing, user_path
-from tokenmix.lab.data.images import load_images
-from tokenmix.lab.data.indexed import hash_indices
-from tokenmix.lab.tasks.generation.classes import check_class_names, keep_classes
-from tokenmix.lab.tasks.generation.features import INCEPTION, Features, features_kind, make_features
-from tokenmix.lab.tasks.generation.metrics import frechet_distance, thumbnails
-from tokenmix.lab.tasks.generation.options import GenerationOptions
-from tokenmix.lab.tasks.images import image_data, with_size_of_start
-from tokenmix.lab.tasks.summary import summarize_image_model
+from tokenmix.lab.data.images import ImageData, ImageSet, load_images
+from tokenmix.lab.data.indexed import hash_indices, train_validation_test
+from tokenmix.lab.tasks.generation import GenerationOptions
+from tokenmix.lab.tasks.generation.features import (
+    INCEPTION,
+    Features,
+    features_kind,
+    frechet_distance,
+    make_features,
+    thumbnails,
+)
+from tokenmix.lab.tasks.images import ImageTask, image_data, with_size_of_start
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.load import load_task
 from tokenmix.lab.train.metrics import Metric, Rows
-from tokenmix.lab.train.task import IndexedData, TaskModule
+from tokenmix.lab.train.programs import Description, Values
+from tokenmix.lab.train.task import IndexedData
 from tokenmix.models.generation import GAN
 from tokenmix.models.registry import create_model
 
@@ -35,7 +41,7 @@ ROWS = 10
 ALLOWED = {"precision": ("32", "bf16-mixed"), "strategy": ("auto", "ddp")}
 
 
-class ImageGeneration(TaskModule):
+class ImageGeneration(ImageTask):
     """Images of a class: hinge loss, two Adams of two rates, one step of the generator for `d_steps` of its judge.
 
         L_D = mean relu(1 - D(x, c)) + mean relu(1 + D(G(z, c), c));   L_G = -mean D(G(z, c), c)
@@ -49,6 +55,7 @@ class ImageGeneration(TaskModule):
 
     monitor: str = "thumbnail_fd"
     automatic_optimization = False
+    looks_at: ClassVar[Literal["images", "text", "nothing"]] = "nothing"
     set_elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("num_classes", "channels", "img_size"), "--data, --classes and --img-size"
     )
@@ -60,19 +67,18 @@ class ImageGeneration(TaskModule):
     )
     model: GAN  # pyrefly: ignore[bad-override-mutable-attribute]
 
-    def __init__(self, model: nn.Module, config: TrainConfig, data: Mapping[str, Any]) -> None:
+    def __init__(self, model: nn.Module, config: TrainConfig, data: Description) -> None:
         super().__init__(model, config, data)
         self.classes: list[str] = list(data["classes"])
         # In a list, or the classifier would be a part of this module, and of what several processes share.
         self._judge: list[Features] = []
 
     def usual_monitor(self) -> str:
-        """That of the classifier which judges, if there is one."""
         judge = self.config.options.features
         return self.monitor if judge is None else features_kind(judge).monitor
 
     @classmethod
-    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> IndexedData:
+    def load_data(cls, config: TrainConfig, like: Description | None = None) -> IndexedData:
         """The images of the data and of the classes asked for, in -1 .. 1."""
         options: GenerationOptions = config.options
         images = load_images(
@@ -106,8 +112,7 @@ class ImageGeneration(TaskModule):
         return image_data(images, config, half, half, augment="none")
 
     @classmethod
-    def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
-        """The GAN of that name for the data's classes, channels and size, with an average if asked for."""
+    def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
         given: dict[str, Any] = {
             "num_classes": len(data["classes"]),
             "channels": data["channels"],
@@ -128,7 +133,6 @@ class ImageGeneration(TaskModule):
 
     @classmethod
     def check(cls, config: TrainConfig, batch_size: int) -> None:
-        """Also what this loop of two networks cannot do."""
         super().check(config, batch_size)
         steps = config.optim.d_steps
         for name, possible in ALLOWED.items():
@@ -147,11 +151,6 @@ class ImageGeneration(TaskModule):
                 f"give --batch-size {2 * steps} or more"
             )
 
-    @classmethod
-    def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Its parts, and the published figures."""
-        return summarize_image_model(name, sizes, model_kwargs)
-
     def configure_optimizers(self) -> Any:
         """Adam of the discriminator, then Adam of the generator; metrics.csv shows the first one's rate."""
         betas = (self.config.optim.beta1, self.config.optim.beta2)
@@ -159,41 +158,40 @@ class ImageGeneration(TaskModule):
         return [judge, torch.optim.Adam(self.model.generator.parameters(), lr=self.config.optim.lr_g, betas=betas)]
 
     def loss(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        """Not used: each network has its own loss."""
         raise NotImplementedError("each network has its own loss; see training_step")
 
-    def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> dict[str, Any]:
+    def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Values:
         """`d_steps` steps of the discriminator, each on its part of the batch, and one of the generator."""
         judging, generating = self.optimizers
-        parts = self.config.optim.d_steps
-        images, labels = self._mirrored(batch["image"]), batch["label"]
+        parts, judge, generator = self.config.optim.d_steps, self.model.discriminator, self.model.generator
+
+        def generated(classes: Tensor) -> Tensor:
+            # The trainer has seeded torch from the position in the run.
+            return generator(torch.randn(len(classes), generator.latent_dim, device=classes.device), classes)
+
+        def step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+
+        images, labels, losses = self._mirrored(batch["image"]), batch["label"], []
         # A batch is smaller if one of its files could not be read any more.
-        losses = []
         for real, classes in zip(images.chunk(parts), labels.chunk(parts)):
             with torch.no_grad():
-                fake = self.model.generator(self._noise(classes), classes)
-            judged, wrong = (self.model.discriminator(images, classes).float() for images in (real, fake))
+                fake = generated(classes)
+            judged, wrong = (judge(images, classes).float() for images in (real, fake))
             losses.append(F.relu(1 - judged).mean() + F.relu(1 + wrong).mean())
-            self._step(judging, losses[-1])
+            step(judging, losses[-1])
         # The generator's gradient goes through the discriminator, which needs none of its own.
-        self.model.discriminator.requires_grad_(False)
+        judge.requires_grad_(False)
         classes = labels.chunk(parts)[0]
-        g_loss = -self.model.discriminator(self.model.generator(self._noise(classes), classes), classes).float().mean()
-        self._step(generating, g_loss)
-        self.model.discriminator.requires_grad_(True)
+        g_loss = -judge(generated(classes), classes).float().mean()
+        step(generating, g_loss)
+        judge.requires_grad_(True)
         if self.options.ema is not None:
             self.model.update_average(self.options.ema)
         d_loss, g_loss = torch.stack(losses).mean().detach(), g_loss.detach()
         return {"logs": {"loss": d_loss + g_loss, "d_loss": d_loss, "g_loss": g_loss}}
-
-    def _step(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-
-    def _noise(self, classes: Tensor) -> Tensor:
-        # The trainer has seeded torch from the position in the run.
-        return torch.randn(len(classes), self.model.generator.latent_dim, device=classes.device)
 
     def _mirrored(self, images: Tensor) -> Tensor:
         if self.options.augment == "none" or not self.data["flip"]:
@@ -220,11 +218,10 @@ class ImageGeneration(TaskModule):
         return kept
 
     @classmethod
-    def make_metrics(cls, config: TrainConfig, data: Mapping[str, Any]) -> dict[str, Metric]:
-        """Distance of thumbnails; with `features` what the classifier says besides."""
+    def make_metrics(cls, config: TrainConfig, data: Description) -> dict[str, Metric]:
         names, judge = ("real_thumbnails", "fake_thumbnails"), config.options.features
         distance = Metric.of_columns(frechet_distance, *names, higher_is_better=False)
-        return {"thumbnail_fd": distance, **({} if judge is None else features_kind(judge).make_metrics())}
+        return {"thumbnail_fd": distance, **({} if judge is None else features_kind(judge).metrics)}
 
     @torch.no_grad()
     def draw(self, folder: Path, step: int) -> None:
@@ -242,7 +239,6 @@ class ImageGeneration(TaskModule):
         self.model.train(training)
 
     def example(self) -> dict[str, Tensor]:
-        """Two noises, for an image of the first class and of the last."""
         noise = torch.randn(2, self.model.generator.latent_dim)
         return {"noise": noise, "label": torch.tensor([0, len(self.classes) - 1])}
 
@@ -250,9 +246,56 @@ class ImageGeneration(TaskModule):
         """What generates: noise (B, z) and classes (B,) to images (B, C, S, S) in -1 .. 1."""
         return self.model.generator if self.model.average is None else self.model.average
 
-    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
-        """A generator takes no files."""
+    def predict(self, inputs: Sequence[str | Path]) -> list[Values]:
         raise UserError(f"a run of image-generation reads no {str(inputs[0])!r}; use: tokenmix generate RUN --out DIR")
+
+
+def keep_classes(
+    images: ImageData,
+    wanted: Sequence[str] | None,
+    *,
+    limit: int | None,
+    limit_eval: int | None,
+    validation: int | None = 0,
+    seed: int,
+) -> ImageData:
+    """The images of the wanted classes, numbered in their order; of all classes if None.
+    One text may name several, separated by commas; the limits are of the images that are left, as in `load_images`.
+
+    Raises:
+        UserError: a class that the data does not have, one that is named twice, or fewer than two.
+    """
+    known = list(images.classes)
+    names = known
+    if wanted is not None:
+        split = (name.strip() for text in wanted for name in ([text] if text in known else text.split(",")))
+        names = [name for name in split if name]
+    check_class_names(names, known, f"class of {images.spec}")
+    if len(names) < 2:
+        raise UserError(
+            f"image-generation is conditional on classes and needs at least two, got {', '.join(names) or 'none'}; "
+            f"{images.spec} has {', '.join(known[:5])}"
+        )
+    numbers = torch.tensor([known.index(name) for name in names])
+
+    def of_classes(whole: ImageSet) -> ImageSet:
+        part = copy.copy(whole.subset(torch.isin(whole.labels, numbers).nonzero().flatten()))
+        part.labels = (part.labels[:, None] == numbers).long().argmax(1)
+        return part
+
+    train, test = of_classes(images.train), of_classes(images.test)
+    labels, limits = (train.labels, test.labels), {"limit": limit, "limit_eval": limit_eval, "validation": validation}
+    train, held, test = train_validation_test(train, test, labels, **limits, seed=seed)
+    return dataclasses.replace(images, train=train, test=test, validation=held, classes=names)
+
+
+def check_class_names(names: Sequence[str], known: Sequence[str], what: str) -> None:
+    """Raise `UserError` for a name that is not known, with the nearest that are, or that comes twice."""
+    for place, name in enumerate(names):
+        if name not in known:
+            raise unknown_name(what, name, known)
+        if name in names[:place]:
+            raise UserError(f"class {name!r} is given twice; remove one")
 
 
 def noise_of(places: Tensor, latent_dim: int, *, seed: int, group: int = 0) -> Tensor:
@@ -313,7 +356,7 @@ def generate(
     num: int = 8,
     seed: int = 0,
     interpolate: int | None = None,
-) -> list[dict[str, Any]]:
+) -> list[Values]:
     """Write `num` images of each class as PNG files, and all of them in grid.png, each class from a new row on.
 
     An image depends on the run, the seed, its class and its number alone: more of them, or other classes, change

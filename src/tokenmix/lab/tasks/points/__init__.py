@@ -1,46 +1,47 @@
-"""Point clouds: classification and part segmentation."""
+"""Point clouds, classified or segmented into parts: their options."""
 
-from tokenmix.lab.registry import DATA_SETS, TASKS, DataEntry, TaskEntry
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
-TASKS.register(
-    TaskEntry(
-        name="point-classification",
-        about="one class for each point cloud; overall and balanced accuracy",
-        task="tokenmix.lab.tasks.points.classification:PointClassification",
-        options="tokenmix.lab.tasks.points.options:CloudClassificationOptions",
-        defaults={"model": "eapct_cls_nano"},
-    ),
-    TaskEntry(
-        name="point-segmentation",
-        about="a part for each point of a cloud; mean intersection over union",
-        task="tokenmix.lab.tasks.points.segmentation:PointSegmentation",
-        options="tokenmix.lab.tasks.points.options:CloudOptions",
-        defaults={"model": "eapct_part_nano"},
-    ),
-)
+from tokenmix.lab.train.config import ClassOptions, TaskOptions, TeacherOptions
+from tokenmix.lab.train.schema import Part, Range
 
-DATA_SETS.register(
-    DataEntry(
-        name="clouds",
-        kinds=("clouds", "parts"),
-        about="clouds:PATH/train/CLASS/*.ply, also OFF, OBJ, NPZ, XYZ",
-        load="tokenmix.lab.tasks.points.data.layouts:load_clouds",
-        variant="path",
-    ),
-    DataEntry(
-        name="modelnet",
-        kinds=("clouds",),
-        about="modelnet:PATH, OFF meshes or modelnet40_normal_resampled",
-        licence="its authors'",
-        load="tokenmix.lab.tasks.points.data.layouts:load_modelnet",
-        variant="path",
-    ),
-    DataEntry(
-        name="shapenet-part",
-        kinds=("clouds", "parts"),
-        about="shapenet-part:PATH, shapenetcore_partanno_segmentation_benchmark_v0_normal",
-        licence="its authors'",
-        load="tokenmix.lab.tasks.points.data.layouts:load_shapenet_part",
-        variant="path",
-    ),
-)
+
+@dataclass(frozen=True, kw_only=True)
+class VotingOptions(Part):
+    """Test-time augmentation."""
+
+    votes: Annotated[int, Range(least=1)] = 1
+    """Predictions to average: for the cloud as it is, and for stretched copies of it."""
+    vote_scale: Annotated[float, Range(least=1)] = 1.25
+    """Each axis of a stretched copy is multiplied by a factor in 1 / vote_scale to vote_scale."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloudOptions(VotingOptions, TaskOptions):
+    """Preprocessing, augmentation and test-time augmentation."""
+
+    evaluation: ClassVar[type[Part]] = VotingOptions
+
+    num_points: Annotated[int, Range(least=1)] = 1024
+    """Points of a cloud; larger clouds are subsampled."""
+    features: Literal["auto", "xyz", "xyz+normals"] = "auto"
+    """Input features of a point; auto takes normals where the data has them."""
+    choice: Literal["first", "random", "farthest"] = "random"
+    """How training subsamples a larger cloud."""
+    augment: Literal["none", "light"] = "light"
+    """light stretches and shifts clouds and drops points, by the next three options."""
+    scale: Annotated[float, Range(least=1)] = 1.5
+    """Each axis is multiplied by a factor in 1 / scale to scale."""
+    shift: Annotated[float, Range(least=0)] = 0.2
+    """Largest shift along each axis."""
+    point_dropout: Annotated[float, Range(least=0, below=1)] = 0.0
+    """Largest share of the points that is dropped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloudClassificationOptions(CloudOptions, TeacherOptions, ClassOptions):
+    """Preprocessing, augmentation, test-time augmentation, label smoothing, classes of unequal size and a teacher."""
+
+    smoothing: Annotated[float, Range(least=0, below=1)] = 0.1
+    """Label smoothing."""

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.lab.tasks.points.data import NO_PART, Cloud, write_ply
-from tokenmix.lab.tasks.points.output import cloud_image, colors_of, draw_cloud
-from tokenmix.lab.tasks.points.task import PointTask
+from tokenmix.lab.tasks.points.task import PointTask, cloud_image, colors_of, draw_cloud
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.metrics import Metric, Rows, accuracy_of, class_counts, iou_of, quotient
-from tokenmix.lab.train.programs import Shown
+from tokenmix.lab.train.programs import Description, Shown, Values
 from tokenmix.ops.points import nearest_neighbours
 
 
@@ -43,23 +42,18 @@ class PointSegmentation(PointTask):
 
     monitor: str = "instance_miou"
     want: ClassVar[Literal["class", "parts"]] = "parts"
+    outputs: ClassVar[Mapping[str, str]] = {"num_parts": "part_names", "num_categories": "classes"}
     usual_points: ClassVar[int] = 2048
-    writes: ClassVar[bool] = True
+    allowed: Tensor
 
-    def __init__(self, model: Any, config: TrainConfig, data: Mapping[str, Any]) -> None:
+    def __init__(self, model: Any, config: TrainConfig, data: Description) -> None:
         super().__init__(model, config, data)
         allowed = torch.zeros(len(data["classes"]), len(data["part_names"]), dtype=torch.bool)
         for row, name in zip(allowed, data["classes"]):
             row[data["parts"][name]] = True
         self.register_buffer("allowed", allowed, persistent=False)
 
-    @classmethod
-    def answers(cls, data: Mapping[str, Any]) -> dict[str, int]:
-        """One logit for each part, for clouds of these categories."""
-        return {"num_parts": len(data["part_names"]), "num_categories": len(data["classes"])}
-
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Cross-entropy over the points, padding left out."""
         points, mask = self.inputs(batch)
         logits = self.model(points, batch["label"], mask).float()
         self._check_parts(batch)
@@ -67,7 +61,6 @@ class PointSegmentation(PointTask):
         return self.part_weight * entropy, {}
 
     def count(self, batch: Mapping[str, Tensor]) -> int:
-        """Points, padding left out."""
         return int((batch["part"] != NO_PART).sum())
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> Rows:
@@ -75,19 +68,18 @@ class PointSegmentation(PointTask):
         points, mask = self.inputs(batch)
         self._check_parts(batch)
         label, part = batch["label"], batch["part"]
-        allowed: Tensor = self.allowed  # type: ignore[assignment]
-        scores = self.vote(lambda cloud: self.model(cloud, label, mask), points)
-        answered = self._among(scores, label).argmax(-1)
+        scores, among = self.parts_of(points, label, mask)
+        answered = among.argmax(-1)
         return {
             "index": batch["index"],
             "label": label.short(),
-            "iou": cloud_iou(answered, part, label, allowed),
-            "counts": class_counts(answered, part, allowed.shape[1], NO_PART).int(),
+            "iou": cloud_iou(answered, part, label, self.allowed),
+            "counts": class_counts(answered, part, self.allowed.shape[1], NO_PART).int(),
             "loss": F.cross_entropy(scores.transpose(1, 2), part, ignore_index=NO_PART, reduction="none").sum(1),
         }
 
     @classmethod
-    def make_metrics(cls, config: TrainConfig, data: Mapping[str, Any]) -> dict[str, Metric]:
+    def make_metrics(cls, config: TrainConfig, data: Description) -> dict[str, Metric]:
         """Mean IoU over clouds, categories and parts, accuracy of points, loss; IoU of each category and part, -1 where
         it is nowhere.
         """
@@ -110,13 +102,9 @@ class PointSegmentation(PointTask):
             "loss": Metric.of_sums(quotient, losses, higher_is_better=False),
         }
 
-    @torch.no_grad()
     def show(self, batch: Mapping[str, Tensor]) -> list[Shown]:
-        """Each cloud in the colours of its parts, and of those predicted."""
         points, mask = self.inputs(batch)
-        scores = self.vote(lambda cloud: self.model(cloud, batch["label"], mask), points)
-        answered = self._among(scores, batch["label"]).argmax(-1)
-        found = []
+        answered, found = self.parts_of(points, batch["label"], mask)[1].argmax(-1), []
         for cloud, parts, answer in zip(batch["points"].cpu(), batch["part"].cpu(), answered.cpu()):
             real = parts != NO_PART
             truth, prediction = (cloud_image(cloud[real], given[real]) for given in (parts, answer))
@@ -124,70 +112,61 @@ class PointSegmentation(PointTask):
         return found
 
     def example(self) -> dict[str, Tensor]:
-        """Two clouds of noise, of the first category and the last."""
         return {**super().example(), "category": torch.tensor([0, len(self.data["classes"]) - 1])}
 
-    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
-        """The shares of the parts of each file."""
-        return [self._told(*self._answer(given)) for given in inputs]
+    def parts_of(self, points: Tensor, label: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Logarithms of probabilities (B, N, P) of all parts, and of those alone that the cloud's category has."""
+        scores = self.vote(lambda cloud: self.model(cloud, label, mask), points)
+        return scores, scores.masked_fill(~self.allowed[label].unsqueeze(1), -torch.inf)
 
-    def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[dict[str, Any]]:
+    def predict(self, inputs: Sequence[str | Path]) -> list[Values]:
+        return [self._answer(given)[2] for given in inputs]
+
+    def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[Values]:
         """The same, with each cloud as a coloured PLY and an image."""
         answers = []
         for number, given in enumerate(inputs):
-            cloud, category, guessed, parts = self._answer(given)
+            cloud, parts, told = self._answer(given)
             stem = f"{number:04d}-{Path(cloud.name).stem}" if len(inputs) > 1 else Path(cloud.name).stem
             coloured = write_ply(out / f"{stem}-parts.ply", cloud.points, colors_of(parts))
             names = {self.data["part_names"][i]: i for i in parts.unique().tolist()}
             picture = draw_cloud(out / f"{stem}-parts.png", cloud.points, parts, names)
-            told = self._told(cloud, category, guessed, parts)
             answers.append({**told, "cloud": str(coloured), "picture": str(picture)})
         return answers
 
-    @torch.no_grad()
-    def _answer(self, given: str | Path) -> tuple[Cloud, str, bool, Tensor]:
-        """The cloud, its category, whether that was guessed, and the part of each of its points."""
-        self.eval()
-        classes: list[str] = self.data["classes"]
+    def _answer(self, given: str | Path) -> tuple[Cloud, Tensor, Values]:
+        """The cloud, the part of each of its points, and what is printed."""
+        classes, names = self.data["classes"], self.data["part_names"]
         name, told, file = str(given).partition("=")
         if told and name not in classes and not Path(str(given)).exists():
             raise unknown_name("category", name, classes)
         known = told and name in classes
-        cloud, given_points, places = self.read(file if known else given)
-        tried = [classes.index(name)] if known else range(len(classes))
-        best: tuple[float, int, Tensor] | None = None
-        for place in tried:
-            label = torch.tensor([place], device=given_points.device)
-            scores = self.vote(lambda points, label=label: self.model(points, label), given_points)
-            scores = self._among(scores, label)
-            sure, parts = scores.max(-1)
+        cloud, points, places = self.read(file if known else given)
+        best: tuple[float, str, Tensor] | None = None
+        for category in [name] if known else classes:
+            label = torch.tensor([classes.index(category)], device=points.device)
+            sure, parts = self.parts_of(points, label)[1].max(-1)
             if best is None or sure.mean().item() > best[0]:
-                best = (sure.mean().item(), place, parts[0])
+                best = (sure.mean().item(), category, parts[0].cpu())
         assert best is not None
         # A point that the model was not given has the part of the nearest one that it was.
-        points = cloud.points[None]
-        nearest = nearest_neighbours(points, points[:, places], 1)[0, :, 0]
-        return cloud, classes[best[1]], not known and len(classes) > 1, best[2].cpu()[nearest]
-
-    def _told(self, cloud: Cloud, category: str, guessed: bool, parts: Tensor) -> dict[str, Any]:
-        names: list[str] = self.data["part_names"]
+        nearest = nearest_neighbours(cloud.points[None], cloud.points[None, places], 1)[0, :, 0]
+        parts = best[2][nearest]
         shares = torch.bincount(parts, minlength=len(names)) / len(parts)
-        there = {name: round(share, 4) for name, share in zip(names, shares.tolist()) if share}
-        return {
-            "file": cloud.name,
-            "category": category,
-            "category_from": "guess" if guessed else "given",
-            "points": len(parts),
-            "parts": there,
-        }
-
-    def _among(self, scores: Tensor, label: Tensor) -> Tensor:
-        allowed: Tensor = self.allowed  # type: ignore[assignment]
-        return scores.masked_fill(~allowed[label].unsqueeze(1), -torch.inf)
+        return (
+            cloud,
+            parts,
+            {
+                "file": cloud.name,
+                "category": best[1],
+                "category_from": "given" if known or len(classes) == 1 else "guess",
+                "points": len(parts),
+                "parts": {name: round(share, 4) for name, share in zip(names, shares.tolist()) if share},
+            },
+        )
 
     def _check_parts(self, batch: Mapping[str, Tensor]) -> None:
         part, allowed = batch["part"], self.allowed
-        assert isinstance(allowed, Tensor)
         inside = (part >= 0) & (part < allowed.shape[1])
         fits = allowed[batch["label"]].gather(1, part.where(inside, 0)) & inside | (part == NO_PART)
         if not fits.all():

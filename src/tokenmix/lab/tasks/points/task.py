@@ -1,6 +1,7 @@
-"""Shared by the two tasks on point clouds: data, options, voting, clouds from files."""
+"""Shared by the two tasks on point clouds: data, voting, clouds from files and as images; and point classification."""
 
-from collections.abc import Callable, Mapping
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -8,21 +9,24 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
+from tokenmix.files import save_figure
 from tokenmix.lab.data.indexed import balanced_order, hold_out, spread
-from tokenmix.lab.tasks.classes import class_counts
+from tokenmix.lab.tasks.classes import ClassTask, class_counts, likeliest, told
+from tokenmix.lab.tasks.points import CloudClassificationOptions, CloudOptions
 from tokenmix.lab.tasks.points.data import Cloud, CloudSamples, load_points, read_points
 from tokenmix.lab.tasks.points.data.cloud import unit_ball
 from tokenmix.lab.tasks.points.data.samples import point_features, scale_axes
-from tokenmix.lab.tasks.points.options import CloudOptions
-from tokenmix.lab.tasks.summary import published_beside
 from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.distillation import DistillingTask
+from tokenmix.lab.train.metrics import Rows
+from tokenmix.lab.train.programs import Description, PlainSamples, Shown, Values, check_sizes, counted_summary
 from tokenmix.lab.train.task import IndexedData, TaskModule, check_names
-from tokenmix.layers.base import count_parameters
 from tokenmix.models.registry import create_model, create_on_meta
-from tokenmix.registry import MODELS
+from tokenmix.registry import Arguments
 
 
 class PointTask(TaskModule):
@@ -30,11 +34,13 @@ class PointTask(TaskModule):
 
     Attributes:
         want: the labels of the data and the output of the model, of clouds or of points.
+        outputs: arguments of the model that are numbers of names in the data's description.
         usual_points: of a cloud, in the data set on which such models are compared.
     """
 
     options: CloudOptions
     want: ClassVar[Literal["class", "parts"]]
+    outputs: ClassVar[Mapping[str, str]]
     usual_points: ClassVar[int]
     set_elsewhere: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("num_classes", "num_parts", "num_categories"), "--data"),
@@ -42,7 +48,7 @@ class PointTask(TaskModule):
     }
 
     @classmethod
-    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> IndexedData:
+    def load_data(cls, config: TrainConfig, like: Description | None = None) -> IndexedData:
         """The clouds of `config.data.data`; with `like` as wide as that run's, and of the same classes and parts."""
         options: CloudOptions = config.options
         data = load_points(config.data.data, want=cls.want)
@@ -92,68 +98,49 @@ class PointTask(TaskModule):
         )
 
     @classmethod
-    def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
-        """The model of that name for points as wide as the data's."""
+    def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
         width = 3 if data["features"] == "xyz" else 6
-        settings: dict[str, Any] = {**cls.answers(data), **config.model.model_kwargs}
-        return create_model(config.model.model, in_chans=width, **settings)
-
-    @classmethod
-    def answers(cls, data: Mapping[str, Any]) -> dict[str, int]:
-        """The number of the model's outputs, by the names of its arguments."""
-        raise NotImplementedError
+        outputs = {argument: len(data[names]) for argument, names in cls.outputs.items()}
+        return create_model(config.model.model, in_chans=width, **outputs, **config.model.model_kwargs)
 
     @classmethod
     def check(cls, config: TrainConfig, batch_size: int) -> None:
-        """Also the batch size."""
         super().check(config, batch_size)
         if batch_size < 2:
             raise UserError("BatchNorm needs at least two clouds in training; give --batch-size 2 or more")
 
     @classmethod
-    def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Its parts for a cloud of `num_points`, and the published figures."""
-        other = next((size for size in sizes if size != "num_points"), None)
-        if other is not None:
-            flag = f"--{other.replace('_', '-')} {sizes[other]}"
-            raise UserError(f"{name} takes point clouds; give --num-points N instead of {flag}")
+    def summarize_model(cls, name: str, sizes: Arguments, model_kwargs: Arguments) -> Values:
+        check_sizes(sizes, ("num_points",), f"{name} takes point clouds, whose size is --num-points N")
         n = sizes.get("num_points", cls.usual_points)
         if n < 1:
             raise UserError(f"a point cloud needs at least 1 point, got --num-points {n}")
         model: Any = create_on_meta(name, **model_kwargs)
-        return {
-            "model": name,
-            "task": ", ".join(MODELS[name].tasks),
-            "mixer": model.mixer_name,
-            "points": n,
-            "tokens": model.trunk.embedding.num_tokens(n),
-            "parameters": count_parameters(model),
-            "macs": model.macs(n),
-            "blocks": [row._asdict() for row in model.cost_table(n)],
-            "warnings": [],
-            **published_beside(name),
-        }
+        return counted_summary(name, model, {"points": n, "tokens": model.trunk.embedding.num_tokens(n)}, n)
 
     def macs(self) -> int:
-        """Multiply-adds of one cloud."""
         return self.model.macs(int(self.data["num_points"]))  # type: ignore[operator]
 
     def example(self) -> dict[str, Tensor]:
-        """Two clouds of noise."""
         width = 3 if self.data["features"] == "xyz" else 6
         return {"points": torch.randn(2, int(self.data["num_points"]), width)}
-
-    def swap_example(self) -> tuple[Tensor, ...]:
-        """One cloud of noise, and the category where the model takes one."""
-        return tuple(given[:1] for given in self.example().values())
 
     def inputs(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         """Points and mask, None if all clouds are full: statistics without a mask take less time."""
         return batch["points"], None if batch["mask"].all() else batch["mask"]
 
     def vote(self, answer: Callable[[Tensor], Tensor], points: Tensor) -> Tensor:
-        """Logarithms of the mean probabilities of the options' votes."""
-        return predict_with_tta(answer, points, self.options.votes, self.options.vote_scale)
+        """Test-time augmentation: mean probabilities over the cloud and copies with scaled axes, as logarithms.
+
+        The factors are the same for every cloud and in every call, so a prediction does not depend on the batch.
+        """
+        votes, scale = self.options.votes, self.options.vote_scale
+        if votes == 1:
+            return F.log_softmax(answer(points).float(), -1)
+        rng = np.random.default_rng(0)
+        factors = [np.ones(3), *rng.uniform(1 / scale, scale, (votes - 1, 3))]
+        each = [answer(scale_axes(points, torch.from_numpy(one).to(points))).float().softmax(-1) for one in factors]
+        return torch.stack(each).mean(0).clamp_min(torch.finfo(torch.float32).tiny).log()
 
     def read(self, file: str | Path) -> tuple[Cloud, Tensor, Tensor]:
         """The cloud of a file, in the unit ball; the points (1, n, C) that the model is given, and their indices (n,).
@@ -166,17 +153,100 @@ class PointTask(TaskModule):
         return replace(cloud, name=str(file)), points[None].to(next(self.model.parameters())), drawn
 
 
+class PointClassification(PointTask, ClassTask):
+    """One class for each cloud, by cross-entropy with label smoothing; an evaluation may take the mean of votes."""
+
+    options: CloudClassificationOptions  # pyrefly: ignore[bad-override-mutable-attribute]
+    same_inputs: ClassVar[Mapping[str, str]] = {"features": "--features"}
+    want: ClassVar[Literal["class", "parts"]] = "class"
+    outputs: ClassVar[Mapping[str, str]] = {"num_classes": "classes"}
+    usual_points: ClassVar[int] = 1024
+    baselines: ClassVar[tuple[str, ...]] = ("majority", "nearest mean")
+
+    def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        points, mask = self.inputs(batch)
+        logits, smoothing = self.model(points, mask).float(), self.options.smoothing
+        return self.distilled(lambda: self.class_loss(logits, batch["label"], smoothing), logits, batch)
+
+    def teacher_logits(self, teacher: DistillingTask, batch: Mapping[str, Tensor]) -> Tensor:
+        return teacher.model(*self.inputs(batch))
+
+    def evaluate(self, batch: Mapping[str, Tensor]) -> Rows:
+        points, mask = self.inputs(batch)
+        return self.judged(self.vote(lambda cloud: self.model(cloud, mask), points), batch["label"], batch["index"])
+
+    def plain_samples(self, data: IndexedData, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
+        """Of each cloud how far its points are from the centre and from the axes: ten quantiles of each."""
+        shares = torch.linspace(0.05, 0.95, 10)
+        for batch in data.batches_of(part, 64):
+            places = batch["points"][..., :3].float().masked_fill(~batch["mask"].bool()[..., None], torch.nan)
+            sizes = torch.cat([places.abs(), places.norm(dim=-1, keepdim=True)], -1)
+            yield PlainSamples(sizes.nanquantile(shares, dim=1).permute(1, 0, 2).flatten(1), batch["label"])
+
+    def show(self, batch: Mapping[str, Tensor]) -> list[Shown]:
+        points, mask = self.inputs(batch)
+        probabilities = self.vote(lambda cloud: self.model(cloud, mask), points).exp().cpu()
+        classes = self.data["classes"]
+        return [
+            Shown(
+                cloud_image(cloud[there.bool()].cpu(), torch.zeros(int(there.sum()), dtype=torch.long)),
+                classes[int(label)],
+                told(likeliest(row, classes)),
+            )
+            for cloud, there, label, row in zip(batch["points"], batch["mask"], batch["label"], probabilities)
+        ]
+
+    def predict(self, inputs: Sequence[str | Path]) -> list[Values]:
+        classes, answers = self.data["classes"], []
+        for file in inputs:
+            cloud, points, _ = self.read(file)
+            probabilities = self.vote(self.model, points)[0].exp()
+            answers.append({"file": cloud.name, **likeliest(probabilities, classes, points=len(cloud.points))})
+        return answers
+
+
 AUGMENTATION = ("scale", "shift", "point_dropout")
 
 
-def predict_with_tta(answer: Callable[[Tensor], Tensor], points: Tensor, votes: int, scale: float) -> Tensor:
-    """Test-time augmentation: mean probabilities over the cloud and copies with scaled axes, as logarithms.
+def colors_of(parts: Tensor) -> Tensor:
+    """Colours uint8 (N, 3) of parts (N,), the same for a part everywhere."""
+    import matplotlib as mpl
 
-    The factors are the same for every cloud and in every call, so a prediction does not depend on the batch.
-    """
-    if votes == 1:
-        return F.log_softmax(answer(points).float(), -1)
-    rng = np.random.default_rng(0)
-    factors = [np.ones(3), *rng.uniform(1 / scale, scale, (votes - 1, 3))]
-    each = [answer(scale_axes(points, torch.from_numpy(one).to(points))).float().softmax(-1) for one in factors]
-    return torch.stack(each).mean(0).clamp_min(torch.finfo(torch.float32).tiny).log()
+    table = torch.tensor(mpl.colormaps["tab20"].colors).mul(255).round().byte()  # type: ignore[attr-defined]
+    # Strong colours first, as matplotlib pairs them with pale ones.
+    order = torch.cat([torch.arange(0, 20, 2), torch.arange(1, 20, 2)])
+    return table[order[parts % 20]]
+
+
+def _scatter(axis: Any, points: Tensor, parts: Tensor, turn: float) -> None:
+    """Points as dots on a three-dimensional axis, at most 4,000 of them, seen from a side."""
+    step = -(-len(points) // 4000)
+    x, y, z = points[::step, :3].unbind(1)
+    axis.scatter(x, z, -y, c=colors_of(parts[::step]).float().div(255).numpy(), s=4, linewidths=0, depthshade=False)
+    axis.set_box_aspect([max(float(side.max() - side.min()), 1e-3) for side in (x, z, y)])
+    axis.set_axis_off()
+    axis.view_init(elev=25, azim=turn)
+
+
+def cloud_image(points: Tensor, parts: Tensor) -> Image.Image:
+    """A small image of the cloud, its parts in colours."""
+    from matplotlib.figure import Figure
+
+    figure, buffer = Figure(figsize=(1.6, 1.6)), io.BytesIO()
+    _scatter(figure.add_axes((0, 0, 1, 1), projection="3d"), points, parts, -60)
+    figure.savefig(buffer, dpi=100, format="png")
+    return Image.open(buffer).convert("RGB")
+
+
+def draw_cloud(path: Path, points: Tensor, parts: Tensor, names: Mapping[str, int]) -> Path:
+    """An image of the cloud from two sides, with the names of its parts."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    for place, turn in enumerate((-60, 120)):
+        _scatter(figure.add_subplot(1, 2, place + 1, projection="3d"), points, parts, turn)
+    for name, number in names.items():
+        figure.axes[0].plot([], [], "o", color=colors_of(torch.tensor([number]))[0].div(255).tolist(), label=name)
+    figure.legend(loc="outside lower center", ncols=len(names), frameon=False)
+    save_figure(figure, path, dpi=110)
+    return path

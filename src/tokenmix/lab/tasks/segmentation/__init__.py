@@ -1,14 +1,69 @@
-"""Semantic segmentation."""
+"""Semantic segmentation: its options."""
 
-from tokenmix.lab.registry import TASKS, TaskEntry
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
-TASKS.register(
-    TaskEntry(
-        name="semantic-segmentation",
-        about="a class for each pixel; mean intersection over union",
-        task="tokenmix.lab.tasks.segmentation.task:SemanticSegmentation",
-        options="tokenmix.lab.tasks.segmentation.options:SegmentationOptions",
-        defaults={"model": "eanet_seg_nano"},
-        other_models="tokenmix.registry:is_foreign",
-    ),
-)
+from tokenmix.errors import UserError
+from tokenmix.lab.train.config import TaskOptions
+from tokenmix.lab.train.schema import Factors, Numbers, Part, Range
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inference(Part):
+    """Inference on images of any size."""
+
+    way: Literal["auto", "whole", "sliding"] = "auto"
+    """whole: all pixels at once; sliding: in windows whose logits are averaged where they overlap.
+    auto: whole unless the model takes only one size.
+    Except with whole, images above 2^22 pixels or 2^28 logits are processed in overlapping tiles of 2^18 pixels."""
+    window: Annotated[Numbers | None, Range(least=1)] = None
+    """Side of a window, or height,width; the size that the model was built for if not given."""
+    stride: Annotated[Numbers | None, Range(least=1)] = None
+    """Step between windows; two thirds of a window if not given."""
+    scales: Annotated[Factors, Range(above=0)] = (1.0,)
+    """Test-time augmentation: scale factors, separated by commas, whose probabilities are averaged."""
+    mirror: Literal["no", "yes"] = "no"
+    """Test-time augmentation: average with the prediction for the mirrored image."""
+    chunk_size: Annotated[int, Range(least=0)] = 8192
+    """Positions that external attention processes at a time, to bound its memory; 0 for all at once."""
+    test_batch: Annotated[int, Range(least=1)] = 1
+    """Images per evaluation batch; images of different sizes are padded unless it is 1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("window", "stride"):
+            check_sides(name, getattr(self, name))
+        if not self.scales:
+            raise UserError("scales needs one factor or more, for example 1 or 0.5,1")
+
+
+def check_sides(name: str, value: tuple[int, ...] | None) -> None:
+    """Raise `UserError` unless these are a side, or height and width."""
+    if value is not None and len(value) not in (1, 2):
+        raise UserError(f"{name} must be a side, or height and width, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentationOptions(Inference, TaskOptions):
+    """Augmentation, loss and inference."""
+
+    evaluation: ClassVar[type[Part]] = Inference
+
+    crop: Annotated[Numbers | None, Range(least=1)] = None
+    """Side of the training crops, or height,width; the data set's default if not given."""
+    crops: Annotated[int, Range(least=1)] = 1
+    """Samples of each training image in an epoch, each augmented differently; for few large images."""
+    train_scales: Annotated[Factors, Range(above=0)] = (1.0,)
+    """Scale factors, of which one is drawn for each training image before the crop."""
+    augment: Literal["none", "light"] = "light"
+    """light flips images horizontally."""
+    color_jitter: Annotated[float, Range(least=0)] = 0.0
+    """Strength of the random change of brightness, contrast and saturation."""
+    iou_loss: Annotated[float, Range(least=0)] = 0.0
+    """Weight of the soft IoU loss, added to cross-entropy; it makes rare classes count as much as common ones."""
+    bias_lr: Annotated[float, Range(least=0)] = 1.0
+    """Learning rate of biases as a multiple of --lr; they have no weight decay in any case."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sides("crop", self.crop)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from tokenmix.errors import UserError, one_line
 from tokenmix.lab.tasks.images import both_sides, window_starts
-from tokenmix.lab.tasks.segmentation.options import Inference
+from tokenmix.lab.tasks.segmentation import Inference
 from tokenmix.layers.external import ExternalAttention2d
 from tokenmix.models.segmentation import Segmenter
 
@@ -77,8 +77,9 @@ class Tile:
         return rows, columns
 
 
-def tiles(model: Segmenter, size: tuple[int, int], how: Inference) -> list[Tile]:
-    """The tiles of an image of this height and width; one, the whole, up to `WHOLE` and with way=whole.
+def tiles(model: Segmenter, size: tuple[int, int], how: Inference, *, shared: bool = False) -> list[Tile]:
+    """The tiles of an image of this height and width; one, the whole, up to `WHOLE`, with way=whole, and where several
+    processes share images, since they split them for that.
 
     Neighbours overlap by an eighth, and each is kept up to the middle of that. Memory is that of a tile, however large
     the image is.
@@ -87,25 +88,23 @@ def tiles(model: Segmenter, size: tuple[int, int], how: Inference) -> list[Tile]
         UserError: way=whole of more than `MOST_WHOLE` pixels.
     """
     pixels, whole = size[0] * size[1], (slice(0, size[0]), slice(0, size[1]))
-    if how.way == "whole" and pixels > MOST_WHOLE:
+    if how.way == "whole" and pixels > MOST_WHOLE and not shared:
         raise UserError(
             f"{size[1]} x {size[0]} pixels at once are more than {MOST_WHOLE:,}; omit way=whole for an answer in tiles"
         )
-    if how.way == "whole" or pixels <= min(WHOLE[0], WHOLE[1] // model.num_classes):
+    if shared or how.way == "whole" or pixels <= min(WHOLE[0], WHOLE[1] // model.num_classes):
         return [Tile(whole, whole)]
     side = isqrt(TILE)
     window = both_sides(how.window) if how.window else model.img_size
-    rows, columns = (_spans(length, max(side, least)) for length, least in zip(size, window, strict=True))
+
+    def spans(length: int, side: int) -> list[tuple[slice, slice]]:
+        starts = window_starts(length, side, max(1, side - side // 8))
+        edges = [0, *((left + side + right) // 2 for left, right in pairwise(starts)), length]
+        seen = (slice(start, min(start + side, length)) for start in starts)
+        return list(zip(seen, (slice(*kept) for kept in pairwise(edges)), strict=True))
+
+    rows, columns = (spans(length, max(side, least)) for length, least in zip(size, window, strict=True))
     return [Tile((row[0], column[0]), (row[1], column[1])) for row, column in product(rows, columns)]
-
-
-def _spans(length: int, side: int) -> list[tuple[slice, slice]]:
-    starts = window_starts(length, side, max(1, side - side // 8))
-    edges = [0, *((left + side + right) // 2 for left, right in pairwise(starts)), length]
-    return [
-        (slice(start, min(start + side, length)), slice(*kept))
-        for start, kept in zip(starts, pairwise(edges), strict=True)
-    ]
 
 
 @torch.no_grad()

@@ -1,7 +1,8 @@
 """Semantic segmentation: a class for each pixel; cross-entropy, mean intersection over union."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from math import isnan
 from operator import itemgetter
 from pathlib import Path
@@ -14,25 +15,28 @@ from PIL import Image
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
+from tokenmix.files import replace_file, replacing, write_json
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.images import read_image
 from tokenmix.lab.data.indexed import spread
 from tokenmix.lab.data.scenes import PixelAugment, PixelSamples, SceneData, hold_out_scenes, load_scenes, repeated
+from tokenmix.lab.data.scenes.coco import encode_mask
 from tokenmix.lab.tasks.images import (
+    PART_ROWS,
     ImageTask,
     both_sides,
     channel_columns,
     check_stems,
+    drawn_png,
     image_view,
     stored_picture,
 )
-from tokenmix.lab.tasks.segmentation.inference import Tile, all_rows, as_segmenter, own_rows, pixel_logits, tiles
-from tokenmix.lab.tasks.segmentation.options import SegmentationOptions
-from tokenmix.lab.tasks.segmentation.output import shares, veiled, write_answer
+from tokenmix.lab.tasks.segmentation import SegmentationOptions
+from tokenmix.lab.tasks.segmentation.inference import all_rows, as_segmenter, own_rows, pixel_logits, tiles
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.metrics import Metric, Rows, accuracy_of, class_counts, iou_of, quotient
 from tokenmix.lab.train.predictions import joined
-from tokenmix.lab.train.programs import PlainSamples, Shown, View
+from tokenmix.lab.train.programs import Batch, Description, PlainSamples, Shown, Values, View
 from tokenmix.lab.train.task import IndexedData, check_names
 from tokenmix.layers.base import Mixer
 from tokenmix.models.foreign import create_foreign
@@ -89,53 +93,7 @@ def _of_all(own: Tensor) -> Tensor:
 
 
 MOST_CLASSES = 256
-
-
-class PixelData(IndexedData):
-    """Crops for training, and whole images for testing, `test_batch` at a time."""
-
-    def __init__(self, data: SceneData, config: TrainConfig) -> None:
-        options: SegmentationOptions = config.options
-        crop = both_sides(options.crop) if options.crop else data.crop
-        still = options.augment == "none"
-        augment = PixelAugment(
-            seed=config.loop.seed,
-            crop=crop,
-            ignore=data.ignore,
-            scales=options.train_scales,
-            flip=0.0 if still else 0.5,
-            color_jitter=options.color_jitter,
-            fill=data.mean,
-        )
-        self.options = options
-        size = crop or tuple(PixelSamples(data, data.train).read(torch.tensor([0]), 0)["image"].shape[2:])
-        train, test = PixelSamples(data, repeated(data.train, options.crops), augment), PixelSamples(data, data.test)
-        held = None if data.validation is None else PixelSamples(data, data.validation)
-        super().__init__(
-            train,
-            test,
-            held,
-            config=config,
-            description={
-                "classes": data.classes,
-                "ignore": data.ignore,
-                "palette": data.palette,
-                "mean": data.mean,
-                "std": data.std,
-                "channels": 3,
-                "img_size": size,
-                "source": data.source,
-                "skipped": [asdict(one) for one in data.skipped],
-            },
-        )
-
-    def test_batches(self, *, batch_size: int) -> Iterable[Any]:
-        """The test images in their order; `batch_size` is that of training."""
-        return super().test_batches(batch_size=min(batch_size, self.options.test_batch))
-
-    def validation_batches(self, *, batch_size: int) -> Iterable[Any]:
-        """The validation images likewise."""
-        return super().validation_batches(batch_size=min(batch_size, self.options.test_batch))
+VEIL = 0.5
 
 
 class SemanticSegmentation(ImageTask):
@@ -148,12 +106,11 @@ class SemanticSegmentation(ImageTask):
     monitor: str = "miou"
     options: SegmentationOptions
     set_elsewhere: ClassVar[Mapping[str, str]] = {"num_classes": "--data", "img_size": "--crop"}
-    writes: ClassVar[bool] = True
     baselines: ClassVar[tuple[str, ...]] = ("majority",)
 
     @classmethod
-    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> PixelData:
-        """The scenes of `config.data.data`; with `like` normalised as that run's, and of the same classes."""
+    def load_data(cls, config: TrainConfig, like: Description | None = None) -> IndexedData:
+        options: SegmentationOptions = config.options
         data = load_scenes(config.data.data, want="classes", seed=config.loop.seed)
         data = hold_out_scenes(data, config.data.validation)
         if len(data.classes) > MOST_CLASSES:
@@ -164,12 +121,34 @@ class SemanticSegmentation(ImageTask):
             check_names(config.data.data, data.classes, like["classes"])
             data = replace(data, mean=tuple(like["mean"]), std=tuple(like["std"]))
         else:
-            _check_learnable(data, config.options.crops, config.data.limit)
-        return PixelData(data, config)
+            _check_learnable(data, options.crops, config.data.limit)
+        crop = both_sides(options.crop) if options.crop else data.crop
+        augment = PixelAugment(
+            seed=config.loop.seed,
+            crop=crop,
+            ignore=data.ignore,
+            scales=options.train_scales,
+            flip=0.0 if options.augment == "none" else 0.5,
+            color_jitter=options.color_jitter,
+            fill=data.mean,
+        )
+        size = crop or tuple(PixelSamples(data, data.train).read(torch.tensor([0]), 0)["image"].shape[2:])
+        return IndexedData(
+            PixelSamples(data, repeated(data.train, options.crops), augment),
+            PixelSamples(data, data.test),
+            None if data.validation is None else PixelSamples(data, data.validation),
+            config=config,
+            test_batch=options.test_batch,
+            description={
+                **{name: getattr(data, name) for name in ("classes", "ignore", "palette", "mean", "std", "source")},
+                "channels": 3,
+                "img_size": size,
+                "skipped": [asdict(one) for one in data.skipped],
+            },
+        )
 
     @classmethod
-    def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
-        """The segmenter of that name, with the data's classes, built for its crops."""
+    def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
         given: dict[str, Any] = {"num_classes": len(data["classes"]), "img_size": tuple(data["img_size"])}
         given |= config.model.model_kwargs
         if is_foreign(config.model.model):
@@ -179,7 +158,7 @@ class SemanticSegmentation(ImageTask):
         return model if model.fixed_size else model.to(memory_format=torch.channels_last)
 
     @classmethod
-    def view(cls, model: nn.Module, file: Path, data: Mapping[str, Any]) -> View:
+    def view(cls, model: nn.Module, file: Path, data: Description) -> View:
         """The whole image as it is.
 
         Its middle for a model that takes only one size, or attends between positions: N x N would not fit.
@@ -191,19 +170,12 @@ class SemanticSegmentation(ImageTask):
             pixels = stored_picture(file)
         return image_view(pixels, data["mean"], data["std"])
 
-    @classmethod
-    @torch.no_grad()
-    def name_prediction(cls, model: nn.Module, inputs: Tensor, data: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The share of each class."""
-        classes = data.get("classes")
-        return {"shares": shares(model(inputs)[0].argmax(0), classes)} if classes else None
-
     @property
     def segmenter(self) -> Segmenter:
         """The model, or one from elsewhere with what a segmenter of ours has."""
         return as_segmenter(self.model, len(self.data["classes"]), self.data["img_size"])
 
-    def loss(self, batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy over the pixels of this step's crops that are not ignored, plus `iou_loss` of the soft IoU."""
         logits, ignore = self.segmenter(batch["image"]).float(), self.data["ignore"]
         classes = own_rows(self.segmenter, batch["classes"], 1)
@@ -214,25 +186,18 @@ class SemanticSegmentation(ImageTask):
         parts = {"cross_entropy": entropy.detach(), "iou_loss": overlap.detach()}
         return entropy + self.options.iou_loss * overlap, parts
 
-    def count(self, batch: Mapping[str, Any]) -> int:
+    def count(self, batch: Batch) -> int:
         """Pixels that are not ignored, in the rows of this process."""
         return int((own_rows(self.segmenter, batch["classes"], 1) != self.data["ignore"]).sum())
 
-    def evaluate(self, batch: Mapping[str, Any]) -> Rows:
+    def evaluate(self, batch: Batch) -> Rows:
         """Logits of whole images, as the options look at them, against their classes."""
         images, model, parts = batch["image"], self.segmenter, []
-        for tile in self._tiles(tuple(images.shape[2:])):
+        for tile in tiles(model, tuple(images.shape[2:]), self.options, shared=self.own_samples != slice(None)):
             logits = pixel_logits(model, images[..., *tile.seen], self.options)
             classes = own_rows(model, batch["classes"][..., *tile.kept], 1)
             parts.append(self.judged(logits[..., *tile.inner], classes, batch["index"]))
         return joined(parts)
-
-    def _tiles(self, size: tuple[int, int]) -> list[Tile]:
-        """Those of an image; the whole of one that several processes share, since they split it for that."""
-        if self.own_samples == slice(None):
-            return tiles(self.segmenter, size, self.options)
-        whole = slice(0, size[0]), slice(0, size[1])
-        return [Tile(whole, whole)]
 
     def judged(self, logits: Tensor, targets: Tensor, index: Tensor) -> Rows:
         """The counts of the pixels of images, or of parts of them, and the sums of their cross-entropies."""
@@ -244,7 +209,7 @@ class SemanticSegmentation(ImageTask):
         return {"index": index, "counts": counts.int(), "loss": torch.stack(loss)}
 
     @classmethod
-    def make_metrics(cls, config: TrainConfig, data: Mapping[str, Any]) -> dict[str, Metric]:
+    def make_metrics(cls, config: TrainConfig, data: Description) -> dict[str, Metric]:
         """Pixel accuracy, mean IoU and that of each class, -1 for one that never occurs; loss."""
 
         def losses(rows: Rows) -> Tensor:
@@ -266,7 +231,7 @@ class SemanticSegmentation(ImageTask):
                 f"{self.data['ignore']}, so nothing can be measured; give masks with classes"
             )
 
-    def parameter_groups(self) -> nn.Module | list[dict[str, Any]]:
+    def parameter_groups(self) -> nn.Module | list[Values]:
         """As for every task, with a rate of its own for biases if asked for."""
         if self.options.bias_lr == 1.0:
             return super().parameter_groups()
@@ -279,13 +244,11 @@ class SemanticSegmentation(ImageTask):
             {"params": biases, "weight_decay": 0.0, "lr": self.options.bias_lr * optim.lr},
         ]
 
-    def plain_samples(self, data: PixelData, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
-        """The classes of the pixels."""
+    def plain_samples(self, data: IndexedData, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
         for batch in data.batches_of(part, 8):
             yield PlainSamples(None, batch["classes"])
 
-    def show(self, batch: Mapping[str, Any]) -> list[Shown]:
-        """Each image under the colours of its classes, and of those predicted."""
+    def show(self, batch: Batch) -> list[Shown]:
         levels = batch["image"].cpu() * channel_columns(self.data["std"]) + channel_columns(self.data["mean"])
         found = []
         for pixels, classes in zip(levels.mul(255).round().clamp(0, 255).byte(), batch["classes"].cpu()):
@@ -294,41 +257,90 @@ class SemanticSegmentation(ImageTask):
             found.append(Shown(image, *(veiled(image, mask, self.data["palette"]) for mask in masks)))
         return found
 
-    def example(self) -> dict[str, Tensor]:
-        """Two crops of noise."""
-        return {"images": torch.randn(2, self.data["channels"], *self.data["img_size"])}
-
     @torch.no_grad()
     def answer(self, image: Tensor) -> Tensor:
         """The class of each pixel, uint8 (H, W), of an image uint8 (3, H, W) of any size."""
         size = (image.shape[1], image.shape[2])
         classes = torch.empty(size, dtype=torch.uint8)
         mean, std = channel_columns(self.data["mean"]), channel_columns(self.data["std"])
-        for tile in self._tiles(size):
+        for tile in tiles(self.segmenter, size, self.options, shared=self.own_samples != slice(None)):
             seen = image[:, *tile.seen].float().div_(255).sub_(mean).div_(std)[None].to(next(self.model.parameters()))
             logits = pixel_logits(self.segmenter, seen, self.options)
             found = all_rows(self.segmenter, logits.argmax(1, keepdim=True).byte())
             classes[tile.kept] = found[0, 0][tile.inner].cpu()
         return classes
 
-    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
+    def predict(self, inputs: Sequence[str | Path]) -> list[Values]:
         """Size and share of each class of each image, which may have any size."""
-        return [self._answer(file, None) for file in inputs]
+        return [self._answer(file)[2] for file in inputs]
 
-    def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[dict[str, Any]]:
-        """The same; for each image a mask in colours, an overlay, and shares and run lengths as JSON in `out`."""
+    def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[Values]:
+        """The same; for each image NAME-mask.png in colours, NAME-overlay.png, and NAME.json with shares, colours and
+        run lengths in `out`.
+        """
         check_stems(inputs)
-        return [self._answer(file, out) for file in inputs]
+        names, palette = self.data["classes"], self.data["palette"]
+        answers = []
+        for file in inputs:
+            picture, classes, answer = self._answer(file)
+            mask = Image.fromarray(classes.numpy(), mode="P")
+            mask.putpalette([level for colour in palette for level in colour])
+            files = [out / f"{Path(file).stem}{end}" for end in ("-mask.png", "-overlay.png", ".json")]
+            with replacing(files[0]) as partial:
+                mask.save(partial)
 
-    def _answer(self, file: str | Path, out: Path | None) -> dict[str, Any]:
-        self.eval()
-        picture, names = stored_picture(file), self.data["classes"]
+            def veil(strip: Image.Image, top: int, mask: Image.Image = mask) -> Image.Image:
+                part = mask.crop((0, top, strip.width, top + strip.height))
+                return Image.blend(strip, part.convert("RGB"), VEIL)
+
+            replace_file(files[1], drawn_png(picture, veil))
+            del picture  # No second one while the next is read.
+            shown = ((name, colour) for name, colour in zip(names, palette) if name in answer["shares"])
+            colors = {name: "#{:02x}{:02x}{:02x}".format(*colour) for name, colour in shown}
+            write_json(files[2], {**answer, "colors": colors, "masks": run_lengths(classes, names)})
+            answers.append({**answer, "written": [str(file) for file in files]})
+        return answers
+
+    def _answer(self, file: str | Path) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """The image, the class of each pixel, and what is printed."""
+        picture = stored_picture(file)
         classes = self.answer(picture)
-        told = {"file": str(file), "size": list(classes.shape), "shares": shares(classes, names)}
-        if out is None:
-            return told
-        stem = out / Path(file).stem
-        return {**told, "written": write_answer(picture, classes, told, names, self.data["palette"], stem)}
+        told = {"file": str(file), "size": list(classes.shape), "shares": shares(classes, self.data["classes"])}
+        return picture, classes, told
+
+
+def shares(classes: Tensor, names: Sequence[str]) -> dict[str, float]:
+    """Share of the pixels of each class that occurs, the largest first."""
+    counts = pixel_counts(classes, len(names))
+    found = sorted(((count, name) for count, name in zip(counts, names, strict=True) if count), reverse=True)
+    return {name: round(count / classes.numel(), 6) for count, name in found}
+
+
+def veiled(image: Image.Image, classes: Tensor, palette: Sequence[Sequence[int]]) -> Image.Image:
+    """The image under the colours of its classes; pixels of a class without a colour are left as they are."""
+    table = torch.tensor(palette, dtype=torch.uint8)
+    known = (classes >= 0) & (classes < len(table))
+    colours = Image.fromarray(table[torch.where(known, classes.long(), 0)].numpy())
+    blended = Image.blend(image.convert("RGB"), colours, VEIL)
+    return Image.composite(blended, image.convert("RGB"), Image.fromarray(known.byte().mul(255).numpy()))
+
+
+def pixel_counts(classes: Tensor, count: int) -> list[int]:
+    """The pixels of each class."""
+    return torch.stack([part.flatten().bincount(minlength=count) for part in classes.split(PART_ROWS)]).sum(0).tolist()
+
+
+def run_lengths(classes: Tensor, names: Sequence[str]) -> list[Values]:
+    """One mask for each class that occurs, in COCO's compressed run lengths; empty without pycocotools."""
+    if find_spec("pycocotools") is None:
+        return []
+    # By columns, as run lengths go, and one mask after the other: each is as large as the image.
+    mask, found = torch.empty(classes.shape[::-1], dtype=torch.bool).T, []
+    for i, count in enumerate(pixel_counts(classes, len(names))):
+        if count:
+            torch.eq(classes, i, out=mask)
+            found.append({"category_id": i, "category": names[i], "area": count, "segmentation": encode_mask(mask)})
+    return found
 
 
 def _check_learnable(data: SceneData, crops: int, limit: int | None) -> None:

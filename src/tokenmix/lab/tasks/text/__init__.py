@@ -1,62 +1,44 @@
-"""Text: masked-language modelling, sentence classification, question answering."""
+"""Text: masked-language modelling, sentence classification, question answering: their options."""
 
-from tokenmix.lab.registry import DATA_SETS, TASKS, DataEntry, Kind, TaskEntry
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
 
-TASKS.register(
-    TaskEntry(
-        name="masked-lm",
-        about="masked words of running text; perplexity at masked positions",
-        task="tokenmix.lab.tasks.text.masked_lm:MaskedLM",
-        options="tokenmix.lab.tasks.text.options:MaskingOptions",
-        defaults={"model": "gmlp_text_nano"},
-        skeleton="bert_text_nano",
-    ),
-    TaskEntry(
-        name="text-classification",
-        about="one label for each text or pair of texts; accuracy, macro F1",
-        task="tokenmix.lab.tasks.text.classification:TextClassification",
-        options="tokenmix.lab.tasks.text.options:LabelOptions",
-        defaults={"model": "gmlp_text_nano"},
-        skeleton="bert_text_nano",
-    ),
-    TaskEntry(
-        name="question-answering",
-        about="the answer's span in a context, or none; exact match, F1",
-        task="tokenmix.lab.tasks.text.question_answering:QuestionAnswering",
-        options="tokenmix.lab.tasks.text.options:QuestionOptions",
-        defaults={"model": "gmlp_text_nano"},
-        skeleton="bert_text_nano",
-    ),
-)
+from tokenmix.lab.train.config import ClassOptions, TaskOptions, TeacherOptions
+from tokenmix.lab.train.schema import Range
 
-LAYOUTS: tuple[tuple[str, tuple[Kind, ...], str, str], ...] = (
-    ("text", ("corpus",), ", a file or a folder of text files", "corpus:load_text_files"),
-    ("jsonl", ("corpus", "labelled-text"), "#column, or #text,label", "labelled:load_table"),
-    ("csv", ("corpus", "labelled-text"), "#column, or #text,label", "labelled:load_table"),
-    ("parquet", ("corpus", "labelled-text"), "#column, or #text,label", "labelled:load_table"),
-    ("glue", ("labelled-text",), "/SST-2, in GLUE's layout", "labelled:load_glue"),
-    ("squad", ("questions",), ", in SQuAD's layout", "questions:load_squad"),
-)
-"""The user's own files: name, kinds, what follows name:PATH, and the reader."""
 
-DATA_SETS.register(
-    *(
-        DataEntry(
-            name=name,
-            kinds=kinds,
-            about=f"{name}:PATH{about}",
-            load=f"tokenmix.lab.tasks.text.data.{load}",
-            variant="path",
-        )
-        for name, kinds, about, load in LAYOUTS
-    ),
-    DataEntry(
-        name="hf",
-        kinds=("corpus", "labelled-text", "questions"),
-        about="hf:NAME[:CONFIG] of the Hugging Face hub; #column, or #text,label",
-        licence="its author's",
-        origin="huggingface.co, by datasets",
-        load="tokenmix.lab.tasks.text.data.questions:load_hub",
-        variant="name",
-    ),
-)
+@dataclass(frozen=True, kw_only=True)
+class TextOptions(TaskOptions):
+    """Tokenization."""
+
+    tokenizer: Path | None = None
+    """Folder of the tokenizer, which is copied to the run folder.
+    If not given, that of --init-from or the teacher; else one is trained on the texts."""
+    vocab_size: Annotated[int, Range(least=1)] = 8000
+    """Vocabulary size of the tokenizer that is trained if none is given."""
+    seq_len: Annotated[int, Range(least=1)] = 128
+    """Tokens of a sequence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelOptions(TextOptions, TeacherOptions, ClassOptions):
+    """Tokenization, classes of unequal size, and a teacher."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskingOptions(TextOptions, TeacherOptions):
+    """Tokenization, masking, and a teacher."""
+
+    masking: Literal["token", "whole-word"] = "token"
+    """Unit of masking."""
+    mask_prob: Annotated[float, Range(above=0, below=1)] = 0.15
+    """Share of the tokens to predict: 80 % become [MASK], 10 % another token, 10 % stay."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionOptions(TextOptions):
+    """Tokenization of questions and contexts."""
+
+    doc_stride: Annotated[int, Range(least=1)] = 64
+    """Tokens that neighbouring windows of a long context share."""

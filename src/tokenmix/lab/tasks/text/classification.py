@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
+from scipy.stats import rankdata
 from torch import Tensor
 
 from tokenmix.errors import UserError
@@ -25,7 +26,7 @@ from tokenmix.lab.tasks.text.task import (
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.metrics import Metric, Rows
-from tokenmix.lab.train.programs import HubForm, PlainSamples, Shown
+from tokenmix.lab.train.programs import Description, HubForm, PlainSamples, Shown, Values
 from tokenmix.lab.train.task import TaskData, check_names
 from tokenmix.text.heads import GMLPForSequenceClassification
 
@@ -38,15 +39,10 @@ class TextClassification(DistillingTextTask, ClassTask):
 
     hub: ClassVar[HubForm | None] = hub_form("text-classification", "AutoModelForSequenceClassification")
     network: ClassVar[type[Any]] = GMLPForSequenceClassification
-    baselines: tuple[str, ...] = ("majority", "TF-IDF")  # type: ignore[misc]
-
-    def __init__(self, model: Any, config: TrainConfig, data: Mapping[str, Any]) -> None:
-        super().__init__(model, config, data)
-        self.classes: list[str] = list(data["classes"])
-        self.baselines = type(self).baselines if self.classes else ()
+    baselines: ClassVar[tuple[str, ...]] = ("majority", "TF-IDF")
 
     @classmethod
-    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> TextData:
+    def load_data(cls, config: TrainConfig, like: Description | None = None) -> TextData:
         """Read and encode the texts of `data`; `UserError` if `like` has other classes, or pairs where there are
         none.
         """
@@ -68,17 +64,12 @@ class TextClassification(DistillingTextTask, ClassTask):
         length = config.options.seq_len if like is None else int(like["seq_len"])
         encoded = partial(EncodedText, tokenizer=tokenizer, max_length=length)
         train, test = encoded(texts.train), encoded(texts.test)
-        held = None if texts.validation is None else encoded(texts.validation)
-        description: dict[str, Any] = {
-            "classes": texts.classes,
-            "pairs": texts.train.pairs is not None,
-            "cut": train.cut + test.cut,
-            "source": texts.source,
-        }
-        if texts.classes and texts.metrics != ("accuracy",):
-            description["metrics"] = list(texts.metrics)
+        description: dict[str, Any] = {"classes": texts.classes, "source": texts.source}
+        description |= {"pairs": texts.train.pairs is not None, "cut": train.cut + test.cut}
         if texts.classes:
             description["counts"] = class_counts(texts.classes, texts.train.labels)
+            if texts.metrics != ("accuracy",):
+                description["metrics"] = list(texts.metrics)
         elif (config.options.class_weights, config.options.sampler) != ("none", "shuffle"):
             raise UserError(
                 f"{config.data.data!r} has numbers for labels, which are of no class; leave --class-weights and "
@@ -87,7 +78,7 @@ class TextClassification(DistillingTextTask, ClassTask):
         return TextData(
             balanced_order(train, texts.train.labels, config.options.sampler),
             test,
-            held,
+            None if texts.validation is None else encoded(texts.validation),
             tokenizer=tokenizer,
             config=config,
             length=length,
@@ -95,7 +86,6 @@ class TextClassification(DistillingTextTask, ClassTask):
         )
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Cross-entropy, or mean squared error."""
         out = self.model(**inputs_of(batch))
         weighted = self.options.class_weights == "balanced"
         return self.distilled(
@@ -103,7 +93,6 @@ class TextClassification(DistillingTextTask, ClassTask):
         )
 
     def check_teacher(self, teacher: DistillingTask, data: TaskData) -> None:
-        """As of every task on text; numbers have no logits."""
         if not self.classes:
             raise UserError(
                 f"{self.config.data.data} has numbers for labels, and a teacher has logits for classes only; "
@@ -112,7 +101,6 @@ class TextClassification(DistillingTextTask, ClassTask):
         super().check_teacher(teacher, data)
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> Rows:
-        """Logits of each text against its label, or the number that is predicted against that which is true."""
         logits = self.model(**inputs_of(batch)).logits.float()
         if self.classes:
             return self.judged(logits, batch["labels"], batch["index"])
@@ -125,13 +113,12 @@ class TextClassification(DistillingTextTask, ClassTask):
         return super().usual_monitor() if self.data["classes"] else "pearson"
 
     @classmethod
-    def make_metrics(cls, config: TrainConfig, data: Mapping[str, Any]) -> dict[str, Metric]:
-        """Those of classes; of numbers Pearson's and Spearman's correlation."""
+    def make_metrics(cls, config: TrainConfig, data: Description) -> dict[str, Metric]:
         if data["classes"]:
             return super().make_metrics(config, data)
         return {
-            "pearson": Metric.of_sums(pearson, moments),
-            "spearman": Metric.of_columns(spearman, "value", "label"),
+            "pearson": Metric.of_columns(correlation, "value", "label"),
+            "spearman": Metric.of_columns(rank_correlation, "value", "label"),
         }
 
     def plain_samples(self, data: TextData, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
@@ -139,9 +126,7 @@ class TextClassification(DistillingTextTask, ClassTask):
         for batch in data.batches_of(part, 128):
             yield PlainSamples(data.tokenizer.batch_decode(batch["input_ids"]), batch["labels"])
 
-    @torch.no_grad()
     def show(self, batch: Mapping[str, Tensor]) -> list[Shown]:
-        """Each text, its label and the likeliest one, or its number and the one predicted."""
         texts = self.tokenizer().batch_decode(batch["input_ids"], skip_special_tokens=True)
         logits = self.model(**inputs_of(batch)).logits.float().cpu()
         if not self.classes:
@@ -149,12 +134,10 @@ class TextClassification(DistillingTextTask, ClassTask):
         answers = [told(likeliest(row, self.classes)) for row in logits.softmax(-1)]
         return [Shown(t, self.classes[y], a) for t, y, a in zip(texts, batch["labels"].tolist(), answers)]
 
-    @torch.no_grad()
-    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
+    def predict(self, inputs: Sequence[str | Path]) -> list[Values]:
         """Label, its probability and the five most probable classes of each line, or its number; the two texts of a
         pair are on a line with a tab between them.
         """
-        self.eval()
         tokenizer: Any = self.tokenizer()
         answers = []
         for sentence in read_sentences(inputs):
@@ -172,24 +155,11 @@ class TextClassification(DistillingTextTask, ClassTask):
         return answers
 
 
-def moments(rows: Rows) -> Tensor:
-    """One, x, y, x^2, y^2 and xy of each sample, of numbers predicted and true about their means."""
-    x, y = (values - values.mean() for values in (rows["value"].double(), rows["label"].double()))
-    return torch.stack([torch.ones_like(x), x, y, x * x, y * y, x * y], 1)
+def correlation(predicted: Tensor, true: Tensor) -> Tensor:
+    """Pearson's correlation."""
+    return torch.stack([predicted.double(), true.double()]).corrcoef()[0, 1]
 
 
-def pearson(sums: Tensor) -> Tensor:
-    """Pearson's correlation from sums (R, 6) of `moments`."""
-    n, x, y, xx, yy, xy = sums.unbind(1)
-    return (n * xy - x * y) / ((n * xx - x**2) * (n * yy - y**2)).sqrt()
-
-
-def spearman(predicted: Tensor, true: Tensor) -> Tensor:
-    """Spearman's correlation, that of the ranks."""
-    return torch.stack([_ranks(predicted), _ranks(true)]).corrcoef()[0, 1]
-
-
-def _ranks(values: Tensor) -> Tensor:
-    """The rank of each value; equal ones have their mean rank."""
-    _, place, counts = values.unique(return_inverse=True, return_counts=True)
-    return (counts.cumsum(0) - (counts - 1) / 2)[place].double()
+def rank_correlation(predicted: Tensor, true: Tensor) -> Tensor:
+    """Spearman's correlation, that of the ranks, of which equal values have the mean."""
+    return correlation(*(torch.from_numpy(rankdata(values)) for values in (predicted, true)))

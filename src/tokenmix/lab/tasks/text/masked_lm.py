@@ -23,7 +23,7 @@ from tokenmix.lab.tasks.text.task import (
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.metrics import Metric, Rows, quotient
 from tokenmix.lab.train.predictions import joined
-from tokenmix.lab.train.programs import HubForm, PlainSamples, Shown
+from tokenmix.lab.train.programs import Description, HubForm, PlainSamples, Shown, Values
 from tokenmix.text.heads import NO_LABEL, GMLPForMaskedLM
 
 BEST = 5
@@ -42,7 +42,7 @@ class MaskedLM(DistillingTextTask):
     fields: ClassVar[Mapping[str, Any]] = {"predict": "labelled"}
 
     @classmethod
-    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> TextData:
+    def load_data(cls, config: TrainConfig, like: Description | None = None) -> TextData:
         """The running text of `config.data.data`, packed; with `like` as long as that run's sequences."""
         corpus = load_text(config.data.data)
         tokenizer = tokenizer_for(config, corpus.train)
@@ -76,11 +76,9 @@ class MaskedLM(DistillingTextTask):
         return self.part_weight * loss, logs
 
     def count(self, batch: Mapping[str, Tensor]) -> int:
-        """Masked positions."""
         return int((batch["labels"] != NO_LABEL).sum())
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> Rows:
-        """Logits at the masked positions of each sequence against the original tokens."""
         index, hidden = batch["index"], batch["labels"] != NO_LABEL
         # A sequence without masked positions has a row too.
         nothing = torch.zeros(len(index), dtype=torch.int16)
@@ -96,8 +94,7 @@ class MaskedLM(DistillingTextTask):
         return {"index": index, "loss": entropy, "right": right.short(), "masked": torch.ones_like(right).short()}
 
     @classmethod
-    def make_metrics(cls, config: TrainConfig, data: Mapping[str, Any]) -> dict[str, Metric]:
-        """Loss, perplexity and accuracy at the masked positions of the held-out text."""
+    def make_metrics(cls, config: TrainConfig, data: Description) -> dict[str, Metric]:
 
         def of_masked(name: str) -> Callable[[Rows], Tensor]:
             return lambda rows: torch.stack([rows[name].double(), rows["masked"].double()], 1)
@@ -115,17 +112,13 @@ class MaskedLM(DistillingTextTask):
         return self.model.macs(length, num_predicted=places)  # type: ignore[operator]
 
     def plain_samples(self, data: TextData, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
-        """The tokens that are hidden."""
         for batch in data.batches_of(part, 16):
             yield PlainSamples(None, batch["labels"][batch["labels"] != NO_LABEL])
 
     def num_targets(self) -> int:
-        """Tokens of the vocabulary."""
         return int(self.data["vocab_size"])
 
-    @torch.no_grad()
     def show(self, batch: Mapping[str, Tensor]) -> list[Shown]:
-        """Each text with tokens hidden, those tokens, and the likeliest ones."""
         tokenizer: Any = self.tokenizer()
         hidden = batch["labels"] != NO_LABEL
         answers = self.model(**inputs_of(batch)).logits.argmax(-1).split(hidden.sum(1).tolist())
@@ -135,12 +128,10 @@ class MaskedLM(DistillingTextTask):
             found.append(Shown(tokenizer.decode(ids[ids != tokenizer.pad_token_id]), truth, prediction))
         return found
 
-    @torch.no_grad()
-    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
+    def predict(self, inputs: Sequence[str | Path]) -> list[Values]:
         """For each [MASK] of each sentence the most probable token, its probability, the five best, and the sentence
         filled in.
         """
-        self.eval()
         tokenizer: Any = self.tokenizer()
         answers = []
         for sentence in read_sentences(inputs):

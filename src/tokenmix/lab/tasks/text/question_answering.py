@@ -34,7 +34,7 @@ from tokenmix.lab.tasks.text.task import (
 )
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.metrics import Metric, Rows
-from tokenmix.lab.train.programs import HubForm, Shown
+from tokenmix.lab.train.programs import Batch, Description, HubForm, Shown, Values
 from tokenmix.text.heads import GMLPForQuestionAnswering
 
 AT_ONCE = 16
@@ -81,8 +81,7 @@ class QuestionAnswering(TextTask):
     network: ClassVar[type[Any]] = GMLPForQuestionAnswering
 
     @classmethod
-    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> TextData:
-        """Read and encode the questions of `config.data.data`."""
+    def load_data(cls, config: TrainConfig, like: Description | None = None) -> TextData:
         data = load_questions(config.data.data)
         tokenizer = tokenizer_for(config, [text for q in data.train for text in (q.question, q.context)])
         length = config.options.seq_len if like is None else int(like["seq_len"])
@@ -101,36 +100,30 @@ class QuestionAnswering(TextTask):
         )
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean of both cross-entropies."""
         return self.model(**inputs_of(batch)).loss, {}
 
-    def evaluate(self, batch: Mapping[str, Any]) -> Rows:
-        """The best span of each question against the given answers."""
+    def evaluate(self, batch: Batch) -> Rows:
         texts = [self._text(span, asked["context"]) for span, asked in zip(self._spans(batch), batch["asked"])]
         rows = [agreement(text, asked["answers"]) for text, asked in zip(texts, batch["asked"])]
         exact, f1 = torch.tensor(rows).view(-1, 2).unbind(1)
         return {"index": batch["index"], "exact_match": exact, "f1": f1}
 
     @classmethod
-    def make_metrics(cls, config: TrainConfig, data: Mapping[str, Any]) -> dict[str, Metric]:
+    def make_metrics(cls, config: TrainConfig, data: Description) -> dict[str, Metric]:
         """Exact match and F1 of words, as SQuAD measures them."""
         return {"exact_match": Metric.mean(itemgetter("exact_match")), "f1": Metric.mean(itemgetter("f1"))}
 
-    @torch.no_grad()
-    def show(self, batch: Mapping[str, Any]) -> list[Shown]:
-        """Each question, the first of its answers, and the one predicted; "-" for none."""
+    def show(self, batch: Batch) -> list[Shown]:
         found = []
         for span, asked in zip(self._spans(batch), batch["asked"]):
             answer = self._text(span, asked["context"])
             found.append(Shown(asked["question"], next(iter(asked["answers"]), "") or "-", answer or "-"))
         return found
 
-    @torch.no_grad()
-    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
+    def predict(self, inputs: Sequence[str | Path]) -> list[Values]:
         """Answer and its characters in the context, for lines of a question and its context, with a tab between them or
         as JSON, or for files in SQuAD's layout. `margin` is the score of the answer minus that of no answer.
         """
-        self.eval()
         asked: list[Question] = []
         for given in inputs:
             if str(given).endswith(".json"):
@@ -150,7 +143,7 @@ class QuestionAnswering(TextTask):
                 answers.append({"question": question.question, "answer": text, **place, "margin": margin})
         return answers
 
-    def _spans(self, batch: Mapping[str, Any]) -> list[Span]:
+    def _spans(self, batch: Batch) -> list[Span]:
         out = self.model(**inputs_of(batch))
         start, end = out.start_logits.float(), out.end_logits.float()
         rows = [batch["sample"] == i for i in range(len(batch["asked"]))]

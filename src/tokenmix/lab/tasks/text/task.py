@@ -1,13 +1,11 @@
 """What the tasks on text share: sequences and their tokenizer, a transformers model of ours, sentences to predict."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from tokenmix.errors import UserError
 from tokenmix.files import user_path
@@ -20,50 +18,14 @@ from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.distributed import distributed_info
 from tokenmix.lab.train.folder import TOKENIZER
-from tokenmix.lab.train.programs import HubForm
+from tokenmix.lab.train.programs import Description, HubForm, Values, check_sizes
 from tokenmix.lab.train.task import IndexedData, TaskData, TaskModule
+from tokenmix.registry import Arguments
 from tokenmix.text import create_config, describe
 from tokenmix.text.positions import extend_gate, resized_bias
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-
-def initial_text_weights(source: Path, model: Any) -> dict[str, Tensor]:
-    """The weights in a safetensors file or a folder, fitted to the model's length and head.
-
-    Gates and learned positions are cut to the model's longest sequence, or extended, so that a sequence which fitted
-    both has the same output as before. A head that the source lacks, or has for other classes, starts fresh, and a line
-    says so. Anything else that differs stays as it is, for `put_weights` to refuse.
-    """
-    given, own = read_weights(source), model.state_dict()
-    body = f"{model.base_model_prefix}."
-    weights = {key: value for key, value in given.items() if key.startswith(body)}
-    if not weights:
-        raise UserError(
-            f"{source} holds no text model: none of its tensors begins with {body!r}; give a run of a text task"
-        )
-    words = f"{body}embeddings.word_embeddings.weight"
-    if words in weights and len(weights[words]) != len(own[words]):
-        raise UserError(
-            f"{source} was trained with a vocabulary of {len(weights[words]):,} tokens and this tokenizer has "
-            f"{len(own[words]):,}; give its own by --tokenizer {source / 'tokenizer'}"
-        )
-    weights = _fitted(weights, own)
-    fresh = []
-    for key, value in own.items():
-        tied = (getattr(model, "_tied_weights_keys", None) or {}).get(key)
-        if tied in weights:
-            weights[key] = weights[tied]
-        elif not key.startswith(body) or key.startswith(f"{body}pooler."):
-            fits = key in given and given[key].shape == value.shape
-            weights[key] = given[key] if fits else value
-            fresh += [] if fits else [key]
-    # A classifier's body has a pooler, that of a masked-language model has none.
-    weights = {key: value for key, value in weights.items() if key in own or not key.startswith(f"{body}pooler.")}
-    if fresh and distributed_info().first:
-        log(f"the body is that of {source}, the head starts fresh: {', '.join(fresh)}")
-    return weights
 
 
 def _fitted(weights: dict[str, Tensor], own: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -110,31 +72,18 @@ class Answering(nn.Module):
 
 
 class TextData(IndexedData):
-    """Sequences for training and testing.
-
-    Args:
-        train: sequences to learn from.
-        test: those held out.
-        validation: training sequences that are held out to choose by.
-        tokenizer: that which encoded them.
-        config: the run's config.
-        description: what the run folder keeps next to vocabulary, length and numbers.
-        length: the longest sequence.
-    """
+    """Sequences of at most `length` tokens, and the tokenizer that encoded them."""
 
     def __init__(
         self,
-        train: IndexedDataset,
-        test: IndexedDataset,
-        validation: IndexedDataset | None,
-        *,
+        *parts: IndexedDataset | None,
         tokenizer: "PreTrainedTokenizerFast",
         config: TrainConfig,
         length: int,
         description: dict[str, Any],
     ) -> None:
         about = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "seq_len": length}
-        super().__init__(train, test, validation, config=config, description={**about, **description})
+        super().__init__(*parts, config=config, description={**about, **description})  # type: ignore[arg-type]
         self.tokenizer = tokenizer
 
     def save(self, run: Path) -> None:
@@ -149,9 +98,7 @@ class TextData(IndexedData):
 class TextTask(TaskModule):
     """A task on sequences of tokens, with a model of `tokenmix.text`.
 
-    Attributes:
-        network: the model's class.
-        fields: of its config, next to those that the data and the user decide.
+    `network` is the model's class, `fields` are those of its config that neither the data nor the user decide.
     """
 
     network: ClassVar[type[Any]]
@@ -165,8 +112,7 @@ class TextTask(TaskModule):
     }
 
     @classmethod
-    def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
-        """The model of that name with the tokenizer's vocabulary, as long as the sequences."""
+    def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
         given = {"vocab_size": data["vocab_size"], "pad_token_id": data["pad_token_id"]}
         given |= {"max_position_embeddings": data["seq_len"], **cls.fields}
         if "classes" in data:
@@ -181,35 +127,54 @@ class TextTask(TaskModule):
 
     @classmethod
     def check(cls, config: TrainConfig, batch_size: int) -> None:
-        """Also the model's arguments."""
         super().check(config, batch_size)
         create_config(config.model.model, **config.model.model_kwargs)
 
     @classmethod
-    def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def summarize_model(cls, name: str, sizes: Arguments, model_kwargs: Arguments) -> Values:
         """Parameters and multiply-adds of the masked-language model, and the published figures."""
-        if sizes:
-            flag, value = next(iter(sizes.items()))
-            raise UserError(
-                f"{name} is a text model, whose longest text is --model-kwargs max_position_embeddings=N; "
-                f"leave --{flag.replace('_', '-')} {value} out"
-            )
+        longest = "--model-kwargs max_position_embeddings=N"
+        check_sizes(sizes, (), f"{name} is a text model, whose longest text is {longest}")
         return describe(name, **model_kwargs)
 
-    def shard(self, mesh: DeviceMesh) -> None:
-        """Leave on each process a part of every block's parameters, and of the rest."""
-        from torch.distributed.fsdp import fully_shard
-
-        for layer in self.model.base_model.layers:  # type: ignore[union-attr]
-            fully_shard(layer, mesh=mesh)
-        fully_shard(self.model, mesh=mesh)
-
     def initial_weights(self, source: Path) -> dict[str, Tensor]:
-        """The weights of another run or file, cut or extended to this length; its head where it fits."""
-        return initial_text_weights(source, self.model)
+        """The weights in a safetensors file or a folder, fitted to the model's length and head.
+
+        Gates and learned positions are cut to the model's longest sequence, or extended, so that a sequence which
+        fitted both has the same output as before. A head that the source lacks, or has for other classes, starts
+        fresh, and a line says so. Anything else that differs stays as it is, for `put_weights` to refuse.
+        """
+        model: Any = self.model
+        given, own = read_weights(source), model.state_dict()
+        body = f"{model.base_model_prefix}."
+        weights = {key: value for key, value in given.items() if key.startswith(body)}
+        if not weights:
+            raise UserError(
+                f"{source} holds no text model: none of its tensors begins with {body!r}; give a run of a text task"
+            )
+        words = f"{body}embeddings.word_embeddings.weight"
+        if words in weights and len(weights[words]) != len(own[words]):
+            raise UserError(
+                f"{source} was trained with a vocabulary of {len(weights[words]):,} tokens and this tokenizer has "
+                f"{len(own[words]):,}; give its own by --tokenizer {source / 'tokenizer'}"
+            )
+        weights = _fitted(weights, own)
+        fresh = []
+        for key, value in own.items():
+            tied = (getattr(model, "_tied_weights_keys", None) or {}).get(key)
+            if tied in weights:
+                weights[key] = weights[tied]
+            elif not key.startswith(body) or key.startswith(f"{body}pooler."):
+                fits = key in given and given[key].shape == value.shape
+                weights[key] = given[key] if fits else value
+                fresh += [] if fits else [key]
+        # A classifier's body has a pooler, that of a masked-language model has none.
+        weights = {key: value for key, value in weights.items() if key in own or not key.startswith(f"{body}pooler.")}
+        if fresh and distributed_info().first:
+            log(f"the body is that of {source}, the head starts fresh: {', '.join(fresh)}")
+        return weights
 
     def macs(self) -> int:
-        """Multiply-adds of one sequence of full length."""
         return self.model.macs(int(self.data["seq_len"]))  # type: ignore[operator]
 
     def example(self) -> dict[str, Tensor]:
@@ -225,7 +190,6 @@ class TextTask(TaskModule):
         return (self.example()["input_ids"][:1],)
 
     def answering(self) -> nn.Module:
-        """The model with its logits as the only output."""
         return Answering(self.model)
 
     def save_for_hub(self, folder: Path) -> nn.Module:
@@ -277,8 +241,7 @@ def tokenizer_for(config: TrainConfig, texts: Iterable[str]) -> "PreTrainedToken
     return train_tokenizer(texts, vocab_size=config.options.vocab_size)
 
 
-@dataclass(frozen=True)
-class Sentence:
+class Sentence(NamedTuple):
     """A text to predict, and its location."""
 
     text: str
@@ -289,28 +252,23 @@ def read_sentences(inputs: Sequence[str | Path]) -> list[Sentence]:
     """The lines of files, and texts as they are; `UserError` for a file that is missing or not UTF-8."""
     found = []
     for given in inputs:
-        if _is_file(given):
-            path = user_path(given)
+        one_word = len(str(given).split()) == 1
+        path = user_path(given) if one_word else Path(given)
+        try:
+            is_file = path.is_file()
+        except OSError:  # longer than a name may be: a text
+            is_file = False
+        # One word with a suffix is the name of a file rather than a sentence.
+        named = isinstance(given, Path) or (one_word and path.suffix in (".txt", ".tsv", ".json", ".jsonl"))
+        if is_file:
             lines = [line.strip() for line in read_lines(path)]
             if not any(lines):
                 raise UserError(f"{path} holds no sentence; write one on each line")
             found += [Sentence(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line]
+        elif named:
+            raise UserError(f"no file {given}; give a file of sentences, or a sentence")
         elif not str(given).strip():
             raise UserError("an empty text has no prediction; give a sentence, or a file of sentences")
         else:
             found.append(Sentence(str(given).strip(), "command line"))
     return found
-
-
-def _is_file(given: str | Path) -> bool:
-    try:
-        there = user_path(given).is_file() if len(str(given).split()) == 1 else Path(given).is_file()
-    except OSError:  # longer than a name may be: a text
-        there = False
-    # One word with a suffix is the name of a file rather than a sentence.
-    named = isinstance(given, Path) or (
-        len(str(given).split()) == 1 and Path(given).suffix in (".txt", ".tsv", ".json", ".jsonl")
-    )
-    if named and not there:
-        raise UserError(f"no file {given}; give a file of sentences, or a sentence")
-    return there

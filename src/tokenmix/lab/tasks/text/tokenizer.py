@@ -65,6 +65,9 @@ def train_tokenizer(
         from tokenmix.lab.tasks.text.data import load_text
 
         texts = load_text(texts).train
+    from tokenizers import AddedToken, processors
+    from transformers import PreTrainedTokenizerFast
+
     from tokenmix.lab.tasks.text.data.corpus import Documents, pieces
 
     # Gone through more than once; a corpus is streamed anew each time.
@@ -74,7 +77,20 @@ def train_tokenizer(
         raise UserError("there is no text to train a tokenizer on; give a file or corpus that holds some")
     make = {"bpe": _bpe, "wordpiece": _wordpiece, "unigram": _unigram}[kind]
     settings = {"vocab_size": vocab_size, "special_tokens": list(SPECIAL), "show_progress": sys.stderr.isatty()}
-    return _wrapped(make(documents, lowercase == "yes", settings), max_length)
+    tokenizer = make(documents, lowercase == "yes", settings)
+    # A piece of bpe or unigram begins with the space before its word: so [MASK] takes the space before it too.
+    tokenizer.add_special_tokens([AddedToken(token, special=True, lstrip=token == "[MASK]") for token in SPECIAL])
+    ends = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=max_length,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        clean_up_tokenization_spaces=False,
+        **NAMES,
+    )
 
 
 def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> Path:
@@ -163,7 +179,11 @@ def _wordpiece(documents: Iterable[str], lowercase: bool, settings: dict[str, An
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     normalizer = normalizers.BertNormalizer(lowercase=lowercase)
-    kept = _alphabet(documents, normalizer)
+    counts: Counter[str] = Counter()
+    for document in documents:
+        counts.update(normalizer.normalize_str(document))
+    known = sorted((c for c in counts if not c.isspace()), key=lambda c: (-counts[c], c))
+    kept = sorted(known[:MOST_CHARACTERS])
     inner = [f"##{character}" for character in kept]
     vocab_size, least = settings["vocab_size"], len(SPECIAL) + 2 * len(kept)
     if vocab_size < least:
@@ -193,32 +213,3 @@ def _unigram(documents: Iterable[str], lowercase: bool, settings: dict[str, Any]
     tokenizer.decoder = decoders.Metaspace()  # type: ignore[assignment]
     tokenizer.train_from_iterator(documents, trainer=trainers.UnigramTrainer(unk_token="[UNK]", **settings))
     return tokenizer
-
-
-def _alphabet(documents: Iterable[str], normalizer: Any) -> list[str]:
-    """The most frequent characters, sorted."""
-    counts: Counter[str] = Counter()
-    for document in documents:
-        counts.update(normalizer.normalize_str(document))
-    counts = Counter({c: n for c, n in counts.items() if not c.isspace()})
-    ordered = sorted(counts, key=lambda character: (-counts[character], character))
-    return sorted(ordered[:MOST_CHARACTERS])
-
-
-def _wrapped(tokenizer: "Tokenizer", max_length: int) -> "PreTrainedTokenizerFast":
-    from tokenizers import AddedToken, processors
-    from transformers import PreTrainedTokenizerFast
-
-    # A piece of bpe or unigram begins with the space before its word: so [MASK] takes the space before it too.
-    tokenizer.add_special_tokens([AddedToken(token, special=True, lstrip=token == "[MASK]") for token in SPECIAL])
-    ends = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
-    tokenizer.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        model_max_length=max_length,
-        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
-        clean_up_tokenization_spaces=False,
-        **NAMES,
-    )

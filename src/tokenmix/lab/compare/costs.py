@@ -74,18 +74,15 @@ def one_sample(task: TaskModule) -> tuple[Any, ...]:
 def measure_variants(
     variants: Mapping[str, TaskModule], batch: Any, test: Any, config: TrainConfig, device: torch.device
 ) -> tuple[list[Variant], dict[str, float]]:
-    """Count and measure new variants, which have no runs yet; their weights change.
+    """Count and measure new variants, which have no runs yet, on a training and a test batch; their weights change.
 
-    Also returns the seconds in which each evaluates a test batch.
-
-    Args:
-        variants: a task module for each variant, by its name.
-        batch: what the task's loss takes.
-        test: what the task evaluates.
-        config: optimiser, precision and clipping.
-        device: where to measure.
+    Also returns the seconds in which each evaluates the test batch.
     """
-    counted = {name: {"parameters": count_parameters(m.model), "macs": _macs(m)} for name, m in variants.items()}
+    macs = {}
+    for name, task in variants.items():
+        # From the model's own equations, else counted in a forward pass of one sample, as with an inserted block.
+        own = task.macs() if task.config.swap.insert is None else None
+        macs[name] = own or model_macs(task.model, one_sample(task))
     benches = {name: _Bench(module, batch, config, device) for name, module in variants.items()}
     for bench in benches.values():
         bench.module.eval()
@@ -106,7 +103,8 @@ def measure_variants(
             step=step[name],
             step_memory=memory[name],
             inference_memory=inference[name],
-            **counted[name],
+            parameters=count_parameters(variants[name].model),
+            macs=macs[name],
             **layers.get(name, {}),
         )
         for name in variants
@@ -121,12 +119,6 @@ def measure_steps(
     benches = {name: _Bench(module.train(), batch, config, device) for name, module in variants.items()}
     steps = {name: bench.step for name, bench in benches.items()}
     return {name: t.median for name, t in time_interleaved(steps, repeats=5, warmup=1, device=device).items()}
-
-
-def _macs(task: TaskModule) -> int | None:
-    """From the model's own equations, else counted in a forward pass of one sample, as with an inserted block."""
-    own = task.macs() if task.config.swap.insert is None else None
-    return own or model_macs(task.model, one_sample(task))
 
 
 def skeleton_of(variants: Mapping[str, TaskModule]) -> dict[str, Any]:
