@@ -13,7 +13,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from importlib.metadata import entry_points
@@ -249,6 +249,25 @@ def may_be_others(model: str) -> bool:
     import timm
 
     return timm.is_model(model)
+
+
+def check_models(names: Iterable[str], mixers: Collection[str] | None = None) -> None:
+    """Raise `UserError` for a name that is neither our model nor timm's; one with a colon is not checked.
+
+    With `mixers` a name may also be one of these.
+    """
+    for name in names:
+        if name in (mixers or ()) or name in MODELS or may_be_others(name):
+            continue
+        import timm
+
+        kinds = ["model"] if mixers is None else ["mixer", "model"]
+        error = unknown_name(" or ".join(kinds), name, {*(mixers or ()), *list_models(), *timm.list_models()})
+        # Nobody reads a list of more than a thousand names.
+        if "did you mean" in str(error):
+            raise error
+        lists = ", ".join(f"tokenmix list {kind}s" for kind in kinds)
+        raise UserError(f"unknown {' or '.join(kinds)} {name!r}; see: {lists}")
 
 
 def list_models(pattern: str = "*", *, task: str | None = None) -> list[str]:

@@ -6,7 +6,7 @@ And our counts at the size of the external-attention paper's table of computatio
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from rich import box
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from torch import nn
 
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
@@ -25,7 +26,7 @@ from tokenmix.layers import ExternalAttention2d, SAGANAttention2d, SelfAttention
 from tokenmix.layers.base import Mixer, count_parameters
 from tokenmix.profiling.cost import SPREAD, CostRow, CostTable, Precision, cost_table, upper_sizes
 from tokenmix.profiling.crossover import Ends
-from tokenmix.profiling.speed import Timing
+from tokenmix.profiling.measure import Timing
 from tokenmix.profiling.target import are_mixers
 from tokenmix.profiling.units import count, milliseconds, size, to_markdown
 
@@ -37,7 +38,7 @@ BOUND = 0.25
 
 
 def print_costs(
-    names: tuple[str, ...],
+    subjects: Mapping[str, str | nn.Module],
     *,
     tokens: tuple[int, ...] | None = None,
     img_size: tuple[int, ...] | None = None,
@@ -49,23 +50,24 @@ def print_costs(
     as_json: bool = False,
 ) -> None:
     """`tokenmix cost`: print the tables, or JSON, and write the folder asked for."""
-    if not names:
+    if not subjects:
         raise UserError("nothing to measure: name mixers or models, or ask for the paper's table with --table eanet")
     if threads is not None:
         cpus = os.cpu_count() or 1
         if not 1 <= threads <= cpus:
             raise UserError(f"threads must be at least 1 and at most the {cpus} CPUs here, got {threads}")
         torch.set_num_threads(threads)
-    mixers = are_mixers(names)
+    first, names = next(iter(subjects)), [subject for subject in subjects.values() if isinstance(subject, str)]
+    mixers = len(names) == len(subjects) and are_mixers(names)
     if (img_size if mixers else tokens) is not None:
         kind, right, wrong = ("mixer", "--tokens", "--img-size") if mixers else ("model", "--img-size", "--tokens")
-        raise UserError(f"{names[0]!r} is a {kind}: give {right} instead of {wrong}")
+        raise UserError(f"{first!r} is a {kind}: give {right} instead of {wrong}")
     if out is not None:
         # Reported before minutes are spent on measuring.
         make_folder(out)
     shown = Console(stderr=True)
     table = cost_table(
-        names,
+        subjects,
         tokens if mixers else img_size,
         dim,
         device=device,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from tokenmix.profiling.speed import time_interleaved
+from tokenmix.profiling.measure import time_interleaved
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 SIDE = {"cpu": 1536, "cuda": 8192}

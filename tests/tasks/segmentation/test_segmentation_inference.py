@@ -15,7 +15,7 @@ from tokenmix.lab.tasks.segmentation.task import SemanticSegmentation
 from tokenmix.lab.train.predictions import joined
 from tokenmix.lab.train.sources import make_config
 from tokenmix.layers import ExternalAttention2d
-from tokenmix.profiling.memory import peak_memory
+from tokenmix.profiling.measure import peak_memory
 
 KWARGS = {
     "backbone": "resnet18",

@@ -20,7 +20,7 @@ from tokenmix.files import user_path
 from tokenmix.lab.data.lookup import parse_spec
 from tokenmix.lab.data.remote import is_url
 from tokenmix.lab.train.folder import RunFolder
-from tokenmix.registry import MODELS, list_models, may_be_others
+from tokenmix.registry import MODELS, list_models
 
 try:
     from tyro import _errors as events
@@ -224,13 +224,13 @@ def check_data(spec: str) -> None:
 
 def check_mixers(names: Iterable[str]) -> None:
     """Raise `UserError` for a name that is not in the table of mixers; `module:Class` is left to its import."""
-    known = _mixers()
+    known = known_mixers()
     for name in names:
         if ":" not in name and name not in known:
             raise unknown_name("mixer", name, known)
 
 
-def _mixers() -> list[str]:
+def known_mixers() -> list[str]:
     """The names in layers/__init__.py, read from its source unless it has been imported: its classes need PyTorch."""
     MODELS.names()  # imports the plug-ins, which may register mixers
     table = sys.modules.get("tokenmix.layers.table")
@@ -244,23 +244,6 @@ def _mixers() -> list[str]:
     )
     assert isinstance(literal, ast.Dict)
     return [key.value for key in literal.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
-
-
-def check_models(names: Iterable[str], *, or_mixers: bool = False) -> None:
-    """Raise `UserError` for a name that is neither our model nor timm's; one with a colon is not checked."""
-    mixers = _mixers() if or_mixers else []
-    for name in names:
-        if name in mixers or name in MODELS or may_be_others(name):
-            continue
-        import timm
-
-        kinds = ["mixer", "model"] if or_mixers else ["model"]
-        error = unknown_name(" or ".join(kinds), name, {*mixers, *list_models(), *timm.list_models()})
-        # Nobody reads a list of more than a thousand names.
-        if "did you mean" in str(error):
-            raise error
-        lists = ", ".join(f"tokenmix list {kind}s" for kind in kinds)
-        raise UserError(f"unknown {' or '.join(kinds)} {name!r}; see: {lists}")
 
 
 def check_files(words: Iterable[str]) -> None:
