@@ -17,8 +17,7 @@ from tokenmix.profiling.cost import CostRow, CostTable, cost_table
 from tokenmix.profiling.cost_figure import draw_cost
 from tokenmix.profiling.cost_report import footnotes, markdown, sentences, write_cost
 from tokenmix.profiling.crossover import Crossover, faster_ranges
-from tokenmix.profiling.estimate import expected_peak, too_slow
-from tokenmix.profiling.machine import Ceilings
+from tokenmix.profiling.machine import Ceilings, expected_peak, too_slow
 from tokenmix.profiling.measure import Timing, time_interleaved
 from tokenmix.profiling.target import mixer_with_input, model_with_image
 
@@ -57,7 +56,7 @@ def test_a_million_tokens_of_self_attention_are_not_waited_for(
     macs = {name: mixer_with_input(name, 16, 4096, device="meta").counts()["macs"] for name in ("self", "external")}
     assert macs["external"] * 4 < macs["self"]
     monkeypatch.setattr(cost, "measure_ceilings", _ceilings(macs["self"] / 4800))
-    monkeypatch.setattr("tokenmix.profiling.estimate.LONGEST", 4000.0)
+    monkeypatch.setattr("tokenmix.profiling.machine.LONGEST", 4000.0)
     assert main(["cost", "external", "--tokens", "4096", "--dim", "16"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "* self at 4,096 tokens was not run: it would take at least about 80 minutes a pass" in out

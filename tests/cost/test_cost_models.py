@@ -15,8 +15,7 @@ from tokenmix.layers.table import list_mixers
 from tokenmix.profiling import cost
 from tokenmix.profiling.cost import cost_table
 from tokenmix.profiling.cost_report import eanet_requirements, print_requirements
-from tokenmix.profiling.estimate import expected_peak, free_memory, too_large
-from tokenmix.profiling.machine import Ceilings
+from tokenmix.profiling.machine import Ceilings, expected_peak, free_memory, too_large
 from tokenmix.profiling.measure import peak_memory
 from tokenmix.profiling.target import mixer_with_input, model_with_image
 from tokenmix.swap.probe import model_macs

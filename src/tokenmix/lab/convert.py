@@ -1,7 +1,6 @@
 """A folder of Hugging Face, converted: some of its attention replaced, and distilled from the original on texts."""
 
 import copy
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -117,21 +116,6 @@ def longest(model: Any, tokenizer: Any, wanted: int) -> int:
     return min(wanted, positions, tokenizer.model_max_length)
 
 
-def chosen_layers(model: nn.Module, layers: Sequence[int] | None) -> list[str]:
-    """The names of attention layers by number, from 0; all if None."""
-    names = [site.name for site in find_sites(model)]
-    wrong = [number for number in layers or () if number >= len(names)]
-    if wrong:
-        raise UserError(f"there is no layer {wrong[0]}; the model has layers 0 to {len(names) - 1}")
-    return names if layers is None else [names[number] for number in layers]
-
-
-def is_no_embedding(model: nn.Module) -> Callable[[str, nn.Parameter], bool]:
-    """All that is trained but tables of embeddings, which a text changes in a few rows only."""
-    tables = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
-    return lambda name, parameter: id(parameter) not in tables
-
-
 def convert_folder(
     folder: Path,
     to: str,
@@ -160,21 +144,26 @@ def convert_folder(
         raise UserError(f"{out} exists already; give another --out")
     teacher, tokenizer = open_folder(folder)
     max_length = longest(teacher, tokenizer, max_length)
-    student = copy.deepcopy(teacher)
+    student, names = copy.deepcopy(teacher), [site.name for site in find_sites(teacher)]
+    wrong = [number for number in layers or () if number >= len(names)]
+    if wrong:
+        raise UserError(f"there is no layer {wrong[0]}; the model has layers 0 to {len(names) - 1}")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         swap = swap_attention(
             student,
             to,
-            chosen_layers(student, layers),
+            names if layers is None else [names[number] for number in layers],
             num_tokens=max_length,
             example_inputs=(torch.zeros(1, max_length, dtype=torch.long),),
             mixer_kwargs=mixer_kwargs,
             drop=drop,
         )
-    if progress is not None:
-        progress(str(swap))
+    for line in str(swap).splitlines() if progress is not None else ():
+        progress(line)
     learned, kept = split_texts(texts, held_out, seed)
+    # A text changes a few rows of tables of embeddings only, so these are left as they are.
+    tables = {id(p) for m in student.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
     report = distill(
         teacher,
         student,
@@ -183,7 +172,7 @@ def convert_folder(
         loss=loss,
         steps=steps,
         lr=lr,
-        train_only=is_no_embedding(student),
+        train_only=lambda name, parameter: id(parameter) not in tables,
         held_out=TextBatches(tokenizer, kept, batch_size, max_length).in_order(),
         precision=precision,
         seed=seed,
@@ -208,8 +197,3 @@ def convert_folder(
                 write_bytes(partial / entry.name, read_bytes(entry))
         write_json(partial / "distill.json", {"swap": swap.to_json(), "distill": report.to_json(), **environment()})
     return swap, report
-
-
-def say(line: str) -> None:
-    """A line of progress."""
-    print(f"tokenmix: {line}", file=sys.stderr, flush=True)

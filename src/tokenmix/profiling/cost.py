@@ -12,8 +12,16 @@ from torch import nn
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
 from tokenmix.profiling.crossover import Crossover, Ends, faster_ranges, find_crossover, measured_crossover
-from tokenmix.profiling.estimate import Pass, expected_peak, free_memory, too_large, too_slow
-from tokenmix.profiling.machine import Ceilings, OtherWork, measure_ceilings
+from tokenmix.profiling.machine import (
+    Ceilings,
+    OtherWork,
+    Pass,
+    expected_peak,
+    free_memory,
+    measure_ceilings,
+    too_large,
+    too_slow,
+)
 from tokenmix.profiling.measure import Timing, peak_memory, time_interleaved
 from tokenmix.profiling.target import Measured, Target, targets_for
 

@@ -121,15 +121,15 @@ def peak_memory(fn: Callable[[], object], device: torch.device | str | None = No
         return torch.cuda.max_memory_allocated(kind) - before
     if kind.type != "cpu":
         raise UserError(f"peak memory is measured on cpu and cuda, not on {kind.type!r}; move the model to one of them")
+
+    def without_noise(said: bytes) -> bytes:
+        # The profiler's own lines come from C++ and have no switch that works once torch is loaded.
+        return b"".join(line for line in said.splitlines(keepends=True) if not any(mark in line for mark in _NOISE))
+
     watch = profile(profile_memory=True)
-    with filtered_stderr(_without_noise), watch:
+    with filtered_stderr(without_noise), watch:
         fn()
     assert watch.kineto_results is not None
     events = [e for e in watch.kineto_results.events() if e.name() == "[memory]"]
     sizes = sorted((e.start_ns(), e.nbytes()) for e in events)  # pyrefly: ignore[missing-attribute]
     return max(accumulate((size for _, size in sizes), initial=0))
-
-
-def _without_noise(said: bytes) -> bytes:
-    """Without the profiler's own lines: they come from C++ and have no switch that works once torch is loaded."""
-    return b"".join(line for line in said.splitlines(keepends=True) if not any(mark in line for mark in _NOISE))

@@ -22,7 +22,7 @@ from tokenmix.layers.table import (
     own_mixers,
 )
 from tokenmix.ops.less import Scores
-from tokenmix.profiling.estimate import overflowed
+from tokenmix.profiling.machine import overflowed
 from tokenmix.registry import MODELS, TORCHVISION, check_models
 from tokenmix.swap.probe import example_of, model_macs
 
@@ -183,11 +183,7 @@ _OF_THE_TABLE = {"dim", "num_tokens", "device", "dtype"}
 def targets_for(
     subjects: Mapping[str, str | nn.Module], *, dim: int, dtype: torch.dtype, kwargs: Mapping[str, Any]
 ) -> tuple[dict[str, Target], bool]:
-    """Mixers by name, self-attention first, or models in the order given; and whether they are mixers.
-
-    Raises:
-        UserError: a name that is neither, mixers and models together, or an argument that none of the mixers has.
-    """
+    """Mixers by name, self-attention first, or models in the order given; and whether they are mixers."""
     names = [subject for subject in subjects.values() if isinstance(subject, str)]
     if len(names) < len(subjects) or not are_mixers(names):
         for name in names:

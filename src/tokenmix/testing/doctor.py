@@ -54,15 +54,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Report:
-    """All verdicts on one layer.
-
-    Attributes:
-        target: what was asked for.
-        layer: how the layer was built.
-        input: shape of the example.
-        verdicts: one for each property.
-        notes: how the layer was called, and what it lacks to be used elsewhere.
-    """
+    """All verdicts on one layer, how it was built and called, and what it lacks to be used elsewhere."""
 
     target: str
     layer: str

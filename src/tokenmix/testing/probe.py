@@ -45,11 +45,6 @@ class ProbeNet(nn.Module):
     Positions are learned for twice the trained length. Training reads them from a random offset on, so that all of them
     are trained.
 
-    Args:
-        mixers: one for each block.
-        task: what is asked.
-        dim: width.
-
     Shape:
         tokens (B, N) int64 to logits (B, N, classes).
     """
@@ -81,11 +76,7 @@ class ProbeNet(nn.Module):
 
 
 def make_mixers(target: Target, grid: tuple[int, int], dim: int, depth: int) -> list[nn.Module]:
-    """One mixer for each block.
-
-    Raises:
-        UserError: there is no such mixer, or it cannot be built.
-    """
+    """One mixer for each block; `UserError` if there is none of this name, or it cannot be built."""
     if hybrid := parts_of(target):
         return [m for part, run in groupby(hybrid) for m in make_mixers(part, grid, dim, len(list(run)))]
     label, spec = _spec_of(target)
@@ -114,15 +105,11 @@ def _spec_of(target: Target) -> tuple[str, MixerSpec | None]:
     return name, spec_of(name, target) if isinstance(target, type) and issubclass(target, Mixer) else None
 
 
-def look_at(label: str, target: Target, num_tokens: int = 16) -> Structure:
-    """What one layer of a mixer depends on.
-
-    Raises:
-        UserError: it cannot be built or run, or changes the shape.
-    """
+def look_at(label: str, target: Target) -> Structure:
+    """What one layer of a mixer depends on; `UserError` if it cannot be built or run, or changes the shape."""
     hybrid = parts_of(target)
     name, spec = (label, None) if hybrid else _spec_of(target)
-    grid = 1, num_tokens
+    grid = 1, 16
 
     def build() -> nn.Module:
         if hybrid:
@@ -132,12 +119,12 @@ def look_at(label: str, target: Target, num_tokens: int = 16) -> Structure:
         return build_on_grid(spec.layer, f"mixer {name!r}", DIM, grid, {"num_heads": HEADS}, spec.fixed)
 
     try:
-        return look(build, label, num_tokens, DIM)
+        return look(build, label, grid[1], DIM)
     except UserError:
         raise
     except Exception as error:
         raise UserError(
-            f"{label} fails on tokens {(1, num_tokens, DIM)}: {one_line(error)}; tokenmix doctor says more"
+            f"{label} fails on tokens {(*grid, DIM)}: {one_line(error)}; tokenmix doctor says more"
         ) from error
 
 

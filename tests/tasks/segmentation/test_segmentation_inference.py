@@ -12,7 +12,7 @@ from tokenmix.lab.tasks.segmentation import inference
 from tokenmix.lab.tasks.segmentation.inference import pixel_logits
 from tokenmix.lab.tasks.segmentation.options import Inference
 from tokenmix.lab.tasks.segmentation.task import SemanticSegmentation
-from tokenmix.lab.train.predictions import joined
+from tokenmix.lab.train.metrics import joined
 from tokenmix.lab.train.sources import make_config
 from tokenmix.layers import ExternalAttention2d
 from tokenmix.profiling.measure import peak_memory

@@ -19,8 +19,7 @@ from tokenmix.errors import UserError, unknown_name
 from tokenmix.files import user_path
 from tokenmix.lab.data.lookup import parse_spec
 from tokenmix.lab.data.remote import is_url
-from tokenmix.lab.train.folder import RunFolder
-from tokenmix.registry import MODELS, list_models
+from tokenmix.registry import MODELS
 
 try:
     from tyro import _errors as events
@@ -42,55 +41,47 @@ def one_line_errors(
         return
 
     def refuse(event: Any) -> None:
-        error = _error(event, known, unknown, args)
-        if error is not None:
-            raise error from None
+        # An event of an unknown kind is left to tyro.
+        argument = getattr(event, "argument", None)
+        name = "" if argument is None else _name(argument)
+        if isinstance(event, events.UnrecognizedArgs):
+            word = next((token for token in event.tokens if token.startswith("-")), None)
+            if word is None:
+                first = event.tokens[0]
+                raise stray(first, args) if args else our_verb(first) or unknown(first, known)
+            word = word.partition("=")[0].replace("_", "-")
+            raise our_option(word, known) or unknown(word, known)
+        if isinstance(event, events.InstantiationFailure):
+            if argument is None:
+                raise UserError(event.message)
+            # Of an option with several types each has its reason, in a line of its own; the last is that of the value.
+            reason = re.split(r"'>: |\)\]: ", event.message.splitlines()[-1])[-1]
+            if ";" in reason:
+                raise UserError(f"{name}: {reason}")
+            # The rest is Python's or tyro's own sentence, which ends with the value.
+            found = re.search(r".*\['(.*?)'\] does not match choices|: '(.*)'$|^'(.*)' is not none$", reason)
+            value = repr(next(filter(None, found.groups()), "")) if found else f"that ({reason})"
+            raise UserError(f"{name} cannot be {value}; give {_wanted(argument)}")
+        if isinstance(event, events.InvalidChoice):
+            raise UserError(f"{name} cannot be {event.value!r}; give one of {', '.join(event.choices)}")
+        if isinstance(event, events.BadValue):
+            raise UserError(f"{name} has no value; give {_wanted(argument)}")
+        if isinstance(event, events.MissingArgs):
+            foreign = (our_option(word.partition("=")[0], known) for word in args if word.startswith("-"))
+            if (error := next(filter(None, foreign), None)) is not None:
+                raise error
+            missing = ", ".join(
+                _wanted(one.arg) if one.arg.is_positional() else _name(one.arg) for one in event.missing_arguments
+            )
+            raise UserError(f"{event.prog} needs {missing}; see {event.prog} --help")
+        if isinstance(event, events.MissingSubcommand):
+            word = event.found_token
+            if word is None:
+                raise UserError(f"no verb; give one of {', '.join(known)}")
+            raise our_verb(word) or unknown(word, known)
 
     with events.on_parse_error(refuse):
         yield
-
-
-def _error(
-    event: Any, known: Sequence[str], unknown: Callable[[str, Sequence[str]], UserError], args: Sequence[str]
-) -> UserError | None:
-    """The error for an event; None leaves one of an unknown kind to tyro."""
-    assert events is not None
-    if isinstance(event, events.UnrecognizedArgs):
-        word = next((token for token in event.tokens if token.startswith("-")), None)
-        if word is None:
-            first = event.tokens[0]
-            return stray(first, args) if args else our_verb(first) or unknown(first, known)
-        word = word.partition("=")[0].replace("_", "-")
-        return our_option(word, known) or unknown(word, known)
-    if isinstance(event, events.InstantiationFailure):
-        if event.argument is None:
-            return UserError(event.message)
-        # Of an option with several types each has its reason, in a line of its own; the last is that of the value.
-        reason = re.split(r"'>: |\)\]: ", event.message.splitlines()[-1])[-1]
-        if ";" in reason:
-            return UserError(f"{_name(event.argument)}: {reason}")
-        # The rest is Python's or tyro's own sentence, which ends with the value.
-        found = re.search(r".*\['(.*?)'\] does not match choices|: '(.*)'$|^'(.*)' is not none$", reason)
-        value = repr(next(filter(None, found.groups()), "")) if found else f"that ({reason})"
-        return UserError(f"{_name(event.argument)} cannot be {value}; give {_wanted(event.argument)}")
-    if isinstance(event, events.InvalidChoice):
-        return UserError(f"{_name(event.argument)} cannot be {event.value!r}; give one of {', '.join(event.choices)}")
-    if isinstance(event, events.BadValue):
-        return UserError(f"{_name(event.argument)} has no value; give {_wanted(event.argument)}")
-    if isinstance(event, events.MissingArgs):
-        foreign = (our_option(word.partition("=")[0], known) for word in args if word.startswith("-"))
-        if (error := next(filter(None, foreign), None)) is not None:
-            return error
-        missing = ", ".join(
-            _wanted(one.arg) if one.arg.is_positional() else _name(one.arg) for one in event.missing_arguments
-        )
-        return UserError(f"{event.prog} needs {missing}; see {event.prog} --help")
-    if isinstance(event, events.MissingSubcommand):
-        word = event.found_token
-        if word is None:
-            return UserError(f"no verb; give one of {', '.join(known)}")
-        return our_verb(word) or unknown(word, known)
-    return None
 
 
 def stray(word: str, args: Sequence[str]) -> UserError:
@@ -252,13 +243,3 @@ def check_files(words: Iterable[str]) -> None:
         path = word.rpartition("=")[2]
         if FILE.fullmatch(path) and not user_path(path).exists() and not Path(word).exists():
             raise UserError(f"no file {path}; give one that exists")
-
-
-def check_target(target: str) -> None:
-    """Raise `UserError` unless the target is a run folder that can be read, or a model of ours."""
-    if user_path(target).is_dir():
-        RunFolder.of(target).config  # noqa: B018
-    elif target not in MODELS:
-        raise UserError(
-            f"{target!r} is neither a run folder nor a model; give a run folder or one of {', '.join(list_models())}"
-        )

@@ -1,6 +1,5 @@
 """Verbs that need no run: on mixers, models and data sets by their names, and on a layer of the user's own."""
 
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,6 +10,7 @@ from tokenmix.errors import UserError
 from tokenmix.files import check_regular, to_json, user_path
 from tokenmix.lab.cli.errors import check_mixers, known_mixers
 from tokenmix.lab.cli.parsing import Printed
+from tokenmix.lab.data.fetch import log
 from tokenmix.lab.train.config import ModelConfig
 from tokenmix.lab.train.schema import Names, Numbers, Pairs, Part, Range, joined, option
 from tokenmix.registry import MODELS, check_models, import_object
@@ -247,7 +247,7 @@ class Probe(Printed, Part):
             tasks=self.tasks,
             full=self.full,
             device=self.device,
-            progress=lambda line: print(f"tokenmix: {line}", file=sys.stderr, flush=True),
+            progress=log,
         )
         print(report.to_json() if self.json else report)
         if self.out is not None:
@@ -255,7 +255,7 @@ class Probe(Printed, Part):
             replace_file(self.out / "probe.md", f"{report.markdown()}\n".encode())
             with replacing(self.out / "probe.png") as path:
                 report.plot().savefig(path, dpi=120)
-            print(f"tokenmix: probe.json, probe.md and probe.png are in {self.out}", file=sys.stderr)
+            log(f"probe.json, probe.md and probe.png are in {self.out}")
 
 
 def _layers(args: list[str]) -> tuple[int, ...]:
@@ -316,11 +316,11 @@ class Distill(Printed, Part):
         if not self.folder.is_dir():
             raise UserError(f"no folder {self.folder}; give a local one with config.json, weights and tokenizer")
         check_regular(self.text)
-        from tokenmix.lab.convert import convert_folder, read_texts, say
+        from tokenmix.lab.convert import convert_folder, read_texts
 
         _set_threads(self.threads)
         options = {name: value for name, value in vars(self).items() if name not in ("text", "threads", "json")}
-        swap, report = convert_folder(texts=read_texts(self.text), progress=say, **options)
+        swap, report = convert_folder(texts=read_texts(self.text), progress=log, **options)
         print(to_json({"swap": swap.to_json(), "distill": report.to_json()}) if self.json else report)
-        say(f"{self.out}: opened by AutoModel.from_pretrained after import tokenmix.register")
+        log(f"{self.out}: opened by AutoModel.from_pretrained after import tokenmix.register")
         return 130 if report.interrupted else None

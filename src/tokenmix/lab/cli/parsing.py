@@ -56,10 +56,7 @@ class Printed:
 def parse_into(kind: type[T], prog: str, args: Sequence[str], default: T | None = None, about: str = "") -> T:
     """An instance of the dataclass from the words after its verb; options that are not given are those of `default`.
 
-    `--help` of a document shows its usual options, `--help-all` all of them.
-
-    Raises:
-        UserError: with one line, for a mistake.
+    `--help` of a document shows its usual options, `--help-all` all of them. A mistake is a `UserError` of one line.
     """
     if "--help-all" in args:
         args = ["--help"]

@@ -20,7 +20,7 @@ from tokenmix.models import BlockMap
 CANDIDATES = 256
 TILES = 4
 # Anchors of the two colour scales: dark to bright for shares, blue through transparent to red for signed gates, as
-# `tokenmix.lab.inspect.pictures.SIGNED` has it.
+# `tokenmix.lab.inspect.maps.SIGNED` has it.
 SEQUENTIAL = np.array([(20, 11, 53), (101, 21, 110), (187, 55, 84), (249, 142, 9), (252, 255, 164)], dtype=float)
 NEGATIVE, POSITIVE = np.array((47, 111, 237.0)), np.array((226, 67, 45.0))
 

@@ -100,15 +100,8 @@ REPOSITORY = "OWNER/NAME"
 def export_to_hub(run: Path | RunFolder, out: Path | None = None, push: str | None = None) -> str:
     """Write config.json, model.safetensors, what else its library needs, and a model card; upload them if asked to.
 
-    The model is loaded again by that library, and its outputs compared with those of the run's own model.
-
-    Args:
-        run: the folder of a finished run.
-        out: folder to write; `hub` in the run folder if not given.
-        push: repository on the hub, `OWNER/NAME`, created if there is none.
-
-    Returns:
-        The folder, or the address of the repository.
+    The model is loaded again by that library, and its outputs compared with those of the run's own model. Returned is
+    the folder, `hub` in the run folder if no `out` is given, or the address of the repository `push`, OWNER/NAME.
 
     Raises:
         UserError: no library of the hub loads the model, the run has not finished, or the upload failed.
@@ -152,7 +145,19 @@ def export_to_hub(run: Path | RunFolder, out: Path | None = None, push: str | No
             replace_file(partial / "README.md", card.encode())
     except SafetensorError as error:  # What the disk refuses has no class of its own there.
         raise DiskError(f"cannot write {out} ({error}); free space, or give another folder with --out") from None
-    return str(out) if push is None else _upload(out, push)
+    if push is None:
+        return str(out)
+    api = HfApi(library_name="tokenmix")
+    try:
+        address = api.create_repo(push, exist_ok=True)
+        api.upload_folder(repo_id=address.repo_id, folder_path=out, commit_message="Model by tokenmix export")
+    except Exception as error:
+        # Of the hub, of HTTP, of the network: they have no common class.
+        raise UserError(
+            f"{out} was written but could not be uploaded to {push} ({one_line(error)}); give OWNER/NAME, log in with "
+            f"hf auth login, and upload it: hf upload {push} {out}"
+        ) from error
+    return str(address)
 
 
 def _card(task: TaskModule, form: HubForm, result: Mapping[str, Any], command: Sequence[str], repo: str | None) -> str:
@@ -220,17 +225,3 @@ in {result["seconds"]:,.0f} s of training on {", ".join(measured["gpus"]) or mea
 {form.code.format(repo=repo or REPOSITORY)}
 ```
 """
-
-
-def _upload(folder: Path, repo: str) -> str:
-    api = HfApi(library_name="tokenmix")
-    try:
-        address = api.create_repo(repo, exist_ok=True)
-        api.upload_folder(repo_id=address.repo_id, folder_path=folder, commit_message="Model by tokenmix export")
-    except Exception as error:
-        # Of the hub, of HTTP, of the network: they have no common class.
-        raise UserError(
-            f"{folder} was written but could not be uploaded to {repo} ({one_line(error)}); give "
-            f"OWNER/NAME, log in with hf auth login, and upload it: hf upload {repo} {folder}"
-        ) from error
-    return str(address)

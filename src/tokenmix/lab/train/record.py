@@ -29,8 +29,7 @@ class Recorder:
     """Writes one row every `log_every` steps and one after each epoch; a row has the mean loss since the row before.
 
     Losses stay on the device until a row is due, so that a step never waits for the device. Of several processes the
-    first one writes, the mean over all of them. What was seen is counted in a column that has the name of the data's
-    unit, such as images or sequences.
+    first one writes, the mean over all of them. What was seen is counted in a column named by the data's unit.
     """
 
     def __init__(

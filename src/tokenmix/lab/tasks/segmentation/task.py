@@ -30,8 +30,7 @@ from tokenmix.lab.tasks.segmentation.inference import Tile, all_rows, as_segment
 from tokenmix.lab.tasks.segmentation.options import SegmentationOptions
 from tokenmix.lab.tasks.segmentation.output import shares, veiled, write_answer
 from tokenmix.lab.train.config import TrainConfig
-from tokenmix.lab.train.metrics import Metric, Rows, accuracy_of, class_counts, iou_of, quotient
-from tokenmix.lab.train.predictions import joined
+from tokenmix.lab.train.metrics import Metric, Rows, accuracy_of, class_counts, iou_of, joined, quotient
 from tokenmix.lab.train.programs import PlainSamples, Shown, View
 from tokenmix.lab.train.task import IndexedData, check_names
 from tokenmix.layers.base import Mixer
