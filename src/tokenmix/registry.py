@@ -161,7 +161,17 @@ def load_plugin(module: str) -> None:
     """
     try:
         if module.endswith(".py"):
-            _import_file(Path(module))
+            file = Path(module).resolve()
+            if not file.is_file():
+                raise UserError(f"no file {file} to import; give a file NAME.py, or a module on PYTHONPATH")
+            known = sys.modules.get(file.stem) or importlib.util.find_spec(file.stem)
+            place = getattr(known, "__file__", None) or getattr(known, "origin", None)
+            if known is not None and (place is None or Path(place).resolve() != file):
+                raise UserError(f"{file} would hide the module {file.stem!r}; give the file another name")
+            if file.stem not in sys.modules:
+                # Its own folder is searched for its neighbours, and last: a random.py there hides no library.
+                sys.path.append(str(file.parent))
+                importlib.import_module(file.stem)
         else:
             _import(module)
     except UserError:
@@ -173,21 +183,6 @@ def load_plugin(module: str) -> None:
     place = str(Path(module).resolve()) if module.endswith(".py") else module
     if place not in _imported:
         _imported.append(place)
-
-
-def _import_file(file: Path) -> None:
-    file = file.resolve()
-    if not file.is_file():
-        raise UserError(f"no file {file} to import; give a file NAME.py, or a module on PYTHONPATH")
-    known = sys.modules.get(file.stem) or importlib.util.find_spec(file.stem)
-    place = getattr(known, "__file__", None) or getattr(known, "origin", None)
-    if known is not None and (place is None or Path(place).resolve() != file):
-        raise UserError(f"{file} would hide the module {file.stem!r}; give the file another name")
-    if file.stem in sys.modules:
-        return
-    # Its own folder is searched for its neighbours, and last: a file random.py there does not replace the library's.
-    sys.path.append(str(file.parent))
-    importlib.import_module(file.stem)
 
 
 def _import(module: str) -> ModuleType:

@@ -76,8 +76,7 @@ class CostRow:
     @property
     def unsteady(self) -> tuple[Pass, ...]:
         """The passes whose times are noisy."""
-        timings: dict[Pass, Timing | None] = {"forward": self.forward, "step": self.step}
-        return tuple(which for which, timing in timings.items() if timing is not None and timing.spread > SPREAD)
+        return tuple(w for w in PASSES if (timing := getattr(self, w)) is not None and timing.spread > SPREAD)
 
     @property
     def macs_per_second(self) -> float | None:

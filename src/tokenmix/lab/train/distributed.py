@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from tokenmix.errors import UserError, one_line
 from tokenmix.lab.train.config import TrainConfig
-from tokenmix.lab.train.launch import START, distributed_info, number_in
+from tokenmix.lab.train.launch import START, distributed_info
 
 T = TypeVar("T")
 LOST = ("connection closed", "connection reset", "broken pipe", "remote process exited", "timed out", "timeout")
@@ -27,11 +27,6 @@ LOST = ("connection closed", "connection reset", "broken pipe", "remote process 
 
 class PeerFailure(SystemExit):
     """Another process of the run stops it, and reports why; this one ends with the same code."""
-
-
-def restarts_allowed() -> bool:
-    """Whether torchrun starts the processes again when one of them is lost (--max-restarts above 0)."""
-    return number_in("TORCHELASTIC_MAX_RESTARTS") > 0
 
 
 def data_parallel_rank(config: TrainConfig) -> tuple[int, int]:
@@ -110,11 +105,6 @@ def all_gather(value: T) -> list[T]:
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
-
-
-def broadcast_object(value: T) -> T:
-    """The first process's value."""
-    return all_gather(value)[0]
 
 
 def broadcast_buffers(module: nn.Module) -> None:

@@ -39,7 +39,7 @@ from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.distributed import (
     PeerFailure,
-    broadcast_object,
+    all_gather,
     data_parallel_rank,
     distributed_info,
     process_group,
@@ -119,7 +119,7 @@ def finish_run(config: TrainConfig, *, quiet: bool = False) -> Path:
                 elif not finished:
                     with one_writer(out):
                         shutil.rmtree(out)
-        finished, config = broadcast_object((finished, config))
+        finished, config = all_gather((finished, config))[0]
         return out if finished else train(config, quiet=quiet)
 
 
