@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tokenmix.errors import UserError, one_line, unknown_name
+from tokenmix.errors import UserError, as_user_error, one_line, unknown_name
 from tokenmix.files import to_json
 from tokenmix.layers.base import near_square
 from tokenmix.layers.table import MIXERS
@@ -184,13 +184,9 @@ def doctor(
     make, fixed = (import_object(target), {}) if spec is None else (spec.layer, spec.fixed)
     builder = Builder(make, _arguments(target, make, dim, num_tokens, {**fixed, **kwargs}))
     try:
-        try:
+        remedy = "try another --dim or --num-tokens, or name a function without arguments that builds it"
+        with as_user_error(f"{target}({_shown(builder)}) fails with ", f"; {remedy}"):
             layer = fresh(builder)
-        except UserError:
-            raise
-        except Exception as error:
-            remedy = "try another --dim or --num-tokens, or name a function without arguments that builds it"
-            raise UserError(f"{target}({_shown(builder)}) fails with {one_line(error)}; {remedy}") from error
         if not isinstance(layer, nn.Module):
             raise UserError(
                 f"{target} gives a {type(layer).__name__}, not a torch.nn.Module; name a class of layers, or a "

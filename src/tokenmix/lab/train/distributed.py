@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from tokenmix.errors import UserError, one_line
+from tokenmix.errors import UserError, as_user_error
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.launch import START, distributed_info
 
@@ -61,14 +61,11 @@ def process_group(device: str) -> Iterator[None]:
                 "number of images per step, or --device cpu"
             )
         torch.cuda.set_device(here.local_rank)
-    try:
+    address = ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+    alone = f"process {here.rank} of {here.world_size} cannot join the others at {address!r}, which MASTER_ADDR and "
+    kinds = OSError, OverflowError, RuntimeError, TypeError, ValueError
+    with as_user_error(f"{alone}MASTER_PORT give (", f"); {START}", *kinds):
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
-    except (OSError, OverflowError, RuntimeError, TypeError, ValueError) as error:
-        address = ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
-        raise UserError(
-            f"process {here.rank} of {here.world_size} cannot join the others at {address!r}, which MASTER_ADDR and "
-            f"MASTER_PORT give ({one_line(error)}); {START}"
-        ) from None
     try:
         yield
     except RuntimeError as error:

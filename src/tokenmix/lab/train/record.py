@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as RichProgress
 from torch import Tensor
 
-from tokenmix.errors import UserError, one_line, printable
+from tokenmix.errors import UserError, as_user_error, printable
 from tokenmix.files import open_to_append, read_bytes, read_json, replace_file, write_json
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.train.config import TrainConfig
@@ -272,11 +272,10 @@ def _open_tracker(config: TrainConfig, run: Path, *, quiet: bool) -> "_Wandb | _
     except (LookupError, TypeError, ValueError, RecursionError):
         raise UserError(f"{file} is damaged; remove it, then the tracker gets a new run") from None
     options = {name: str(value) for name, value in config.flat().items()}
-    try:
+    # Each tracker has its own types for a missing login and a missing network.
+    with as_user_error(f"--logger {kind} cannot start (", f"); {REMEDIES[kind]}"):
         tracker = {"wandb": _Wandb, "mlflow": _MLflow}[kind](run, known, options, quiet)
         write_json(file, {"logger": kind, "id": tracker.id})
-    except Exception as error:  # Each tracker has its own types for a missing login and a missing network.
-        raise UserError(f"--logger {kind} cannot start ({one_line(error)}); {REMEDIES[kind]}") from error
     return tracker
 
 

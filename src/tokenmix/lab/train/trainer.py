@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from tokenmix.environment import keep_freed_memory
-from tokenmix.errors import UserError, one_line
+from tokenmix.errors import UserError, as_user_error
 from tokenmix.lab.train.checkpoint import Checkpoint, read_weights, save_run
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distributed import (
@@ -398,7 +398,9 @@ class TrainingLoop:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from the `state` of a checkpoint, with the weights in the model; `UserError` for other options."""
-        try:
+        other = f"the checkpoint in {self.folder.path} is of a run with other options than config.json has ("
+        remedy = "); restore config.json from a copy, or start a new run with --init-from"
+        with as_user_error(other, remedy, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
                 # PyTorch would take the settings of any other optimiser as well.
                 if any(a.keys() != b.keys() for a, b in zip(optimizer.param_groups, saved["param_groups"])):
@@ -414,11 +416,6 @@ class TrainingLoop:
                 raise ValueError("an average on one side only")
             if self.ema is not None:
                 self.ema.load_state_dict(state["average"])
-        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            raise UserError(
-                f"the checkpoint in {self.folder.path} is of a run with other options than config.json has "
-                f"({one_line(error)}); restore config.json from a copy, or start a new run with --init-from"
-            ) from None
 
 
 @contextmanager
