@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tokenmix.lab.train.load import load_task
-from tokenmix.lab.train.predictions import read_predictions
+from tokenmix.lab.train.metrics import read_predictions
 
 
 def check_predictions(run: Path, names: set[str]) -> None:

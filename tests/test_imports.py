@@ -36,8 +36,8 @@ BELOW = {
     "swap": {*LEAVES, "ops", "layers"},
     "integrations": {"errors", "layers", "swap"},
     "distillation": {*LEAVES, "ops", "layers", "swap"},
-    "inference": {*LEAVES, "ops", "layers", "models", "text"},
     "profiling": {*LEAVES, "ops", "layers", "models", "swap"},
+    "inference": {*LEAVES, "ops", "layers", "models", "text", "profiling"},
 }
 LIBRARY = {*BELOW}
 BELOW["lab.registry"] = {"errors", "registry"}

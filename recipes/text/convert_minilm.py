@@ -28,7 +28,7 @@ from tokenmix.files import read_json, write_json
 from tokenmix.lab.convert import convert_folder, open_folder, say
 from tokenmix.lab.train.schema import Names
 from tokenmix.profiling import peak_memory
-from tokenmix.profiling.speed import orders
+from tokenmix.profiling.measure import orders
 from tokenmix.swap import swap_attention
 
 WHEEL = Wheel(

@@ -24,7 +24,7 @@ from tokenmix.lab.compare.schedule import (
 from tokenmix.lab.compare.variants import plan_runs
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.config import CompareConfig
-from tokenmix.profiling.speed import Timing
+from tokenmix.profiling.measure import Timing
 from verbs import refused
 
 pytestmark = pytest.mark.usefixtures("few_tokens")

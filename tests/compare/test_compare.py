@@ -27,7 +27,7 @@ from tokenmix.lab.grid import finish_cell
 from tokenmix.lab.train.checkpoint import save_weights
 from tokenmix.lab.train.config import CompareConfig, TrainConfig
 from tokenmix.lab.train.folder import RunFolder
-from tokenmix.lab.train.predictions import read_predictions
+from tokenmix.lab.train.metrics import read_predictions
 from tokenmix.lab.train.run import evaluate
 
 TINY = {"embed_dim": 16, "depth": 2, "num_heads": 2}

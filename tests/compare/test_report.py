@@ -20,7 +20,7 @@ from tokenmix.lab.compare.results import Curve, Example, Results, Run, Sampling,
 from tokenmix.lab.compare.table import cells, columns, table_of
 from tokenmix.lab.inspect import Tile
 from tokenmix.lab.train.config import CompareConfig
-from tokenmix.profiling.speed import Timing
+from tokenmix.profiling.measure import Timing
 
 CURVE = Curve([100.0, 200.0], [1.0, 2.0], [0.5, 0.75])
 

@@ -17,7 +17,7 @@ from tokenmix.profiling.cost import CostRow, CostTable, cost_table, exponent
 from tokenmix.profiling.cost_report import print_costs, sentences
 from tokenmix.profiling.crossover import Crossover, Ends, faster_ranges, find_crossover, measured_crossover
 from tokenmix.profiling.machine import Ceilings, measure_ceilings
-from tokenmix.profiling.speed import Timing
+from tokenmix.profiling.measure import Timing
 from tokenmix.profiling.target import layer_for, mixer_with_input
 
 TOP = Ceilings(1e10, 1e11, 1, "float32", 1 << 20, 64)
@@ -38,8 +38,8 @@ def test_every_mixer_can_be_measured(name: str):
     assert all(p.grad is None for p in built.module.parameters())
     weights = sum(p.nbytes for p in built.module.parameters())
     carried = 2 * 4 * 64 * 16 * (name == "less")
-    assert built.traffic() == 2 * built.x.nbytes + weights + carried
-    assert built.macs() == built.module.macs(64)
+    assert built.counts()["traffic"] == 2 * built.x.nbytes + weights + carried
+    assert built.counts()["macs"] == built.module.macs(64)
 
 
 def test_less_attention_is_taken_as_it_stands_in_a_stack():
@@ -176,7 +176,7 @@ def test_sizes_pass_a_progress_bar_as_they_are_measured():
 
 def test_folder_has_a_document_of_the_schema_a_page_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "out"
-    print_costs(("external",), tokens=(16, 64), dim=16, out=out)
+    print_costs({"external": "external"}, tokens=(16, 64), dim=16, out=out)
     assert sorted(file.name for file in out.iterdir()) == ["cost.json", "cost.md", "cost.png", "cost.svg"]
     _check_document(json.loads((tmp_path / "out" / "cost.json").read_text()))
     page = (tmp_path / "out" / "cost.md").read_text()
@@ -285,7 +285,7 @@ def test_a_file_in_the_place_of_the_folder_is_told_before_measuring(tmp_path: Pa
     (tmp_path / "file").write_text("mine")
     monkeypatch.setattr(cost_report, "cost_table", lambda *args, **kwargs: pytest.fail("measured"))
     with pytest.raises(UserError, match=r"cannot make the folder .*file"):
-        print_costs(("external",), tokens=(16,), out=tmp_path / "file")
+        print_costs({"external": "external"}, tokens=(16,), out=tmp_path / "file")
 
 
 def test_device_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch):
@@ -302,7 +302,7 @@ def test_command_prints_table_and_sentences(capsys: pytest.CaptureFixture[str]):
     out = capsys.readouterr().out
     assert "from N = 289" in out
     assert "bound by" in out
-    print_costs(("external",), tokens=(16,), dim=16, as_json=True)
+    print_costs({"external": "external"}, tokens=(16,), dim=16, as_json=True)
     document = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in document["rows"]] == ["self", "external"]
 
@@ -320,19 +320,19 @@ def test_timing_takes_fewer_rounds_where_they_are_long(monkeypatch: pytest.Monke
 
 
 def test_running_out_of_a_gpus_memory_costs_one_cell(monkeypatch: pytest.MonkeyPatch):
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    def target(name: str, step: Callable[[], None], build: Callable[[Any], None] | None = None) -> Any:
-        made = SimpleNamespace(forward=lambda: None, step=step)
-        return SimpleNamespace(name=name, build=build or (lambda _: made))
+    def target(step: Callable[[], None], build: Callable[..., None] | None = None) -> Any:
+        return build or (lambda *_, **__: SimpleNamespace(forward=lambda: None, step=step))
 
     monkeypatch.setattr(cost, "_reasons", lambda *_: {"forward": "", "step": ""})
     monkeypatch.setattr(cost, "_time", lambda functions, *_: {name: Timing.of([1.0]) for name in functions})
     monkeypatch.setattr(cost, "peak_memory", lambda *_: 1)
-    targets = [target("small", lambda: None), target("wide", full), target("vast", full, full)]
-    counts = {each.name: {"parameters": 1, "macs": 1, "traffic": 1} for each in targets}
-    rows = cost._measure(targets, 8, counts, TOP, torch.device("cuda"), 1)
+    targets = {"small": target(lambda: None), "wide": target(full), "vast": target(full, full)}
+    counts = {name: {"parameters": 1, "macs": 1, "traffic": 1} for name in targets}
+    outlines: Any = dict.fromkeys(targets)
+    rows = cost._measure(targets, 8, outlines, counts, TOP, torch.device("cuda"), 1)
     assert [(row.skipped, row.step_skipped) for row in rows.values()] == [
         ("", ""),
         ("", cost.FULL),

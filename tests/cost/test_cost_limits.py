@@ -17,11 +17,9 @@ from tokenmix.profiling.cost import CostRow, CostTable, cost_table
 from tokenmix.profiling.cost_figure import draw_cost
 from tokenmix.profiling.cost_report import footnotes, markdown, sentences, write_cost
 from tokenmix.profiling.crossover import Crossover, faster_ranges
-from tokenmix.profiling.estimate import expected_peak, too_slow
-from tokenmix.profiling.machine import Ceilings
-from tokenmix.profiling.model_target import ModelTarget
-from tokenmix.profiling.speed import Timing, time_interleaved
-from tokenmix.profiling.target import MixerTarget
+from tokenmix.profiling.machine import Ceilings, expected_peak, too_slow
+from tokenmix.profiling.measure import Timing, time_interleaved
+from tokenmix.profiling.target import mixer_with_input, model_with_image
 
 CPU = torch.device("cpu")
 
@@ -55,11 +53,10 @@ def test_a_million_tokens_of_self_attention_are_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     # External attention fits into a minute at this speed, self-attention does not.
-    targets = {name: MixerTarget(name, 16, CPU, torch.float32) for name in ("self", "external")}
-    macs = {name: target.outline(4096).macs() for name, target in targets.items()}
+    macs = {name: mixer_with_input(name, 16, 4096, device="meta").counts()["macs"] for name in ("self", "external")}
     assert macs["external"] * 4 < macs["self"]
     monkeypatch.setattr(cost, "measure_ceilings", _ceilings(macs["self"] / 4800))
-    monkeypatch.setattr("tokenmix.profiling.estimate.LONGEST", 4000.0)
+    monkeypatch.setattr("tokenmix.profiling.machine.LONGEST", 4000.0)
     assert main(["cost", "external", "--tokens", "4096", "--dim", "16"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "* self at 4,096 tokens was not run: it would take at least about 80 minutes a pass" in out
@@ -70,8 +67,8 @@ def test_counts_need_no_run():
     table = cost_table(["self-double", "gating"], [1_000_000], 16)
     assert all(row.forward is None and row.skipped for row in table.rows)
     for row in table.rows:
-        outline = MixerTarget(row.name, 16, CPU, torch.float32).outline(1_000_000)
-        assert (row.parameters, row.macs, row.traffic) == (outline.parameters(), outline.macs(), outline.traffic())
+        counts = mixer_with_input(row.name, 16, 1_000_000, device="meta").counts()
+        assert {"parameters": row.parameters, "macs": row.macs, "traffic": row.traffic} == counts
     assert table.row("gating", 1_000_000).parameters > 10**12
     document = json.loads(json.dumps(table.to_json()))
     assert all(cell["macs"] > 10**12 and cell["step_skipped"] for cell in document["rows"])
@@ -79,18 +76,16 @@ def test_counts_need_no_run():
 
 @pytest.mark.parametrize("name", ["resnet18", "gmlp_nano", "vit_tiny_patch16_224"])
 def test_a_model_is_counted_by_its_shapes_alone(name: str):
-    target = ModelTarget(name, CPU, torch.bfloat16)
-    outline, built = target.outline(64), target.build(64)
+    outline, built = (model_with_image(name, 64, device=device, dtype=torch.bfloat16) for device in ("meta", "cpu"))
     assert outline.x.device.type == "meta"
-    counts = [(made.parameters(), made.macs(), made.traffic()) for made in (outline, built)]
-    assert counts[0] == counts[1]
+    assert outline.counts() == built.counts()
 
 
 def test_forward_pass_is_run_where_only_the_step_does_not_fit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    target = MixerTarget("self", 16, CPU, torch.float32)
-    forward, step = (expected_peak(target.dry_run(512, which)) for which in ("forward", "step"))
+    outline = mixer_with_input("self", 16, 512, device="meta")
+    forward, step = (expected_peak(outline.dry_run(which, CPU)) for which in ("forward", "step"))
     assert forward < step
     monkeypatch.setattr(cost, "free_memory", lambda: round((forward + step) / 2 / 0.8))
     table = cost_table(["self"], [512], 16, repeats=1)

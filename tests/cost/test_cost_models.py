@@ -2,22 +2,23 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
+from tokenmix import create_model
+from tokenmix.errors import UserError
 from tokenmix.lab.cli import main
 from tokenmix.layers import ExternalAttention2d, SAGANAttention2d, SelfAttention
 from tokenmix.layers.table import list_mixers
 from tokenmix.profiling import cost
 from tokenmix.profiling.cost import cost_table
 from tokenmix.profiling.cost_report import eanet_requirements, print_requirements
-from tokenmix.profiling.estimate import expected_peak, free_memory, too_large
-from tokenmix.profiling.machine import Ceilings
-from tokenmix.profiling.memory import peak_memory
-from tokenmix.profiling.model_target import ModelTarget
-from tokenmix.profiling.target import MixerTarget
+from tokenmix.profiling.machine import Ceilings, expected_peak, free_memory, too_large
+from tokenmix.profiling.measure import peak_memory
+from tokenmix.profiling.target import mixer_with_input, model_with_image
 from tokenmix.swap.probe import model_macs
 
 CPU = torch.device("cpu")
@@ -32,22 +33,21 @@ def _known_ceilings(monkeypatch: pytest.MonkeyPatch):
 # Less-attention needs the scores before it and a Toeplitz gate runs by FFT: the contract's own test counts those.
 @pytest.mark.parametrize("name", [name for name in list_mixers() if name not in ("less", "gating-toeplitz")])
 def test_equations_of_mixers_agree_with_a_counted_unfused_run(name: str):
-    target = MixerTarget(name, 64, CPU, torch.float32, {"num_heads": 4})
-    built = target.build(64)
-    assert model_macs(built.module, (built.x,)) == pytest.approx(built.macs(), rel=0.01)  # type: ignore[attr-defined]
+    built = mixer_with_input(name, 64, 64, num_heads=4)
+    assert model_macs(built.module, (built.x,)) == pytest.approx(built.counts()["macs"], rel=0.01)
 
 
 @pytest.mark.parametrize("name", ["mixer_nano", "gmlp_nano", "eamlp_nano", "lavit_nano", "vit_nano", "eanet_resnet50"])
 def test_equations_of_models_agree_with_a_counted_unfused_run(name: str):
-    built = ModelTarget(name, CPU, torch.float32).build(32)
-    assert model_macs(built.module, (built.x,)) == pytest.approx(built.macs(), rel=0.01)
+    built = model_with_image(name, 32)
+    assert model_macs(built.module, (built.x,)) == pytest.approx(built.counts()["macs"], rel=0.01)
 
 
 def test_fused_attention_of_another_model_is_counted():
-    built = ModelTarget("vit_tiny_patch16_224", CPU, torch.float32).build(64)
+    built = model_with_image("vit_tiny_patch16_224", 64)
     n, width, depth = 17, 192, 12
     block = n * (4 + 8) * width**2 + 2 * n * n * width
-    assert built.macs() == depth * block + 16 * 3 * 16**2 * width + width * 1000
+    assert built.counts()["macs"] == depth * block + 16 * 3 * 16**2 * width + width * 1000
 
 
 def test_models_are_measured_at_the_sizes_asked_for():
@@ -66,8 +66,8 @@ def test_models_are_measured_at_the_sizes_asked_for():
 
 
 def test_own_size_is_taken_if_none_is_given():
-    assert ModelTarget("gmlp_small", CPU, torch.float32).default_sizes() == [224]
-    assert ModelTarget("mobilenetv3_small_100", CPU, torch.float32).default_sizes() == [224]
+    for name in ("gmlp_small", "mobilenetv3_small_100", "torchvision:vit_b_16", "torchvision:resnet18"):
+        assert model_with_image(name, device="meta").x.shape == (1, 3, 224, 224)
 
 
 # Of fewer tokens self-attention writes its map in tiles, inside an operator: scratch, which is not estimated.
@@ -75,26 +75,25 @@ def test_own_size_is_taken_if_none_is_given():
     ("name", "n"), [("self", 2048), ("self-double", 512), ("external", 512), ("gating-toeplitz", 512)]
 )
 def test_estimated_memory_is_about_what_is_taken(name: str, n: int):
-    target = MixerTarget(name, 32, CPU, torch.float32, {})
-    built = target.build(n)
+    built = mixer_with_input(name, 32, n)
     built.step()
-    weights = sum(p.nbytes for p in built.module.parameters()) + built.x.nbytes  # type: ignore[attr-defined]
-    taken = peak_memory(built.step)
-    assert 0.6 * taken < expected_peak(target.dry_run(n, "step")) < 1.7 * (taken + weights)
+    weights = sum(p.nbytes for p in built.module.parameters()) + built.x.nbytes
+    taken, outline = peak_memory(built.step), mixer_with_input(name, 32, n, device="meta")
+    assert 0.6 * taken < expected_peak(outline.dry_run("step", CPU)) < 1.7 * (taken + weights)
 
 
 def test_estimated_memory_of_a_model_holds_its_weights_and_gradients():
-    target = ModelTarget("resnet18", CPU, torch.float32)
-    weights = sum(p.nbytes for p in target.build(32).module.parameters())
-    estimated = [expected_peak(target.dry_run(32, which)) for which in ("forward", "step")]
+    outline = model_with_image("resnet18", 32, device="meta")
+    weights = sum(p.nbytes for p in outline.module.parameters())
+    estimated = [expected_peak(outline.dry_run(which, CPU)) for which in ("forward", "step")]
     assert weights < estimated[0] < 1.5 * weights
     assert 2 * weights < estimated[1] < 2.5 * weights
 
 
 def test_nothing_is_computed_or_taken_to_estimate():
-    target = MixerTarget("gating", 16, CPU, torch.float32, {})
     # A gate of 10^12 numbers.
-    assert expected_peak(target.dry_run(1_000_000, "step")) > 2 * 4 * 10**12
+    outline = mixer_with_input("gating", 16, 1_000_000, device="meta")
+    assert expected_peak(outline.dry_run("step", CPU)) > 2 * 4 * 10**12
 
 
 def test_storage_is_let_go_when_nothing_holds_it():
@@ -133,7 +132,7 @@ def test_free_memory_is_that_of_the_machine():
 
 
 def _of(name: str):
-    return next(row for row in eanet_requirements() if row.name == name)
+    return SimpleNamespace(**eanet_requirements()[name])
 
 
 def test_the_table_has_counts_of_ours_and_no_remembered_figures(capsys):
@@ -174,3 +173,16 @@ def test_published_table_is_printed(capsys: pytest.CaptureFixture[str]):
     document = json.loads(capsys.readouterr().out)
     assert document["schema"] == 2
     assert len(document["rows"]) == 6
+
+
+def test_a_model_in_hand_is_measured_next_to_one_by_name():
+    model = create_model("vit_nano", img_size=64, depth=2)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    table = cost_table({"mine": model, "vit_nano": "vit_nano"}, [32], repeats=1)
+    assert [row.name for row in table.rows] == ["mine", "vit_nano"]
+    assert 0.4 < table.row("mine", 32).macs / table.row("vit_nano", 32).macs < 0.6
+    assert table.row("mine", 32).forward is not None
+    assert model.state_dict().keys() == before.keys()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    with pytest.raises(UserError, match="Linear: its input is no image; give a model of images"):
+        cost_table({"mine": nn.Linear(3, 4)})

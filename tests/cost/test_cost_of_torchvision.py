@@ -1,18 +1,14 @@
 """The cost of a model of torchvision, named as in `train` and `compare`."""
 
 import pytest
-import torch
 
 from tokenmix.errors import UserError
-from tokenmix.profiling.model_target import ModelTarget, check_is_model
-from tokenmix.profiling.target import are_mixers
+from tokenmix.profiling.target import are_mixers, check_is_model, model_with_image
 
 
 def test_a_classifier_of_torchvision_is_counted() -> None:
     assert not are_mixers(["torchvision:resnet18"])
-    target = ModelTarget("torchvision:resnet18", torch.device("cpu"), torch.float32)
-    assert target.default_sizes() == [224]
-    assert sum(p.numel() for p in target.outline(64).module.parameters()) == 11_689_512
+    assert model_with_image("torchvision:resnet18", 64, device="meta").counts()["parameters"] == 11_689_512
 
 
 def test_what_is_no_classifier_is_one_line() -> None:

@@ -57,7 +57,7 @@ def test_cost_warns_of_a_busy_machine(monkeypatch: pytest.MonkeyPatch, capsys: p
     table = cost_table(["external"], [16, 32], 16, repeats=1)
     assert "other programs took 1000000.0 of" in table.warning
     assert f"Warning: {table.warning}." in markdown(table)
-    print_costs(("external",), tokens=(16,), dim=16)
+    print_costs({"external": "external"}, tokens=(16,), dim=16)
     assert f"warning: {table.warning}" in capsys.readouterr().err
     monkeypatch.setattr(cost.OtherWork, "cpus", lambda _: 0.0)
     assert cost_table(["external"], [16], 16, repeats=1).warning == ""

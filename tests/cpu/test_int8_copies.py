@@ -91,10 +91,10 @@ def test_the_largest_products_are_added_exactly() -> None:
 def test_weights_of_8_bits_on_a_cpu_that_adds_those_of_7(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     linear, x = nn.Linear(64, 8), torch.rand(1, 30, 64)
-    monkeypatch.setattr("tokenmix.inference.layers.largest_weight", lambda: 127)
+    monkeypatch.setattr("tokenmix.inference.linear.largest_weight", lambda: 127)
     wide = to_int8(nn.Sequential(linear), x)
     assert wide[0].qweight.abs().max() == 127  # type: ignore[index]
-    monkeypatch.setattr("tokenmix.inference.layers.largest_weight", lambda: 64)
+    monkeypatch.setattr("tokenmix.inference.linear.largest_weight", lambda: 64)
     narrow = to_int8(nn.Sequential(linear), x)
     narrow.load_state_dict(wide.state_dict())
     expected, found = linear(x).detach(), narrow(x)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import tokenmix
 from tokenmix.errors import UserError
 from tokenmix.inference import FoldedExternalAttention, FoldedT2TStem, FusedLinear, Int8Linear, save_quantized
-from tokenmix.inference.optimizing import median_seconds
 from tokenmix.layers import MultiHeadExternalAttention
+from tokenmix.profiling.measure import Timing
 
 FLOATS = {"float32": 1e-5, "bfloat16": 0.03}
 """The largest error of an answer relative to the largest answer, of nets with nothing that hides it."""
@@ -28,7 +28,7 @@ def _worst(found: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", NANO)
 def test_the_same_answers(name: str, dtype: Any, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenmix.inference.fused.has_fused_linear", lambda: fused)
+    monkeypatch.setattr("tokenmix.inference.linear.has_fused_linear", lambda: fused)
     model, images = nano_model(name), nano_images(9)
     fast = tokenmix.optimize(model, images[:4], dtype=dtype, measure=False)
     assert any(isinstance(module, FusedLinear) for module in fast.modules())
@@ -103,7 +103,7 @@ def test_masks_and_logits_of_any_size(scale: float) -> None:
 def test_weights_loaded_or_moved_after_the_first_call_are_those_that_count(
     fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokenmix.inference.fused.has_fused_linear", lambda: fused)
+    monkeypatch.setattr("tokenmix.inference.linear.has_fused_linear", lambda: fused)
     torch.manual_seed(0)
     x = torch.randn(5, 9, 16)
     one, other = (nn.Sequential(nn.Linear(16, 24), nn.GELU()) for _ in range(2))
@@ -165,25 +165,6 @@ def test_nothing_is_said_on_the_way() -> None:
         tokenmix.optimize(nano_model("eamlp_nano"), nano_images(2), measure=False)
 
 
-class _Slow(nn.Module):
-    """Gives its input, after so many seconds of a clock that only models move."""
-
-    def __init__(self, clock: list[float], seconds: list[float]) -> None:
-        super().__init__()
-        self.clock, self.seconds = clock, seconds
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.clock[0] += self.seconds.pop(0) if len(self.seconds) > 1 else self.seconds[0]
-        return x
-
-
-def test_models_are_timed_by_turns_after_a_call_that_does_not_count() -> None:
-    clock = [0.0]
-    models = {"a": _Slow(clock, [50.0, 1.0, 9.0, 2.0]), "b": _Slow(clock, [0.25])}
-    found = median_seconds(models, torch.ones(1), clock=lambda: clock[0], total=0.0)
-    assert found == {"a": 2.0, "b": 0.25}
-
-
 @pytest.mark.parametrize(
     ("times", "kept", "says"),
     [
@@ -199,7 +180,8 @@ def test_models_are_timed_by_turns_after_a_call_that_does_not_count() -> None:
 def test_the_fastest_is_kept(
     times: dict[str, float], kept: type[nn.Module], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokenmix.inference.optimizing.median_seconds", lambda *_: times)
+    known = {name: Timing.of([seconds]) for name, seconds in times.items()}
+    monkeypatch.setattr("tokenmix.inference.optimizing.time_interleaved", lambda *_, **__: known)
     model, images = nano_model("gmlp_nano"), nano_images(4)
     fast = tokenmix.optimize(model, images, dtype="int8")
     assert str(fast.optimization).startswith(says)

@@ -94,8 +94,6 @@ def test_processes_end_as_one_process_does_and_a_dead_one_continues(tmp_path: Pa
     outcomes = {cell.name: outcome for cell, outcome in in_processes(apart, jobs=2)}
     killer.join()
     assert outcomes == {"c0": "its process was ended by SIGKILL; the same command continues it", "c1": ""}
-    with pytest.raises(TimeoutError):
-        list(in_processes(apart, jobs=1, seconds=0))
     assert {cell.name: outcome for cell, outcome in in_processes(apart, jobs=2)} == {"c0": "", "c1": ""}
     for one, other in zip(alone, apart):
         assert weights(one.folder) == weights(other.folder)

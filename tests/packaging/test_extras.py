@@ -44,7 +44,7 @@ assert "torch._dynamo" not in sys.modules
 layer = ExternalAttention(16, num_slots=4)
 assert layer(torch.randn(2, 5, 16)).shape == (2, 5, 16)
 
-from tokenmix.testing.report import examine
+from tokenmix.testing.doctor import examine
 assert all(v.status != "FAIL" for v in examine(lambda: layer, torch.randn(2, 5, 16), only=["batch"]))
 
 encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 1)

@@ -8,7 +8,7 @@ import pytest
 from tokenmix.lab.compare.compare import compare
 from tokenmix.lab.compare.variants import plan_runs
 from tokenmix.lab.registry import DATA_SETS
-from tokenmix.lab.train.checks import check_config
+from tokenmix.lab.train.plan import check_config
 from tokenmix.lab.train.sources import list_comparisons, load_comparison
 from tokenmix.layers import MIXERS
 from tokenmix.testing.probe_tasks import TASKS

@@ -200,6 +200,22 @@ def test_the_command_takes_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "omit --img-size" in capsys.readouterr().err
 
 
+def test_the_commands_take_a_run_of_a_network_that_does_not_tell_its_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(tmp_path / "run")
+    budget = ["--data", "digits", "--max-steps", "1", "--limit", "32", "--limit-eval", "32", "--batch-size", "32"]
+    inserted = ["--model", "torchvision:resnet18", "--insert", "external", "--insert-after", "layer3"]
+    assert main(["train", "image-classification", *inserted, *budget, "--out", run]) == 0
+    capsys.readouterr()
+    assert main(["swap", run, "--to", "self", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["macs_after"] > report["macs_before"] > 0
+    assert main(["cost", run, "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (row["name"], row["parameters"]) == (run, report["parameters_before"])
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [

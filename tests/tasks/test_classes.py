@@ -17,7 +17,7 @@ from tokenmix.lab.data.indexed import IndexedDataset, balanced_order
 from tokenmix.lab.tasks.classes import balanced_weights, is_unbalanced, rank_area
 from tokenmix.lab.tasks.classification.task import ImageClassification
 from tokenmix.lab.train.checkpoint import read_weights
-from tokenmix.lab.train.predictions import read_predictions
+from tokenmix.lab.train.metrics import read_predictions
 from tokenmix.lab.train.run import train
 from tokenmix.lab.train.sources import make_config
 from tokenmix.lab.train.trainer import TrainingLoop

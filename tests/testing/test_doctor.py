@@ -56,14 +56,14 @@ def test_an_ignored_mask_is_not_blamed_on_its_polarity() -> None:
 def test_a_pass_does_not_claim_zeros_that_were_not_seen() -> None:
     """A layer that is finite for a sample without any token need not give 0."""
     report = doctor("planted:IgnoredMaskOfAStranger", only={"mask-empty"})
-    assert report.passed == ["mask-empty"]
+    assert report.named("pass") == ["mask-empty"]
     assert "finite" in report.verdicts[0].explanation()
     assert " 0" not in report.verdicts[0].explanation()
 
 
 def test_a_mixer_that_states_no_map_is_not_asked_for_one() -> None:
     report = doctor("sound:SoundWithoutMap", only={"map-shape", "map-rows", "map-used"}, **SIZES)
-    assert (report.failed, len(report.skipped)) == ([], 3)
+    assert (report.failed, len(report.named("skipped"))) == ([], 3)
 
 
 def test_a_module_that_exits_is_not_healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ CAPTURE = {"compile", "export", "onnx"}
 
 def test_finds_nothing_in_a_sound_layer() -> None:
     report = doctor("sound:Sound", only=set(PROPERTIES) - CAPTURE, **SIZES)
-    assert (report.failed, report.advised, report.skipped) == ([], [], [])
+    assert (report.failed, report.advised, report.named("skipped")) == ([], [], [])
     assert report.notes == ()
     assert report.layer == "Sound(dim=32)"
 
@@ -120,7 +120,7 @@ def test_says_why_it_skips_what_a_strangers_layer_does_not_offer() -> None:
     assert reasons["mask-padding"] == "takes no mask"
     assert reasons["equivariance"] == "declares nothing; measured: equivariant"
     assert {"macs", "bad-input", "device-dtype"} <= set(reasons)
-    assert len(report.passed) + len(report.skipped) == len(PROPERTIES) - len(CAPTURE)
+    assert len(report.named("pass")) + len(report.named("skipped")) == len(PROPERTIES) - len(CAPTURE)
 
 
 def test_takes_a_map_where_tokens_do_not_fit() -> None:
@@ -138,7 +138,7 @@ def test_takes_a_function_that_builds_the_layer(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(sys, "path", list(sys.path))
     report = doctor("my_factory:build", only={"shape", "arguments"})
     assert report.input == (3, 16, 20)
-    assert report.passed == ["shape"]
+    assert report.named("pass") == ["shape"]
     with pytest.raises(UserError, match="my_factory:number is a int"):
         doctor("my_factory:number")
 
@@ -238,11 +238,10 @@ def test_a_layer_that_compiles_in_parts_is_right() -> None:
 
 
 def test_what_only_inductor_cannot_compile_is_not_blamed_on_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(_: object, __: object, backend: str, **___: object) -> None:
-        if backend == "inductor":
-            raise RuntimeError("no such header")
+    def stopped(_: object, __: object, backend: str, **___: object) -> str | None:
+        return "RuntimeError: no such header" if backend == "inductor" else None
 
-    monkeypatch.setattr(graphs, "_compare_compiled", failing)
+    monkeypatch.setattr(graphs, "_stopped", stopped)
     with pytest.raises(Advice, match="is captured, but not compiled by inductor: RuntimeError: no such") as caught:
         compiled(Builder(strangers.Gated, {"dim": 32}), noise(3, 16, 32), backend="inductor")
     assert caught.value.cause == "a limit of PyTorch's inductor"
@@ -274,11 +273,11 @@ def test_the_best_backend_is_one_that_compiles(monkeypatch: pytest.MonkeyPatch) 
 def test_attention_of_queries_keys_and_values_is_called_with_x() -> None:
     only = {"shape", "batch", "mask-polarity", "mask-full", "arguments", "gradients"}
     report = doctor("torch.nn:MultiheadAttention", only=only)
-    assert (report.failed, report.skipped) == ([], [])
+    assert (report.failed, report.named("skipped")) == ([], [])
     assert report.layer == "MultiheadAttention(embed_dim=32, num_heads=4, batch_first=True)"
     assert report.notes[0].startswith("called as MultiheadAttention(x, x, x, key_padding_mask=~mask)")
     report = doctor("torch.nn:TransformerEncoderLayer", only={"shape", "mask-polarity"})
-    assert report.passed == ["shape", "mask-polarity"]
+    assert report.named("pass") == ["shape", "mask-polarity"]
     assert report.notes[0].startswith("called as TransformerEncoderLayer(x, src_key_padding_mask=~mask)")
 
 

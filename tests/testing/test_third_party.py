@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.testing import PROPERTIES, Builder
+from tokenmix.testing.doctor import examine
 from tokenmix.testing.harness import noise
-from tokenmix.testing.report import examine
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -11,8 +11,8 @@ import torch
 from tokenmix.errors import UserError
 from tokenmix.lab.cli import main
 from tokenmix.lab.train import trainer
-from tokenmix.lab.train.checks import fit_to_ranks
 from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.plan import fit_to_ranks
 from tokenmix.lab.train.run import finish_run
 from tokenmix.lab.train.sources import make_config
 from verbs import refused

@@ -13,8 +13,7 @@ from tokenmix.lab.tasks.segmentation.task import SemanticSegmentation
 from tokenmix.lab.tasks.text.classification import TextClassification
 from tokenmix.lab.tasks.text.masked_lm import MaskedLM
 from tokenmix.lab.tasks.text.question_answering import agreement
-from tokenmix.lab.train.metrics import Metric, f1_of
-from tokenmix.lab.train.predictions import joined
+from tokenmix.lab.train.metrics import Metric, f1_of, joined
 from tokenmix.lab.train.sources import make_config
 
 theirs = pytest.importorskip("torchmetrics")

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tokenmix.errors import UserError
-from tokenmix.lab.train.checks import check_optimizer
 from tokenmix.lab.train.config import OptimConfig
-from tokenmix.lab.train.plan import Warmup, WeightEMA, make_optimizer, make_schedule
+from tokenmix.lab.train.plan import Warmup, WeightEMA, check_optimizer, make_optimizer, make_schedule
 from tokenmix.lab.train.sources import make_config
 from tokenmix.models import create_model
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmix.errors import UserError
-from tokenmix.lab.train.checks import check_config
-from tokenmix.lab.train.plan import make_plan, seed_everything, warmup_note
+from tokenmix.lab.train.plan import check_config, make_plan, seed_everything, warmup_note
 from tokenmix.lab.train.sources import make_config
 
 

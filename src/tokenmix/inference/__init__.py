@@ -2,8 +2,7 @@
 
 from tokenmix.environment import keep_freed_memory
 from tokenmix.inference.external import FoldedExternalAttention, Int8ExternalAttention
-from tokenmix.inference.fused import FusedLinear
-from tokenmix.inference.layers import Int8Linear
+from tokenmix.inference.linear import FusedLinear, Int8Linear
 from tokenmix.inference.optimizing import TOLERANCES, load_quantized, optimize, save_quantized
 from tokenmix.inference.stem import FoldedT2TStem
 

@@ -6,8 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tokenmix.inference.fused import AnyLinear, make_linear
-from tokenmix.inference.layers import Int8Linear, Range, outside_graphs, samples_at_a_time
+from tokenmix.inference.linear import AnyLinear, Int8Linear, Range, make_linear, outside_graphs, samples_at_a_time
 from tokenmix.inference.operators import Dtype
 from tokenmix.layers.base import Capabilities, Mixer, check_input, check_mask, zero_masked
 from tokenmix.layers.external import ExternalAttention

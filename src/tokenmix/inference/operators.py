@@ -20,21 +20,17 @@ OPERATORS: dict[Dtype, tuple[str, ...]] = {
 }
 """Their names under `torch.ops`, by the type of the products that need them."""
 
-_FUSED = {"none": ("none", [], ""), "gelu": ("gelu", [], "none"), "gelu-tanh": ("gelu", [], "tanh")}
-_POST_OPS = {"none": ("none", "none"), "gelu": ("gelu", "none"), "gelu-tanh": ("gelu", "tanh")}
-
-
-def missing_operators(dtype: Dtype) -> list[str]:
-    """Those of `OPERATORS` that this PyTorch does not have."""
-    split = ((name, *name.split(".")) for name in OPERATORS[dtype])
-    return [name for name, library, operator in split if not hasattr(getattr(torch.ops, library), operator)]
+ACTIVATIONS = {"none": ("none", "none"), "gelu": ("gelu", "none"), "gelu-tanh": ("gelu", "tanh")}
+"""Of each activation the function and its approximation, as operators name them."""
 
 
 def require_operators(dtype: Dtype) -> None:
     """Raise `UserError` unless this PyTorch has the operators and, for int8, the library after them."""
     if dtype == "int8" and "onednn" not in torch.backends.quantized.supported_engines:
         raise UserError("this PyTorch has no oneDNN, whose int8 kernels are needed; install the wheel of pytorch.org")
-    if missing := missing_operators(dtype):
+    split = ((name, *name.split(".")) for name in OPERATORS[dtype])
+    missing = [name for name, library, operator in split if not hasattr(getattr(torch.ops, library), operator)]
+    if missing:
         raise UserError(
             f"torch {torch.__version__} has no operator {', '.join(missing)}, which {dtype} needs; install torch 2.14"
         )
@@ -58,7 +54,8 @@ def pack_linear(weight: Tensor, rows: int) -> Tensor:
 
 def fused_linear(x: Tensor, packed: Tensor, bias: Tensor | None, act: Activation) -> Tensor:
     """act(x W^T + b) in one kernel, for a weight of `pack_linear`."""
-    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, *_FUSED[act])
+    function, approximation = ACTIVATIONS[act]
+    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, function, [], approximation if act != "none" else "")
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
@@ -99,7 +96,7 @@ def int8_linear(
     q: Tensor, scale: float, zero: int, weight: Any, scales: Tensor, zeros: Tensor, bias: Tensor | None, act: Activation
 ) -> Tensor:
     """act(s t (q - z) Q^T + b) in float32, for q (..., D) in uint8 and a packed Q (E, D) with a scale t a row."""
-    post_op, algorithm = _POST_OPS[act]
+    function, approximation = ACTIVATIONS[act]
     return torch.ops.onednn.qlinear_pointwise(
-        q, scale, zero, weight, scales, zeros, bias, 1.0, 0, torch.float32, post_op, [], algorithm
+        q, scale, zero, weight, scales, zeros, bias, 1.0, 0, torch.float32, function, [], approximation
     )

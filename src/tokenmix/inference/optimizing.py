@@ -1,11 +1,10 @@
 """Optimise a float32 model for inference on CPUs, given a few inputs; save and load int8 copies."""
 
 import copy
+import functools
 import itertools
 import json
-import statistics
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,17 +13,20 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tokenmix.errors import UserError, unknown_name
+from tokenmix.errors import UserError, as_user_error, one_line, unknown_name
 from tokenmix.files import check_regular, replacing, user_path
-from tokenmix.inference.layers import Int8Linear
+from tokenmix.inference.linear import Int8Linear
 from tokenmix.inference.operators import Dtype, require_operators
 from tokenmix.inference.planning import fill, install, kind_of, observe, plan_copy, plan_of
+from tokenmix.profiling.measure import time_interleaved
 
 TOLERANCES: dict[Dtype, float] = {"float32": 1e-3, "bfloat16": 0.1, "int8": 0.5}
 """How far a copy's outputs on the first batch may be from the original's: norm of the difference over theirs.
 
 Many times what sound copies of trained models show; a copy beyond it is another function."""
 
+MEASURED = 1.0
+"""About as many seconds are spent on timing."""
 ENOUGH = 0.97
 """A copy is kept if it takes at most this share of the model's time; less is lost in the noise."""
 _KEY = "tokenmix_int8"
@@ -100,50 +102,23 @@ def optimize(
 
     copies: dict[str, nn.Module] = {dtype: made(dtype)}
     if not measure:
-        return _noted(copies[dtype], f"{dtype}, not measured")
+        copies[dtype].optimization = f"{dtype}, not measured"  # type: ignore[assignment]
+        return copies[dtype]
     if dtype != "float32":
         copies["float32"] = made("float32")
     copies[_UNCHANGED] = unchanged
-    seconds = median_seconds(copies, first)
+    calls = {name: functools.partial(made, first) for name, made in copies.items()}
+    once = sum(timing.median for timing in time_interleaved(calls, repeats=1, warmup=1).values())
+    timings = time_interleaved(calls, repeats=max(3, int(MEASURED / max(1e-6, once))), warmup=0)
+    seconds = {name: timing.median for name, timing in timings.items()}
     best = min(copies, key=lambda name: seconds[name])
     if seconds[best] > ENOUGH * seconds[_UNCHANGED]:
         best = _UNCHANGED
     times = ", ".join(f"{name} {seconds[name] * 1e3:.3g} ms" for name in copies)
     kept = best if best != _UNCHANGED else "the model unchanged in float32"
     why = "" if best == dtype else f", since the {dtype} copy is not faster on the example"
-    return _noted(copies[best], f"kept {kept}{why}: {times} a batch of {len(first)}")
-
-
-def _noted(model: nn.Module, sentence: str) -> nn.Module:
-    model.optimization = sentence  # type: ignore[assignment]
-    return model
-
-
-def median_seconds(
-    models: Mapping[str, nn.Module],
-    batch: Tensor,
-    *,
-    clock: Callable[[], float] = time.perf_counter,
-    total: float = 1.0,
-) -> dict[str, float]:
-    """The median time of a call of each model on the batch; they take turns, three of them at least.
-
-    Args:
-        models: by name.
-        batch: what each is called with.
-        clock: gives seconds.
-        total: of all turns; no turn begins after it.
-    """
-    for model in models.values():
-        model(batch)
-    taken: dict[str, list[float]] = {name: [] for name in models}
-    start = clock()
-    while len(taken[next(iter(models))]) < 3 or clock() - start < total:
-        for name, model in models.items():
-            begin = clock()
-            model(batch)
-            taken[name].append(clock() - begin)
-    return {name: statistics.median(each) for name, each in taken.items()}
+    copies[best].optimization = f"kept {kept}{why}: {times} a batch of {len(first)}"  # type: ignore[assignment]
+    return copies[best]
 
 
 def _check_answers(result: nn.Module, first: Tensor, expected: Any, dtype: Dtype) -> None:
@@ -155,7 +130,7 @@ def _check_answers(result: nn.Module, first: Tensor, expected: Any, dtype: Dtype
         raise
     except Exception as error:
         raise UserError(
-            f"{name} runs unchanged but not optimised in {dtype}: {_first(error)}; keep it as it is"
+            f"{name} runs unchanged but not optimised in {dtype}: {one_line(error)}; keep it as it is"
         ) from error
     for one, other in zip(_tensors(found), _tensors(expected), strict=True):
         error = ((one - other).norm() / other.norm().clamp_min(1e-6)).item()
@@ -211,11 +186,9 @@ def save_quantized(model: nn.Module, path: Path | str) -> None:
         )
     # A layer used twice has its tensors twice, and the format allows none to share memory.
     tensors = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in model.state_dict().items()}
-    try:
-        with replacing(user_path(path)) as partial:
-            save_file(tensors, partial, metadata={_KEY: json.dumps(plan_of(model))})
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"cannot write {path}: {_first(error)}; give another path") from None
+    refused = as_user_error(f"cannot write {path}: ", "; give another path", OSError, SafetensorError)
+    with refused, replacing(user_path(path)) as partial:
+        save_file(tensors, partial, metadata={_KEY: json.dumps(plan_of(model))})
 
 
 def load_quantized(model: nn.Module, path: Path | str) -> nn.Module:
@@ -225,31 +198,19 @@ def load_quantized(model: nn.Module, path: Path | str) -> nn.Module:
         UserError: not such a file, or one of another architecture.
     """
     path = user_path(path)
-    try:
-        with safe_open(check_regular(path), framework="pt") as file:
-            plan = json.loads((file.metadata() or {}).get(_KEY, "null"))
-    except UserError:
-        raise
-    except (OSError, SafetensorError, ValueError, RecursionError) as error:
-        raise UserError(
-            f"cannot read {path}: {_first(error)}; give a file that tokenmix.inference.save_quantized wrote"
-        ) from None
+    remedy = "; give a file that tokenmix.inference.save_quantized wrote"
+    wrong = as_user_error(f"cannot read {path}: ", remedy, OSError, SafetensorError, RecursionError, ValueError)
+    with wrong, safe_open(check_regular(path), framework="pt") as file:
+        plan = json.loads((file.metadata() or {}).get(_KEY, "null"))
     if plan is None:
         raise UserError(f"{path} holds no int8 model; write one with tokenmix.inference.save_quantized(model8, path)")
     _check_optimizable(model, "int8")
     result = copy.deepcopy(model).eval().requires_grad_(False)
-    try:
+    other = f"{path} has another architecture than {type(model).__name__}: "
+    with as_user_error(other, "; give its own model", AttributeError, RuntimeError, AssertionError):
         install(result, plan, "int8")
         result.load_state_dict(load_file(str(path)))
-    except (AttributeError, RuntimeError, AssertionError) as error:
-        raise UserError(
-            f"{path} has another architecture than {type(model).__name__}: {_first(error)}; give its own model"
-        ) from None
     return result
-
-
-def _first(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
 
 
 def _check_optimizable(model: nn.Module, dtype: Dtype) -> None:

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.inference.external import FoldedExternalAttention, Folding, folded, folds, make_external, num_heads
-from tokenmix.inference.fused import FusedLinear, make_linear
-from tokenmix.inference.layers import Int8Linear, Range
+from tokenmix.inference.linear import FusedLinear, Int8Linear, Range, make_linear
 from tokenmix.inference.operators import Activation, Dtype
 from tokenmix.inference.stem import FoldedT2TStem
 from tokenmix.models.eamlp import StemAttention, T2TStem

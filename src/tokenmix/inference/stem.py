@@ -7,8 +7,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenmix.inference.external import fold_keys, fold_values, linear_map, make_external
-from tokenmix.inference.fused import FusedLinear, make_linear
-from tokenmix.inference.layers import Int8Linear, Range, check_unfollowed, outside_graphs, samples_at_a_time
+from tokenmix.inference.linear import (
+    FusedLinear,
+    Int8Linear,
+    Range,
+    check_unfollowed,
+    make_linear,
+    outside_graphs,
+    samples_at_a_time,
+)
 from tokenmix.inference.operators import Dtype, convolve
 from tokenmix.models.eamlp import Split, StemAttention, T2TStem
 from tokenmix.models.stems import Stem

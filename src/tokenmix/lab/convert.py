@@ -1,7 +1,6 @@
 """A folder of Hugging Face, converted: some of its attention replaced, and distilled from the original on texts."""
 
 import copy
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from tokenmix.distillation import DistillReport, distill
 from tokenmix.environment import environment
-from tokenmix.errors import UserError, one_line
+from tokenmix.errors import UserError, as_user_error
 from tokenmix.files import check_regular, copy_folder, new_folder, read_bytes, read_text, write_bytes, write_json
 from tokenmix.swap import SwapReport, swap_attention
 from tokenmix.swap.sites import find_sites
@@ -83,16 +82,10 @@ def open_folder(folder: Path) -> tuple[nn.Module, Any]:
             f"{folder} has no config.json; give the folder of a model of Hugging Face, which save_pretrained writes"
         )
     check_regular(folder / "config.json")
-    try:
-        with _quiet():
-            model = transformers.AutoModel.from_pretrained(folder, local_files_only=True)
-            return model.eval(), transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except UserError:
-        raise
-    except Exception as error:  # whatever transformers raises for a folder that it does not know
-        raise UserError(
-            f"{folder} cannot be opened by transformers ({one_line(error)}); give a complete folder"
-        ) from error
+    # Whatever transformers raises for a folder that it does not know.
+    with as_user_error(f"{folder} cannot be opened by transformers (", "); give a complete folder"), _quiet():
+        model = transformers.AutoModel.from_pretrained(folder, local_files_only=True)
+        return model.eval(), transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
 @contextmanager
@@ -115,21 +108,6 @@ def longest(model: Any, tokenizer: Any, wanted: int) -> int:
     """The number of tokens that is wanted, or the most that the model takes."""
     positions = getattr(model.config, "max_position_embeddings", None) or wanted
     return min(wanted, positions, tokenizer.model_max_length)
-
-
-def chosen_layers(model: nn.Module, layers: Sequence[int] | None) -> list[str]:
-    """The names of attention layers by number, from 0; all if None."""
-    names = [site.name for site in find_sites(model)]
-    wrong = [number for number in layers or () if number >= len(names)]
-    if wrong:
-        raise UserError(f"there is no layer {wrong[0]}; the model has layers 0 to {len(names) - 1}")
-    return names if layers is None else [names[number] for number in layers]
-
-
-def is_no_embedding(model: nn.Module) -> Callable[[str, nn.Parameter], bool]:
-    """All that is trained but tables of embeddings, which a text changes in a few rows only."""
-    tables = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
-    return lambda name, parameter: id(parameter) not in tables
 
 
 def convert_folder(
@@ -160,21 +138,26 @@ def convert_folder(
         raise UserError(f"{out} exists already; give another --out")
     teacher, tokenizer = open_folder(folder)
     max_length = longest(teacher, tokenizer, max_length)
-    student = copy.deepcopy(teacher)
+    student, names = copy.deepcopy(teacher), [site.name for site in find_sites(teacher)]
+    wrong = [number for number in layers or () if number >= len(names)]
+    if wrong:
+        raise UserError(f"there is no layer {wrong[0]}; the model has layers 0 to {len(names) - 1}")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         swap = swap_attention(
             student,
             to,
-            chosen_layers(student, layers),
+            names if layers is None else [names[number] for number in layers],
             num_tokens=max_length,
             example_inputs=(torch.zeros(1, max_length, dtype=torch.long),),
             mixer_kwargs=mixer_kwargs,
             drop=drop,
         )
-    if progress is not None:
-        progress(str(swap))
+    for line in str(swap).splitlines() if progress is not None else ():
+        progress(line)
     learned, kept = split_texts(texts, held_out, seed)
+    # A text changes a few rows of tables of embeddings only, so these are left as they are.
+    tables = {id(p) for m in student.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
     report = distill(
         teacher,
         student,
@@ -183,7 +166,7 @@ def convert_folder(
         loss=loss,
         steps=steps,
         lr=lr,
-        train_only=is_no_embedding(student),
+        train_only=lambda name, parameter: id(parameter) not in tables,
         held_out=TextBatches(tokenizer, kept, batch_size, max_length).in_order(),
         precision=precision,
         seed=seed,
@@ -208,8 +191,3 @@ def convert_folder(
                 write_bytes(partial / entry.name, read_bytes(entry))
         write_json(partial / "distill.json", {"swap": swap.to_json(), "distill": report.to_json(), **environment()})
     return swap, report
-
-
-def say(line: str) -> None:
-    """A line of progress."""
-    print(f"tokenmix: {line}", file=sys.stderr, flush=True)

@@ -2,52 +2,46 @@
 
 import itertools
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from torch import Tensor, nn
 
 from tokenmix.distillation import LayerRanking, rank_layers
-from tokenmix.errors import UserError, unknown_name
+from tokenmix.errors import UserError
 from tokenmix.files import read_json, user_path
 from tokenmix.lab.convert import TextBatches, longest, open_folder, read_texts, split_texts
 from tokenmix.lab.train.load import load_task
 from tokenmix.lab.train.task import TaskData
-from tokenmix.models.foreign import IMAGENET, load_foreign
-from tokenmix.models.registry import create_model, create_on_meta
-from tokenmix.registry import MODELS, TORCHVISION, is_foreign, list_models
+from tokenmix.models.registry import open_model
+from tokenmix.registry import MODELS, TORCHVISION, check_models, is_foreign
 
 BATCH, HELD_OUT, MAX_LENGTH = 32, 512, 128
 
 
-def load_model(target: str, img_size: int | None) -> nn.Module:
-    """A model of ours or timm's, or `torchvision:NAME`, with shapes only; of `module:factory`; or of a run folder."""
+def load_model(target: str, img_size: int | None) -> tuple[nn.Module, tuple[Any, ...] | None]:
+    """A model of ours or timm's, or `torchvision:NAME`, with shapes only; of `module:factory`; or of a run folder.
+
+    With it the arguments of a forward pass, which a run's data tells; None for those that the model tells itself.
+    """
     folder = user_path(target)
     if folder.is_dir():
         if img_size is not None:
             raise UserError(f"{target} is a run with a fixed image size; omit --img-size")
-        return load_task(folder).model
-    size: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
-    if target in MODELS:
-        tasks = MODELS[target].tasks
-        if "image-classification" not in tasks:
-            raise UserError(
-                f"{target} is a model of {', '.join(tasks)}, whose mixer is one of its arguments; by name, swap takes "
-                "image classifiers only"
-            )
-        return create_on_meta(target, **size)
-    if not (is_foreign(target) or timm.is_model(target)):
-        raise unknown_name("model", target, [*list_models(), *timm.list_models()])
-    if is_foreign(target) and not target.startswith(TORCHVISION):
-        return load_foreign(target, IMAGENET, **size)
+        task = load_task(folder)
+        image = (task.data.get("channels"), *task.data.get("img_size", ()))
+        return task.model, task.swap_example() or ((torch.zeros(1, *image),) if len(image) == 3 else None)
+    if target in MODELS and "image-classification" not in (tasks := MODELS[target].tasks):
+        raise UserError(
+            f"{target} is a model of {', '.join(tasks)}, whose mixer is one of its arguments; by name, swap takes "
+            "image classifiers only"
+        )
+    check_models([target])
     try:
-        with torch.device("meta"):
-            if target.startswith(TORCHVISION):
-                sides: dict[str, Any] = {} if img_size is None else {"image_size": img_size}
-                return load_foreign(target, {}, **sides)
-            return create_model(target, **size)
+        with torch.device("meta") if target.startswith(TORCHVISION) or not is_foreign(target) else nullcontext():
+            return open_model(target, img_size), None
     except TypeError as error:
         if img_size is None:
             raise

@@ -15,8 +15,9 @@ from torch import nn
 
 from tokenmix.environment import warn_untested
 from tokenmix.errors import UserError, unknown_name
+from tokenmix.models.foreign import IMAGENET, load_foreign
 from tokenmix.models.pretrained import by_timm, check_source, checkpoint_filter_fn, fetching
-from tokenmix.registry import MODELS, Arguments, ModelEntry, load_object
+from tokenmix.registry import MODELS, TORCHVISION, Arguments, ModelEntry, is_foreign, load_object
 from tokenmix.trust import from_caller, typed
 
 # Arguments of timm's factory, next to those of a model.
@@ -72,6 +73,21 @@ def create_model(name: str, **kwargs: Any) -> nn.Module:
         dropped += ("stem_dim", "stage_dims", "centres", "num_neighbours")
     preset = {key: value for key, value in entry.arguments.items() if key not in dropped}
     return build(**{**preset, **kwargs})
+
+
+def open_model(name: str, img_size: int | None = None) -> nn.Module:
+    """A model of ours, timm's or torchvision's by name, or what a "module:factory" of the user's returns.
+
+    Raises:
+        UserError: as `create_model` and `load_foreign`.
+        TypeError: an image size for a network of timm's or torchvision's that is built without one.
+    """
+    size: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
+    if not is_foreign(name):
+        return create_model(name, **size)
+    if name.startswith(TORCHVISION):
+        return load_foreign(name, {}, **({} if img_size is None else {"image_size": img_size}))
+    return load_foreign(name, IMAGENET, **size)
 
 
 def create_on_meta(name: str, **kwargs: Any) -> nn.Module:

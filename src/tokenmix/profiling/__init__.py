@@ -2,8 +2,7 @@
 
 from tokenmix.profiling.cost import CostRow, CostTable, cost_table
 from tokenmix.profiling.crossover import Crossover, find_crossover
-from tokenmix.profiling.memory import peak_memory
-from tokenmix.profiling.speed import Timing, time_interleaved
+from tokenmix.profiling.measure import Timing, peak_memory, time_interleaved
 
 __all__ = [
     "CostRow",

@@ -7,20 +7,29 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
 from tokenmix.profiling.crossover import Crossover, Ends, faster_ranges, find_crossover, measured_crossover
-from tokenmix.profiling.estimate import Pass, expected_peak, free_memory, too_large, too_slow
-from tokenmix.profiling.machine import Ceilings, OtherWork, measure_ceilings
-from tokenmix.profiling.measured import Measured
-from tokenmix.profiling.memory import peak_memory
-from tokenmix.profiling.speed import Timing, time_interleaved
-from tokenmix.profiling.target import BenchmarkTarget, MixerTarget, targets_for
+from tokenmix.profiling.machine import (
+    Ceilings,
+    OtherWork,
+    Pass,
+    expected_peak,
+    free_memory,
+    measure_ceilings,
+    too_large,
+    too_slow,
+)
+from tokenmix.profiling.measure import Timing, peak_memory, time_interleaved
+from tokenmix.profiling.target import Measured, Target, targets_for
 
 Precision = Literal["fp32", "bf16", "fp16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 DIM = 256
+TOKENS = (196, 1024, 4096)
+"""Of images of 224, 512 and 1,024 px in patches of 16."""
 SECONDS = 20.0
 """About as long is spent on timing one size; two rounds are taken in any case."""
 SAMPLE = 0.2
@@ -67,8 +76,7 @@ class CostRow:
     @property
     def unsteady(self) -> tuple[Pass, ...]:
         """The passes whose times are noisy."""
-        timings: dict[Pass, Timing | None] = {"forward": self.forward, "step": self.step}
-        return tuple(which for which, timing in timings.items() if timing is not None and timing.spread > SPREAD)
+        return tuple(w for w in PASSES if (timing := getattr(self, w)) is not None and timing.spread > SPREAD)
 
     @property
     def macs_per_second(self) -> float | None:
@@ -144,7 +152,7 @@ class CostTable:
 
 
 def cost_table(
-    names: str | Sequence[str],
+    names: str | Sequence[str] | Mapping[str, str | nn.Module],
     sizes: Sequence[int] | None = None,
     dim: int | None = None,
     *,
@@ -157,7 +165,8 @@ def cost_table(
     """Count and measure mixers at several numbers of tokens next to self-attention, or models at several image sizes.
 
     Args:
-        names: one or more names of `list_mixers()`; or of models, ours or timm's.
+        names: one or more names of `list_mixers()`; or of models, ours, timm's or torchvision's; or models of images,
+            or their names, by what the table calls them.
         sizes: numbers of tokens N, 196, 1,024 and 4,096 if not given; or sides of the image, the model's own if not.
         dim: width D of the tokens, 256 if not given.
         device: cpu or cuda.
@@ -170,29 +179,35 @@ def cost_table(
         UserError: an unknown name, an argument that no layer has, a width or a size below 1 or beyond all memory, a
             size that a model does not take, or a device that does not exist.
     """
-    place, dtype = _place(device), DTYPES[precision]
+    if device not in ("cpu", "cuda"):
+        raise UserError(f"unknown device {device!r}; costs are measured on cpu or cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("no CUDA device is available; omit --device cuda")
+    place, dtype = torch.device(device), DTYPES[precision]
     if dim is not None and not 1 <= dim <= LARGEST_DIM:
         raise UserError(f"dim must be at least 1, got {dim}" if dim < 1 else _too_many("dim", dim, LARGEST_DIM))
     names = [names] if isinstance(names, str) else names
-    targets = targets_for(names, dim=dim or DIM, device=place, dtype=dtype, kwargs=kwargs)
-    models = not isinstance(targets[0], MixerTarget)
-    if models and (dim is not None or kwargs):
+    subjects = names if isinstance(names, Mapping) else {name: name for name in names}
+    targets, mixers = targets_for(subjects, dim=dim or DIM, dtype=dtype, kwargs=kwargs)
+    found = list(targets)
+    reference, others = found[0], found[1:]
+    if not mixers and (dim is not None or kwargs):
         raise UserError(
-            f"dim={dim} and similar options apply to mixers only; {targets[0].name!r} is a model with its own width"
+            f"dim={dim} and similar options apply to mixers only; {reference!r} is a model with its own width"
         )
-    sizes = _sizes(sizes, targets[0])
-    counts: dict[int, dict[str, dict[str, int]]] = {}
-    for n in sizes:
-        outlines = {target.name: target.outline(n) for target in targets}
-        counts[n] = {
-            name: {"parameters": one.parameters(), "macs": one.macs(), "traffic": one.traffic()}
-            for name, one in outlines.items()
-        }
+    if sizes is None:
+        sizes = TOKENS if mixers else [targets[reference](device="meta").x.shape[2]]
+    if not sizes or min(sizes) < 1:
+        raise UserError(f"sizes must be positive numbers, got {list(sizes)}; for example --tokens 196,1024,4096")
+    what, largest = ("tokens", LARGEST_TOKENS) if mixers else ("img-size", LARGEST_SIDE)
+    if max(sizes) > largest:
+        raise UserError(_too_many(what, max(sizes), largest))
+    sizes = sorted(set(sizes))
+    outlines = {n: {name: target(n, device="meta") for name, target in targets.items()} for n in sizes}
+    counts = {n: {name: outline.counts() for name, outline in outlines[n].items()} for n in sizes}
     others_work = OtherWork()
     ceilings = measure_ceilings(place, dtype)
-    by_size = {n: _measure(targets, n, counts[n], ceilings, place, repeats) for n in track(sizes)}
-    found = [target.name for target in targets]
-    reference, others = found[0], found[1:]
+    by_size = {n: _measure(targets, n, outlines[n], counts[n], ceilings, place, repeats) for n in track(sizes)}
     # None where one time is noisy: growth and crossings would be those of the noise.
     rows = {name: [by_size[n][name] for n in sizes] for name in found}
     steady = {
@@ -200,39 +215,19 @@ def cost_table(
     }
     both = {name: {n: s for n, s in steady[name].items() if n in steady[reference]} for name in others}
     return CostTable(
-        axis="pixels" if models else "tokens",
-        dim=None if models else dim or DIM,
+        axis="tokens" if mixers else "pixels",
+        dim=dim or DIM if mixers else None,
         device=str(place),
         precision=precision,
         ceilings=ceilings,
         rows=tuple(row for name in found for row in rows[name]),
-        exponents={name: exponent({n**2 if models else n: s for n, s in steady[name].items()}) for name in found},
+        exponents={name: exponent({n if mixers else n**2: s for n, s in steady[name].items()}) for name in found},
         reference=reference,
-        crossovers={} if models else {name: find_crossover(name, dim or DIM, **kwargs) for name in others},
+        crossovers={name: find_crossover(name, dim or DIM, **kwargs) for name in others} if mixers else {},
         measured={name: measured_crossover(both[name], steady[reference]) for name in others},
         faster={name: faster_ranges(both[name], steady[reference]) if both[name] else None for name in others},
         warning=others_work.warning(torch.get_num_threads()) if place.type == "cpu" else "",
     )
-
-
-def _place(device: str) -> torch.device:
-    if device not in ("cpu", "cuda"):
-        raise UserError(f"unknown device {device!r}; costs are measured on cpu or cuda")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("no CUDA device is available; omit --device cuda")
-    return torch.device(device)
-
-
-def _sizes(sizes: Sequence[int] | None, target: BenchmarkTarget) -> list[int]:
-    if sizes is None:
-        return list(target.default_sizes())
-    if not sizes or min(sizes) < 1:
-        raise UserError(f"sizes must be positive numbers, got {list(sizes)}; for example --tokens 196,1024,4096")
-    mixers = isinstance(target, MixerTarget)
-    what, largest = ("tokens", LARGEST_TOKENS) if mixers else ("img-size", LARGEST_SIDE)
-    if max(sizes) > largest:
-        raise UserError(_too_many(what, max(sizes), largest))
-    return sorted(set(sizes))
 
 
 def _too_many(what: str, given: int, largest: int) -> str:
@@ -244,26 +239,32 @@ def _seconds(rows: Iterable[CostRow]) -> dict[int, float]:
 
 
 def _measure(
-    targets: Sequence[BenchmarkTarget],
+    targets: Mapping[str, Target],
     n: int,
+    outlines: Mapping[str, Measured],
     counts: Mapping[str, Mapping[str, int]],
     ceilings: Ceilings,
     device: torch.device,
     repeats: int,
 ) -> dict[str, CostRow]:
-    """A row for each; a pass that exceeds memory or time is left out, with the reason instead."""
+    """A row for each; a pass that exceeds memory or time is left out, with the reason instead.
+
+    On a GPU kernels can take more than was estimated, which is an error that costs no more than this cell.
+    """
     top = ceilings.macs_per_second
-    reasons = {target.name: _reasons(target, n, counts[target.name]["macs"], top, device) for target in targets}
+    reasons = {name: _reasons(outline, counts[name]["macs"], top, device) for name, outline in outlines.items()}
     built: dict[str, Measured] = {}
-    for target in (target for target in targets if not reasons[target.name]["forward"]):
+    for name in (name for name in targets if not reasons[name]["forward"]):
         try:
-            built[target.name] = target.build(n)
+            built[name] = targets[name](n, device=device)
         except torch.OutOfMemoryError:
-            reasons[target.name] = dict.fromkeys(PASSES, FULL)
-    if device.type == "cuda":
-        for which in PASSES:
-            for name, one in built.items():
-                reasons[name][which] = reasons[name][which] or _obstacle(getattr(one, which))
+            reasons[name] = dict.fromkeys(PASSES, FULL)
+    for which in PASSES if device.type == "cuda" else ():
+        for name in (name for name in built if not reasons[name][which]):
+            try:
+                getattr(built[name], which)()
+            except torch.OutOfMemoryError:
+                reasons[name][which] = FULL
     calls = [{name: getattr(b, which) for name, b in built.items() if not reasons[name][which]} for which in PASSES]
     forward, step = (_time(functions, repeats, device) for functions in calls)
     forward_peak, step_peak = ({name: peak_memory(call, device) for name, call in fs.items()} for fs in calls)
@@ -283,29 +284,19 @@ def _measure(
     }
 
 
-def _reasons(
-    target: BenchmarkTarget, n: int, macs: int, macs_per_second: float, device: torch.device
-) -> dict[Pass, str]:
+def _reasons(outline: Measured, macs: int, macs_per_second: float, device: torch.device) -> dict[Pass, str]:
     """Why each pass is not made. On the CPU a process that takes too much is killed, so this is known before."""
     if device.type == "cuda":
         torch.cuda.empty_cache()  # What PyTorch keeps of earlier sizes is free as well.
     free = free_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
-
-    def reason(which: Pass) -> str:
-        return too_large(expected_peak(target.dry_run(n, which)), free) or too_slow(macs, macs_per_second, which)
-
-    step = reason("step")
-    # A forward pass takes less of both.
-    return {"forward": reason("forward") if step else "", "step": step}
-
-
-def _obstacle(call: Callable[[], object]) -> str:
-    """Kernels can take more than was estimated, which on a GPU is an error that costs no more than this cell."""
-    try:
-        call()
-    except torch.OutOfMemoryError:
-        return FULL
-    return ""
+    why: dict[Pass, str] = {"forward": "", "step": ""}
+    for which in reversed(PASSES):
+        peak = expected_peak(outline.dry_run(which, device))
+        why[which] = too_large(peak, free) or too_slow(macs, macs_per_second, which)
+        # A forward pass takes less of both.
+        if not why[which]:
+            break
+    return why
 
 
 def _time(functions: Mapping[str, Callable[[], object]], repeats: int, device: torch.device) -> dict[str, Timing]:

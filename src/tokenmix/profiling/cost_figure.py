@@ -22,10 +22,23 @@ def draw_cost(table: CostTable, file: BinaryIO, suffix: Literal["png", "svg"]) -
     left, right = figure.subplots(1, 2)
     for i, name in enumerate(table.names):
         rows = [row for row in table.rows if row.name == name and row.forward is not None]
-        _line(left, i, rows, [row.forward.median * 1e3 for row in rows if row.forward], _named(table, name))
+        # With its exponent in the legend.
+        power, size_of = table.exponents[name], "N" if table.axis == "tokens" else "pixels"
+        label = name if power is None else f"{name}  ~ {size_of}$^{{{power:.2f}}}$"
+        _line(left, i, rows, [row.forward.median * 1e3 for row in rows if row.forward], label)
         _line(right, i, rows, [max(1, row.forward_memory or 0) for row in rows], name)
-    _mark_noisy(left, table)
-    _mark_crossings(left, table)
+    noisy = [(row.size, row.forward.median * 1e3) for row in table.rows if row.forward and "forward" in row.unsteady]
+    if noisy:
+        left.plot(*zip(*noisy), "o", markersize=3.5, color="white", zorder=5)
+        left.annotate("hollow: noisy, see ~", (1, 0), xycoords="axes fraction", ha="right", va="bottom", fontsize=8)
+    # A ring where a line meets the reference's, with the size next to it.
+    reference = [(r.size, r.forward.median * 1e3) for r in table.rows if r.name == table.reference and r.forward]
+    for i, name in enumerate(table.names):
+        for crossing in filter(None, chain.from_iterable(table.faster.get(name) or ())):
+            place = crossing, float(np.exp(np.interp(np.log(crossing), *np.log(reference).T)))
+            style = {"color": COLOURS[i % len(COLOURS)]}
+            left.plot(*place, "o", markersize=13, markerfacecolor="none", **style)
+            left.annotate(f"{crossing:,}", place, (9, -11), textcoords="offset points", fontsize=9, **style)
     _finish(left, table, "forward pass, ms")
     _finish(right, table, "peak memory of a forward pass")
     left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: milliseconds(value / 1e3)))
@@ -45,12 +58,6 @@ def _refine(axes: Axes, base: int, steps: tuple[float, ...]) -> None:
         axes.yaxis.set_major_locator(LogLocator(base=base, subs=steps))
 
 
-def _named(table: CostTable, name: str) -> str:
-    """With its exponent in the legend."""
-    power = table.exponents[name]
-    return name if power is None else f"{name}  ~ {'N' if table.axis == 'tokens' else 'pixels'}$^{{{power:.2f}}}$"
-
-
 def _line(axes: Axes, index: int, rows: list[CostRow], values: list[float] | list[int], label: str) -> None:
     if not rows:
         return
@@ -65,26 +72,6 @@ def _line(axes: Axes, index: int, rows: list[CostRow], values: list[float] | lis
         linestyle="--" if index == 0 else "-",
         label=label,
     )
-
-
-def _mark_noisy(axes: Axes, table: CostTable) -> None:
-    """Hollow markers on noisy times, with a line below that says so."""
-    noisy = [(row.size, row.forward.median * 1e3) for row in table.rows if row.forward and "forward" in row.unsteady]
-    if noisy:
-        axes.plot(*zip(*noisy), "o", markersize=3.5, color="white", zorder=5)
-        axes.annotate("hollow: noisy, see ~", (1, 0), xycoords="axes fraction", ha="right", va="bottom", fontsize=8)
-
-
-def _mark_crossings(axes: Axes, table: CostTable) -> None:
-    """A ring where a line meets the reference's, with the size next to it."""
-    reference = [(r.size, r.forward.median * 1e3) for r in table.rows if r.name == table.reference and r.forward]
-    for i, name in enumerate(table.names):
-        for crossing in chain.from_iterable(table.faster.get(name) or ()):
-            if crossing is not None:
-                place = crossing, float(np.exp(np.interp(np.log(crossing), *np.log(reference).T)))
-                style = {"color": COLOURS[i % len(COLOURS)]}
-                axes.plot(*place, "o", markersize=13, markerfacecolor="none", **style)
-                axes.annotate(f"{crossing:,}", place, (9, -11), textcoords="offset points", fontsize=9, **style)
 
 
 def _finish(axes: Axes, table: CostTable, label: str) -> None:

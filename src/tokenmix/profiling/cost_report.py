@@ -6,8 +6,7 @@ And our counts at the size of the external-attention paper's table of computatio
 import io
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from rich import box
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from torch import nn
 
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
@@ -25,7 +25,7 @@ from tokenmix.layers import ExternalAttention2d, SAGANAttention2d, SelfAttention
 from tokenmix.layers.base import Mixer, count_parameters
 from tokenmix.profiling.cost import SPREAD, CostRow, CostTable, Precision, cost_table, upper_sizes
 from tokenmix.profiling.crossover import Ends
-from tokenmix.profiling.speed import Timing
+from tokenmix.profiling.measure import Timing
 from tokenmix.profiling.target import are_mixers
 from tokenmix.profiling.units import count, milliseconds, size, to_markdown
 
@@ -37,7 +37,7 @@ BOUND = 0.25
 
 
 def print_costs(
-    names: tuple[str, ...],
+    subjects: Mapping[str, str | nn.Module],
     *,
     tokens: tuple[int, ...] | None = None,
     img_size: tuple[int, ...] | None = None,
@@ -49,23 +49,24 @@ def print_costs(
     as_json: bool = False,
 ) -> None:
     """`tokenmix cost`: print the tables, or JSON, and write the folder asked for."""
-    if not names:
+    if not subjects:
         raise UserError("nothing to measure: name mixers or models, or ask for the paper's table with --table eanet")
     if threads is not None:
         cpus = os.cpu_count() or 1
         if not 1 <= threads <= cpus:
             raise UserError(f"threads must be at least 1 and at most the {cpus} CPUs here, got {threads}")
         torch.set_num_threads(threads)
-    mixers = are_mixers(names)
+    first, names = next(iter(subjects)), [subject for subject in subjects.values() if isinstance(subject, str)]
+    mixers = len(names) == len(subjects) and are_mixers(names)
     if (img_size if mixers else tokens) is not None:
         kind, right, wrong = ("mixer", "--tokens", "--img-size") if mixers else ("model", "--img-size", "--tokens")
-        raise UserError(f"{names[0]!r} is a {kind}: give {right} instead of {wrong}")
+        raise UserError(f"{first!r} is a {kind}: give {right} instead of {wrong}")
     if out is not None:
         # Reported before minutes are spent on measuring.
         make_folder(out)
     shown = Console(stderr=True)
     table = cost_table(
-        names,
+        subjects,
         tokens if mixers else img_size,
         dim,
         device=device,
@@ -248,47 +249,37 @@ SIZE = "an input of 1 x 512 x 128 x 128, as in the table of Guo et al., arXiv 21
 TRUST = "All figures are counted from our layers; the paper's own could not be looked up."
 
 
-@dataclass(frozen=True)
-class Requirement:
-    """Parameters and multiply-adds of one mechanism."""
-
-    name: str
-    layer: str
-    parameters: int
-    macs: int
-
-
-def eanet_requirements() -> list[Requirement]:
-    """The rows."""
+def eanet_requirements() -> dict[str, dict[str, Any]]:
+    """Parameters and multiply-adds of each mechanism."""
     shape: dict[str, Any] = {"device": "meta"}
-    return [
-        _row("self-attention, one head", SelfAttention(CHANNELS, num_heads=1, qkv_bias=False, **shape)),
-        *(
-            _row(f"SAGAN, {v}", SAGANAttention2d(CHANNELS, variant=v, **shape))
-            for v in ("official", "paper", "compact")
-        ),
-        _row("external attention, untied", ExternalAttention2d(CHANNELS, tie="none", **shape)),
-        _row("external attention, hard tie", ExternalAttention2d(CHANNELS, tie="hard", **shape)),
-    ]
-
-
-def _row(name: str, layer: Mixer) -> Requirement:
-    # The other projections have no biases; ours of self-attention has one after the output.
-    without = layer.proj.bias.numel() if isinstance(layer, SelfAttention) else 0
-    return Requirement(name, type(layer).__name__, count_parameters(layer) - without, layer.macs(SIDE * SIDE))
+    layers: dict[str, Mixer] = {
+        "self-attention, one head": SelfAttention(CHANNELS, num_heads=1, qkv_bias=False, **shape),
+        "SAGAN, official": SAGANAttention2d(CHANNELS, variant="official", **shape),
+        "SAGAN, paper": SAGANAttention2d(CHANNELS, variant="paper", **shape),
+        "SAGAN, compact": SAGANAttention2d(CHANNELS, variant="compact", **shape),
+        "external attention, untied": ExternalAttention2d(CHANNELS, tie="none", **shape),
+        "external attention, hard tie": ExternalAttention2d(CHANNELS, tie="hard", **shape),
+    }
+    found = {}
+    for name, layer in layers.items():
+        # The other projections have no biases; ours of self-attention has one after the output.
+        without = layer.proj.bias.numel() if isinstance(layer, SelfAttention) else 0
+        counts = {"parameters": count_parameters(layer) - without, "macs": layer.macs(SIDE * SIDE)}
+        found[name] = {"name": name, "layer": type(layer).__name__, **counts}
+    return found
 
 
 def print_requirements(*, as_json: bool) -> None:
     """`tokenmix cost --table eanet`."""
-    rows = eanet_requirements()
+    rows = list(eanet_requirements().values())
     if as_json:
-        print(to_json({"schema": 2, "size": SIZE, "trust": TRUST, "rows": [asdict(r) for r in rows]}))
+        print(to_json({"schema": 2, "size": SIZE, "trust": TRUST, "rows": rows}))
         return
     table = Table(title=f"For {SIZE}", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("mechanism", "params", "MACs"):
         table.add_column(heading, justify="left" if heading == "mechanism" else "right")
     for row in rows:
-        table.add_row(row.name, f"{row.parameters:,}", count(row.macs))
+        table.add_row(row["name"], f"{row['parameters']:,}", count(row["macs"]))
     console = Console()
     console.print(table)
     console.print(TRUST, highlight=False, markup=False)

@@ -1,14 +1,17 @@
-"""The subject of a table of costs: a mixer at some number of tokens, or a model at some image size."""
+"""The subject of a table of costs with its input: a mixer at some number of tokens, or a model at some image size."""
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from tokenmix.errors import MissingExtra, UserError, needs, unknown_name
-from tokenmix.layers.base import Mixer, near_square
+from tokenmix.layers.base import Mixer, count_parameters, near_square
 from tokenmix.layers.table import (
     build_mixer,
     checked_own_mixers,
@@ -18,53 +21,61 @@ from tokenmix.layers.table import (
     list_mixers,
     own_mixers,
 )
-from tokenmix.profiling.estimate import Pass
-from tokenmix.profiling.measured import Measured
-
-Build = Callable[[], Callable[[], object]]
-
-
-class BenchmarkTarget(Protocol):
-    """Something that can be built at several sizes."""
-
-    @property
-    def name(self) -> str: ...
-
-    def default_sizes(self) -> Sequence[int]: ...
-    def outline(self, size: int) -> Measured: ...
-    def build(self, size: int) -> Measured: ...
-    def dry_run(self, size: int, which: Pass) -> Build: ...
+from tokenmix.ops.less import Scores
+from tokenmix.profiling.machine import overflowed
+from tokenmix.registry import MODELS, TORCHVISION, check_models
+from tokenmix.swap.probe import example_of, model_macs
 
 
 @dataclass(frozen=True)
-class MixerTarget:
-    """A mixer of the table; sizes are numbers of tokens."""
+class Measured:
+    """Something built, with its input, and for a layer the scores that the layer before would pass it."""
 
-    name: str
-    dim: int
-    device: torch.device
-    dtype: torch.dtype
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    module: nn.Module
+    x: Tensor
+    carry: Scores | None = None
 
-    def default_sizes(self) -> Sequence[int]:
-        """Numbers of tokens of images of 224, 512 and 1,024 px in patches of 16."""
-        return 196, 1024, 4096
+    def _run(self, x: Tensor) -> Tensor:
+        return self.module.mix(x, self.carry)[0] if isinstance(self.module, Mixer) else self.module(x)
 
-    def outline(self, size: int) -> Measured:
-        """The layer and its input with shapes only, to be counted."""
-        built = mixer_with_input(self.name, self.dim, size, device="meta", dtype=self.dtype, **self.kwargs)
-        if own_mixers(built.module):
-            with checked_own_mixers(built.module):
-                built.forward()
-        return built
+    @torch.no_grad()
+    def forward(self) -> Tensor:
+        """One pass without gradients."""
+        return self._run(self.x)
 
-    def build(self, size: int) -> Measured:
-        """The layer with one sample of that many tokens."""
-        return mixer_with_input(self.name, self.dim, size, device=self.device, dtype=self.dtype, **self.kwargs)
+    def step(self) -> None:
+        """One pass forward and back, to the weights, and to tokens but not to images; the gradients are dropped."""
+        x = self.x.detach().requires_grad_(isinstance(self.module, Mixer))
+        self._run(x).float().square().mean().backward()
+        self.module.zero_grad(set_to_none=True)
 
-    def dry_run(self, size: int, which: Pass) -> Build:
-        """One pass, for a run with shapes only."""
-        return lambda: getattr(self.build(size), which)
+    def counts(self) -> dict[str, int]:
+        """Learned numbers; multiply-adds from the equations, of another's model counted; and the least traffic.
+
+        That is the bytes of input, weights, output and the scores passed on, each moved once.
+        """
+        out, own = self.x, getattr(self.module, "macs", None)
+        if isinstance(self.module, Mixer):
+            macs = self.module.macs(self.x.numel() // self.x.shape[0] // self.module.dim)
+        else:
+            out, macs = self.forward(), model_macs(self.module, (self.x,)) if own is None else own()
+        scores = 0 if self.carry is None else self.carry.query.nbytes + self.carry.key.nbytes
+        traffic = self.x.nbytes + out.nbytes + sum(p.nbytes for p in self.module.parameters()) + scores
+        return {"parameters": count_parameters(self.module), "macs": macs, "traffic": traffic}
+
+    def dry_run(self, which: str, device: torch.device) -> Callable[[], Callable[[], object]]:
+        """The pass `which` of a copy with any numbers, for `expected_peak`: a model cannot be built in a dry run."""
+        twin, empty = copy.deepcopy(self), partial(torch.empty_like, device=device)
+
+        def build() -> Callable[[], object]:
+            carry = None if twin.carry is None else Scores(*(None if s is None else empty(s) for s in twin.carry))
+            return getattr(Measured(twin.module.to_empty(device=device), empty(twin.x), carry), which)
+
+        return build
+
+
+Target = Callable[..., Measured]
+"""Builds the subject at a size, on the `device` given by name; on meta it is checked that it can be called."""
 
 
 def layer_for(name: str, dim: int, num_tokens: int, **kwargs: Any) -> Mixer:
@@ -102,7 +113,11 @@ def mixer_with_input(
         leader = build_mixer(spec.leader, f"the leader of {name!r}", dim, num_tokens, _known(spec.leader, kwargs))
         with torch.no_grad():
             carry = leader.mix(x)[1]
-    return Measured(layer, x, carry)
+    built = Measured(layer, x, carry)
+    if x.is_meta and own_mixers(layer):
+        with checked_own_mixers(layer):
+            built.forward()
+    return built
 
 
 def _known(layer: type[Mixer], offered: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,27 +125,76 @@ def _known(layer: type[Mixer], offered: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in offered.items() if name in accepted and value is not None}
 
 
+def model_with_image(
+    model: str | nn.Module,
+    size: int | None = None,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Measured:
+    """Build a model, or copy the one given, and make a square image of noise for it.
+
+    Args:
+        model: a classifier of ours, timm's or torchvision's by name, or a model of images.
+        size: side of the image; the model's own, or 224, if not given.
+        device, dtype: of weights and image.
+
+    Raises:
+        UserError: it does not take images of that size.
+    """
+    from tokenmix.models.registry import open_model
+
+    name, given = (model, None) if isinstance(model, str) else (type(model).__name__, model)
+    try:
+        with torch.device(device):
+            try:
+                built: Any = open_model(name, size) if given is None else copy.deepcopy(given)
+            except TypeError as error:
+                # Convolutional networks have no such argument: they take images of any size.
+                if "img_size" not in str(error) and "image_size" not in str(error):
+                    raise
+                built = open_model(name)
+        own = example_of(built, None)
+        if given is not None and size is not None and hasattr(built, "set_input_size") and own[0].shape[2] != size:
+            built.set_input_size(size)
+        example = example_of(built, size or (None if own else 224))
+        if not isinstance(example, tuple):
+            raise UserError("its input is no image; give a model of images")
+        x = torch.randn(example[0].shape, device=device, dtype=dtype)
+        made = Measured(built.to(device, dtype).eval(), x)
+        if x.is_meta:
+            made.forward()
+    except torch.OutOfMemoryError:
+        raise
+    except (AssertionError, ValueError, RuntimeError) as error:
+        if isinstance(error, UserError):
+            raise UserError(f"{name}: {error}") from None
+        reason = "its tensors would be too large" if overflowed(error) else " ".join(str(error).split())
+        raise UserError(
+            f"{name} does not take images of {size} x {size} px: {reason or type(error).__name__}; give another "
+            "--img-size"
+        ) from None
+    return made
+
+
 _OF_THE_TABLE = {"dim", "num_tokens", "device", "dtype"}
 
 
 def targets_for(
-    names: Sequence[str], *, dim: int, device: torch.device, dtype: torch.dtype, kwargs: Mapping[str, Any]
-) -> Sequence[BenchmarkTarget]:
-    """Mixers, self-attention first, or models in the order given.
-
-    Raises:
-        UserError: a name that is neither, mixers and models together, or an argument that none of the mixers has.
-    """
-    if are_mixers(names):
-        mixers = list(dict.fromkeys(["self", *names]))
-        accepted = {key for name in mixers for key in inspect.signature(get_spec(name).layer).parameters}
-        if unknown := sorted(set(kwargs) - accepted):
-            known = ", ".join(sorted(accepted - _OF_THE_TABLE))
-            raise UserError(f"none of {', '.join(mixers)} has an argument {unknown[0]!r}; they take {known}")
-        return [MixerTarget(name, dim, device, dtype, kwargs) for name in mixers]
-    from tokenmix.profiling.model_target import ModelTarget
-
-    return [ModelTarget(name, device, dtype) for name in dict.fromkeys(names)]
+    subjects: Mapping[str, str | nn.Module], *, dim: int, dtype: torch.dtype, kwargs: Mapping[str, Any]
+) -> tuple[dict[str, Target], bool]:
+    """Mixers by name, self-attention first, or models in the order given; and whether they are mixers."""
+    names = [subject for subject in subjects.values() if isinstance(subject, str)]
+    if len(names) < len(subjects) or not are_mixers(names):
+        for name in names:
+            check_is_model(name)
+        return {label: partial(model_with_image, subject, dtype=dtype) for label, subject in subjects.items()}, False
+    mixers = list(dict.fromkeys(["self", *names]))
+    accepted = {key for name in mixers for key in inspect.signature(get_spec(name).layer).parameters}
+    if unknown := sorted(set(kwargs) - accepted):
+        known = ", ".join(sorted(accepted - _OF_THE_TABLE))
+        raise UserError(f"none of {', '.join(mixers)} has an argument {unknown[0]!r}; they take {known}")
+    return {name: partial(mixer_with_input, name, dim, dtype=dtype, **kwargs) for name in mixers}, True
 
 
 def are_mixers(names: Sequence[str]) -> bool:
@@ -138,14 +202,25 @@ def are_mixers(names: Sequence[str]) -> bool:
     others = [name for name in names if not is_mixer(name)]
     if not others:
         return True
-    try:
-        with needs("the cost of a model"):
-            from tokenmix.profiling.model_target import check_is_model
-    except MissingExtra as missing:
-        raise MissingExtra(f"{unknown_name('mixer', others[0], list_mixers())}; if it is a model: {missing}") from None
     for name in others:
         check_is_model(name)
     if len(others) < len(names):
         mixer = next(name for name in names if is_mixer(name))
         raise UserError(f"{mixer!r} is a mixer and {others[0]!r} a model; measure them in separate commands")
     return False
+
+
+def check_is_model(name: str) -> None:
+    """Raise `UserError` unless the name is a model whose costs can be measured."""
+    try:
+        with needs("the cost of a model"):
+            from tokenmix.models.foreign import IMAGENET, load_foreign
+    except MissingExtra as missing:
+        raise MissingExtra(f"{unknown_name('mixer', name, list_mixers())}; if it is a model: {missing}") from None
+    if name.startswith(TORCHVISION):
+        with torch.device("meta"):
+            load_foreign(name, IMAGENET, "classifier")
+    elif name in MODELS and "image-classification" not in (tasks := MODELS[name].tasks):
+        raise UserError(f"{name!r} is a model of {', '.join(tasks)}, whose cost is counted by: tokenmix info {name}")
+    else:
+        check_models([name], list_mixers())

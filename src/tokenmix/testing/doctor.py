@@ -1,23 +1,130 @@
-"""`tokenmix doctor module:Class`: the property suite on a user's own layer."""
+"""`tokenmix doctor module:Class`: the property suite on a user's own layer, and its outcome for people and programs."""
 
 import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from tokenmix.errors import UserError, one_line, unknown_name
+from tokenmix.errors import UserError, as_user_error, one_line, unknown_name
+from tokenmix.files import to_json
 from tokenmix.layers.base import near_square
 from tokenmix.layers.table import MIXERS
 from tokenmix.registry import import_object
-from tokenmix.testing.adapter import OfItself, adapted, adapting
-from tokenmix.testing.harness import TOKEN_COUNTS, Builder, fresh, noise
-from tokenmix.testing.report import Report, examine
+from tokenmix.testing.harness import (
+    TOKEN_COUNTS,
+    Advice,
+    Build,
+    Builder,
+    NotApplicable,
+    OfItself,
+    PropertyFailure,
+    fresh,
+    noise,
+)
+from tokenmix.testing.properties import PROPERTIES
 from tokenmix.trust import from_caller
+
+Status = Literal["pass", "FAIL", "advice", "skipped"]
+COLOURS = {"pass": "green", "FAIL": "bold red", "advice": "yellow", "skipped": "dim"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of one property: what was asked for, what was seen, and a failure's cause, usual or seen."""
+
+    property: str
+    status: Status
+    about: str
+    detail: str
+    cause: str
+
+    def explanation(self) -> str:
+        """One line for people."""
+        if self.status in ("FAIL", "advice"):
+            usual = self.cause == PROPERTIES[self.property].cause
+            return f"{self.detail}. {'Usual cause' if usual else 'Cause'}: {self.cause}."
+        return self.detail if self.status == "skipped" else self.about
+
+
+@dataclass(frozen=True)
+class Report:
+    """All verdicts on one layer, how it was built and called, and what it lacks to be used elsewhere."""
+
+    target: str
+    layer: str
+    input: tuple[int, ...]
+    verdicts: tuple[Verdict, ...]
+    notes: tuple[str, ...] = ()
+
+    def named(self, status: Status) -> list[str]:
+        """The properties of this status."""
+        return [verdict.property for verdict in self.verdicts if verdict.status == status]
+
+    @property
+    def failed(self) -> list[str]:
+        """Names of the properties that do not hold."""
+        return self.named("FAIL")
+
+    @property
+    def advised(self) -> list[str]:
+        """Names of the properties that a right layer may lack, and this one does."""
+        return self.named("advice")
+
+    def to_json(self) -> str:
+        """The report for programs."""
+        return to_json(asdict(self) | {"failed": self.failed, "advised": self.advised})
+
+    def print(self) -> None:
+        """The report for people: a table on stdout."""
+        from rich import box
+        from rich.console import Console
+        from rich.markup import escape
+        from rich.table import Table
+
+        console = Console()
+        title = escape(f"{self.target}: {self.layer} on input {self.input}")
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+        table.add_column("property", no_wrap=True)
+        table.add_column("")
+        table.add_column("what was seen", overflow="fold")
+        for verdict in self.verdicts:
+            colour = COLOURS[verdict.status]
+            table.add_row(verdict.property, f"[{colour}]{verdict.status}[/]", escape(verdict.explanation()))
+        console.print(table)
+        counts = f"{len(self.named('pass'))} passed, {len(self.failed)} failed, {len(self.named('skipped'))} skipped"
+        console.print(f"{counts}{': ' + ', '.join(self.failed) if self.failed else ''}", highlight=False)
+        if self.advised:
+            console.print(f"advice, which does not count as a failure: {', '.join(self.advised)}", highlight=False)
+        for note in self.notes:
+            console.print(escape(note), highlight=False)
+
+
+def examine(build: Build, x: Tensor, only: Collection[str] | None = None) -> Iterator[Verdict]:
+    """Run properties, all or those named, on the layers that `build` makes; an error of the layer's is a failure."""
+    for unknown in sorted(set(only or ()) - set(PROPERTIES)):
+        raise unknown_name("property", unknown, PROPERTIES)
+    for name, row in PROPERTIES.items():
+        if only is not None and name not in only:
+            continue
+        status: Status = "pass"
+        detail, cause = "", row.cause
+        try:
+            row.check(build, x)
+        except NotApplicable as reason:
+            status, detail = "skipped", str(reason)
+        except PropertyFailure as failure:
+            status = "advice" if isinstance(failure, Advice) else "FAIL"
+            detail, cause = str(failure), failure.cause or row.cause
+        except Exception as error:
+            status, detail = "FAIL", one_line(error)
+        yield Verdict(name, status, row.about, detail.rstrip("."), cause)
+
 
 WIDTHS = (
     "dim",
@@ -77,30 +184,25 @@ def doctor(
     make, fixed = (import_object(target), {}) if spec is None else (spec.layer, spec.fixed)
     builder = Builder(make, _arguments(target, make, dim, num_tokens, {**fixed, **kwargs}))
     try:
-        layer = _build_target(target, builder)
+        remedy = "try another --dim or --num-tokens, or name a function without arguments that builds it"
+        with as_user_error(f"{target}({_shown(builder)}) fails with ", f"; {remedy}"):
+            layer = fresh(builder)
         if not isinstance(layer, nn.Module):
             raise UserError(
                 f"{target} gives a {type(layer).__name__}, not a torch.nn.Module; name a class of layers, or a "
                 "function that builds one"
             )
-        if adapted(layer) is not layer:
-            builder, layer = Builder(adapting(make), builder.kwargs), adapted(layer)
         x = _example(target, builder, layer, dim, num_tokens)
         verdicts = tuple(examine(builder, x, only))
     except SystemExit as stop:
         raise UserError(f"{target} calls sys.exit({stop.code!r}) when it is built or run; remove that call") from stop
-    built = layer.inner if isinstance(layer, OfItself) else layer
-    return Report(target, f"{type(built).__name__}({_shown(builder)})", tuple(x.shape), verdicts, tuple(_notes(layer)))
-
-
-def _notes(layer: nn.Module) -> Iterator[str]:
-    if isinstance(layer, OfItself):
-        yield f"called as {layer.call_text()}"
+    built, notes = (layer.inner, [f"called as {layer.call_text()}"]) if isinstance(layer, OfItself) else (layer, [])
     if not hasattr(layer, "capabilities"):
-        yield (
+        notes.append(
             "to train, compare or swap in this layer by its name, derive it from tokenmix.layers.Mixer and state its "
             "capabilities: docs/guides/drop-in.md#your-own-mixer"
         )
+    return Report(target, f"{type(built).__name__}({_shown(builder)})", tuple(x.shape), verdicts, tuple(notes))
 
 
 def _arguments(
@@ -115,7 +217,12 @@ def _arguments(
     for name, parameter in parameters.items():
         starred = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         required = parameter.default is parameter.empty and not starred
-        value = _guess(name, dim, num_tokens, required)
+        if name in WIDTHS:
+            value = dim or (DEFAULT_DIM if required else None)
+        elif name in TOKEN_COUNTS:
+            value = num_tokens or (DEFAULT_TOKENS if required else None)
+        else:
+            value = True if name == "batch_first" else 4 if name in HEADS and required else None
         if value is not None:
             chosen[name] = value
         elif required and name not in given:
@@ -126,34 +233,15 @@ def _arguments(
     return {**chosen, **given}
 
 
-def _guess(name: str, dim: int | None, num_tokens: int | None, required: bool) -> int | None:
-    """A value for an argument that is required, or that the user has given; None leaves the default."""
-    if name in WIDTHS:
-        return (dim or DEFAULT_DIM) if required else dim
-    if name == "batch_first":
-        return True
-    if name in TOKEN_COUNTS:
-        return (num_tokens or DEFAULT_TOKENS) if required else num_tokens
-    return 4 if name in HEADS and required else None
-
-
-def _build_target(target: str, builder: Builder) -> Any:
-    try:
-        return fresh(builder)
-    except UserError:
-        raise
-    except Exception as error:
-        remedy = "try another --dim or --num-tokens, or name a function without arguments that builds it"
-        raise UserError(f"{target}({_shown(builder)}) fails with {one_line(error)}; {remedy}") from error
-
-
 def _shown(builder: Builder) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in builder.kwargs.items())
 
 
 def _example(target: str, builder: Builder, layer: nn.Module, dim: int | None, num_tokens: int | None) -> Tensor:
     """Input in the layout that the layer declares, else in the first whose shape it preserves."""
-    width = dim or _stated(WIDTHS, builder, layer) or _first_width(layer) or DEFAULT_DIM
+    first = next((m for m in layer.modules() if isinstance(m, nn.Linear | nn.Conv1d | nn.Conv2d)), None)
+    known = _stated(WIDTHS, builder, layer) or getattr(first, "in_features", getattr(first, "in_channels", DEFAULT_DIM))
+    width = dim or known
     tokens = num_tokens or _stated(TOKEN_COUNTS, builder, layer) or DEFAULT_TOKENS
     layouts = {"tokens": noise(BATCH, tokens, width), "2d": noise(BATCH, width, *near_square(tokens))}
     declared = getattr(getattr(layer, "capabilities", None), "layout", None)
@@ -180,13 +268,3 @@ def _stated(names: tuple[str, ...], builder: Builder, layer: nn.Module) -> int |
     """The first whole number under one of the names: of an argument, else of an attribute."""
     values = chain(map(builder.kwargs.get, names), (getattr(layer, name, None) for name in names))
     return next((value for value in values if isinstance(value, int)), None)
-
-
-def _first_width(layer: nn.Module) -> int | None:
-    """The input width of the first linear layer or convolution."""
-    for module in layer.modules():
-        if isinstance(module, nn.Linear):
-            return module.in_features
-        if isinstance(module, nn.Conv1d | nn.Conv2d):
-            return module.in_channels
-    return None

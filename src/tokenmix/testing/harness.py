@@ -38,9 +38,64 @@ class NotApplicable(Exception):
     """The layer does not offer what the property is about; the message says what is missing."""
 
 
+OTHER_INPUTS = frozenset({"key", "value", "keys", "values", "k", "v"})
+PADDING = ("key_padding_mask", "src_key_padding_mask")
+"""Names under which torch's layers take a mask in which True means that a token is ignored."""
+
+
+class OfItself(nn.Module):
+    """Attention of queries, keys and values, each of them x; of several results the first one."""
+
+    def __init__(self, inner: nn.Module, num_inputs: int) -> None:
+        super().__init__()
+        self.inner, self.num_inputs = inner, num_inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x in every place."""
+        return self.run(x)
+
+    def run(self, x: Tensor, **more: Any) -> Tensor:
+        """The first result of the layer inside."""
+        out = self.inner(*[x] * self.num_inputs, **more)
+        return out[0] if isinstance(out, tuple | list) else out
+
+    def call_text(self) -> str:
+        """How the layer inside is called, for people."""
+        return f"{type(self.inner).__name__}({', '.join(['x'] * self.num_inputs)}), of several results the first"
+
+
+class MaskedOfItself(OfItself):
+    """The same for a layer that takes a mask of torch's, in which True means that a token is ignored."""
+
+    def __init__(self, inner: nn.Module, num_inputs: int, padding: str) -> None:
+        super().__init__(inner, num_inputs)
+        self.padding = padding
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """x in every place; `mask` is (B, N) bool, True = the token takes part."""
+        return self.run(x, **({} if mask is None else {self.padding: ~mask}))
+
+    def call_text(self) -> str:
+        return super().call_text().replace(")", f", {self.padding}=~mask)", 1)
+
+
+def adapted(layer: Any) -> Any:
+    """The layer, or one of forward(x) around it if it takes queries, keys and values, or a padding mask of torch's."""
+    if not isinstance(layer, nn.Module):
+        return layer
+    parameters = list(inspect.signature(layer.forward).parameters.values())
+    others = [p.name for p in parameters[1:] if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    padding = next((p.name for p in parameters if p.name in PADDING), None)
+    if not OTHER_INPUTS.issuperset(others) or not (others or padding):
+        return layer
+    if padding is None:
+        return OfItself(layer, 1 + len(others))
+    return MaskedOfItself(layer, 1 + len(others), padding)
+
+
 @dataclass(frozen=True)
 class Builder:
-    """Builds fresh layers: `builder()` the one under examination, `builder(num_heads=2)` a changed one.
+    """Builds fresh layers, `adapted`: `builder()` the one under examination, `builder(num_heads=2)` a changed one.
 
     Attributes:
         make: called with keyword arguments only.
@@ -51,7 +106,7 @@ class Builder:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, **changes: Any) -> nn.Module:
-        return self.make(**{**self.kwargs, **changes})
+        return adapted(self.make(**{**self.kwargs, **changes}))
 
 
 @dataclass(frozen=True)
@@ -70,7 +125,7 @@ class Traits:
     independent: bool
 
 
-def traits(layer: nn.Module, build: Build, x: Tensor) -> Traits:
+def traits(layer: nn.Module, build: Build) -> Traits:
     """Read `capabilities` where there are any, else look at the layer."""
     given = getattr(build, "kwargs", {})
     causal = any((getattr(layer, "causal", False), getattr(layer, "is_causal", False), given.get("causal", False)))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokenmix.errors import UserError, one_line, unknown_name
+from tokenmix.errors import UserError, as_user_error, unknown_name
 from tokenmix.files import to_json
 from tokenmix.layers.base import Mixer
 from tokenmix.layers.table import MixerSpec, build_on_grid, build_stack, get_spec, spec_of
@@ -44,11 +44,6 @@ class ProbeNet(nn.Module):
 
     Positions are learned for twice the trained length. Training reads them from a random offset on, so that all of them
     are trained.
-
-    Args:
-        mixers: one for each block.
-        task: what is asked.
-        dim: width.
 
     Shape:
         tokens (B, N) int64 to logits (B, N, classes).
@@ -81,11 +76,7 @@ class ProbeNet(nn.Module):
 
 
 def make_mixers(target: Target, grid: tuple[int, int], dim: int, depth: int) -> list[nn.Module]:
-    """One mixer for each block.
-
-    Raises:
-        UserError: there is no such mixer, or it cannot be built.
-    """
+    """One mixer for each block; `UserError` if there is none of this name, or it cannot be built."""
     if hybrid := parts_of(target):
         return [m for part, run in groupby(hybrid) for m in make_mixers(part, grid, dim, len(list(run)))]
     label, spec = _spec_of(target)
@@ -93,12 +84,8 @@ def make_mixers(target: Target, grid: tuple[int, int], dim: int, depth: int) -> 
         return [*build_stack(label, spec, dim, grid, depth, num_heads=HEADS)]
     build: Any = target
     given = {"num_tokens": grid[0] * grid[1]} if "num_tokens" in inspect.signature(build).parameters else {}
-    try:
+    with as_user_error(f"{target} cannot be built with the width {dim}: ", "; give a class that takes it alone"):
         return [build(dim, **given) for _ in range(depth)]
-    except Exception as error:
-        raise UserError(
-            f"{target} cannot be built with the width {dim}: {one_line(error)}; give a class that takes it alone"
-        ) from error
 
 
 def parts_of(target: Target) -> list[str]:
@@ -114,15 +101,11 @@ def _spec_of(target: Target) -> tuple[str, MixerSpec | None]:
     return name, spec_of(name, target) if isinstance(target, type) and issubclass(target, Mixer) else None
 
 
-def look_at(label: str, target: Target, num_tokens: int = 16) -> Structure:
-    """What one layer of a mixer depends on.
-
-    Raises:
-        UserError: it cannot be built or run, or changes the shape.
-    """
+def look_at(label: str, target: Target) -> Structure:
+    """What one layer of a mixer depends on; `UserError` if it cannot be built or run, or changes the shape."""
     hybrid = parts_of(target)
     name, spec = (label, None) if hybrid else _spec_of(target)
-    grid = 1, num_tokens
+    grid = 1, 16
 
     def build() -> nn.Module:
         if hybrid:
@@ -131,14 +114,8 @@ def look_at(label: str, target: Target, num_tokens: int = 16) -> Structure:
             return make_mixers(target, grid, DIM, 1)[0]
         return build_on_grid(spec.layer, f"mixer {name!r}", DIM, grid, {"num_heads": HEADS}, spec.fixed)
 
-    try:
-        return look(build, label, num_tokens, DIM)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(
-            f"{label} fails on tokens {(1, num_tokens, DIM)}: {one_line(error)}; tokenmix doctor says more"
-        ) from error
+    with as_user_error(f"{label} fails on tokens {(*grid, DIM)}: ", "; tokenmix doctor says more"):
+        return look(build, label, grid[1], DIM)
 
 
 @dataclass(frozen=True)
@@ -391,14 +368,8 @@ def probe(
         start = time.perf_counter()
         for name in chosen:
             for seed in SEEDS if full else SEEDS[:1]:
-                try:
+                with as_user_error(f"{label} fails in training on {name}: ", "; tokenmix doctor says more"):
                     found = train_one(target, TASKS[name], seed, steps=STEPS[name], device=device)
-                except UserError:
-                    raise
-                except Exception as error:
-                    raise UserError(
-                        f"{label} fails in training on {name}: {one_line(error)}; tokenmix doctor says more"
-                    ) from error
                 for task, value in found.items():
                     scores.setdefault((task, label), []).append(value)
             if progress is not None:

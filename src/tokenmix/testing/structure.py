@@ -56,13 +56,7 @@ class Structure:
         return ""
 
     def reason(self, distance: int, needs: str, depth: int) -> str:
-        """Why a network of `depth` such layers fails; empty if nothing that was measured tells.
-
-        Args:
-            distance: between tokens that have to meet.
-            needs: `"content"` if a token has to be found by what it holds, `"place"` if by where it is.
-            depth: number of layers.
-        """
+        """Why `depth` such layers fail at a task with this `distance` and `needs`; empty if nothing measured tells."""
         if self.reach == 0:
             return "each output depends on its own token alone"
         if self.others < HARDLY:

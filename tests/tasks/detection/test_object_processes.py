@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from tokenmix.lab.tasks.detection.metrics import matched_rows, object_metrics
-from tokenmix.lab.train.predictions import collected
+from tokenmix.lab.train.metrics import collected
 
 folder, rank = Path(sys.argv[1]), int(sys.argv[2])
 generator = torch.Generator().manual_seed(5)

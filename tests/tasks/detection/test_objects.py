@@ -31,7 +31,7 @@ from tokenmix.lab.tasks.images import drawn_png
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.export import export
 from tokenmix.lab.train.load import load_run, load_task
-from tokenmix.lab.train.predictions import joined
+from tokenmix.lab.train.metrics import joined
 from tokenmix.lab.train.run import evaluate, predict, train
 from tokenmix.lab.train.sources import make_config
 from tokenmix.models.detection.pictures import PlacedMasks

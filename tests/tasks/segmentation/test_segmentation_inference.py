@@ -11,10 +11,10 @@ from tokenmix.errors import UserError
 from tokenmix.lab.tasks.segmentation import Inference, inference
 from tokenmix.lab.tasks.segmentation.inference import pixel_logits
 from tokenmix.lab.tasks.segmentation.task import SemanticSegmentation
-from tokenmix.lab.train.predictions import joined
+from tokenmix.lab.train.metrics import joined
 from tokenmix.lab.train.sources import make_config
 from tokenmix.layers import ExternalAttention2d
-from tokenmix.profiling.memory import peak_memory
+from tokenmix.profiling.measure import peak_memory
 
 KWARGS = {
     "backbone": "resnet18",

@@ -19,8 +19,7 @@ from tokenmix.errors import UserError, unknown_name
 from tokenmix.files import user_path
 from tokenmix.lab.data.lookup import parse_spec
 from tokenmix.lab.data.remote import is_url
-from tokenmix.lab.train.folder import RunFolder
-from tokenmix.registry import MODELS, list_models, may_be_others
+from tokenmix.registry import MODELS
 
 try:
     from tyro import _errors as events
@@ -42,55 +41,47 @@ def one_line_errors(
         return
 
     def refuse(event: Any) -> None:
-        error = _error(event, known, unknown, args)
-        if error is not None:
-            raise error from None
+        # An event of an unknown kind is left to tyro.
+        argument = getattr(event, "argument", None)
+        name = "" if argument is None else _name(argument)
+        if isinstance(event, events.UnrecognizedArgs):
+            word = next((token for token in event.tokens if token.startswith("-")), None)
+            if word is None:
+                first = event.tokens[0]
+                raise stray(first, args) if args else our_verb(first) or unknown(first, known)
+            word = word.partition("=")[0].replace("_", "-")
+            raise our_option(word, known) or unknown(word, known)
+        if isinstance(event, events.InstantiationFailure):
+            if argument is None:
+                raise UserError(event.message)
+            # Of an option with several types each has its reason, in a line of its own; the last is that of the value.
+            reason = re.split(r"'>: |\)\]: ", event.message.splitlines()[-1])[-1]
+            if ";" in reason:
+                raise UserError(f"{name}: {reason}")
+            # The rest is Python's or tyro's own sentence, which ends with the value.
+            found = re.search(r".*\['(.*?)'\] does not match choices|: '(.*)'$|^'(.*)' is not none$", reason)
+            value = repr(next(filter(None, found.groups()), "")) if found else f"that ({reason})"
+            raise UserError(f"{name} cannot be {value}; give {_wanted(argument)}")
+        if isinstance(event, events.InvalidChoice):
+            raise UserError(f"{name} cannot be {event.value!r}; give one of {', '.join(event.choices)}")
+        if isinstance(event, events.BadValue):
+            raise UserError(f"{name} has no value; give {_wanted(argument)}")
+        if isinstance(event, events.MissingArgs):
+            foreign = (our_option(word.partition("=")[0], known) for word in args if word.startswith("-"))
+            if (error := next(filter(None, foreign), None)) is not None:
+                raise error
+            missing = ", ".join(
+                _wanted(one.arg) if one.arg.is_positional() else _name(one.arg) for one in event.missing_arguments
+            )
+            raise UserError(f"{event.prog} needs {missing}; see {event.prog} --help")
+        if isinstance(event, events.MissingSubcommand):
+            word = event.found_token
+            if word is None:
+                raise UserError(f"no verb; give one of {', '.join(known)}")
+            raise our_verb(word) or unknown(word, known)
 
     with events.on_parse_error(refuse):
         yield
-
-
-def _error(
-    event: Any, known: Sequence[str], unknown: Callable[[str, Sequence[str]], UserError], args: Sequence[str]
-) -> UserError | None:
-    """The error for an event; None leaves one of an unknown kind to tyro."""
-    assert events is not None
-    if isinstance(event, events.UnrecognizedArgs):
-        word = next((token for token in event.tokens if token.startswith("-")), None)
-        if word is None:
-            first = event.tokens[0]
-            return stray(first, args) if args else our_verb(first) or unknown(first, known)
-        word = word.partition("=")[0].replace("_", "-")
-        return our_option(word, known) or unknown(word, known)
-    if isinstance(event, events.InstantiationFailure):
-        if event.argument is None:
-            return UserError(event.message)
-        # Of an option with several types each has its reason, in a line of its own; the last is that of the value.
-        reason = re.split(r"'>: |\)\]: ", event.message.splitlines()[-1])[-1]
-        if ";" in reason:
-            return UserError(f"{_name(event.argument)}: {reason}")
-        # The rest is Python's or tyro's own sentence, which ends with the value.
-        found = re.search(r".*\['(.*?)'\] does not match choices|: '(.*)'$|^'(.*)' is not none$", reason)
-        value = repr(next(filter(None, found.groups()), "")) if found else f"that ({reason})"
-        return UserError(f"{_name(event.argument)} cannot be {value}; give {_wanted(event.argument)}")
-    if isinstance(event, events.InvalidChoice):
-        return UserError(f"{_name(event.argument)} cannot be {event.value!r}; give one of {', '.join(event.choices)}")
-    if isinstance(event, events.BadValue):
-        return UserError(f"{_name(event.argument)} has no value; give {_wanted(event.argument)}")
-    if isinstance(event, events.MissingArgs):
-        foreign = (our_option(word.partition("=")[0], known) for word in args if word.startswith("-"))
-        if (error := next(filter(None, foreign), None)) is not None:
-            return error
-        missing = ", ".join(
-            _wanted(one.arg) if one.arg.is_positional() else _name(one.arg) for one in event.missing_arguments
-        )
-        return UserError(f"{event.prog} needs {missing}; see {event.prog} --help")
-    if isinstance(event, events.MissingSubcommand):
-        word = event.found_token
-        if word is None:
-            return UserError(f"no verb; give one of {', '.join(known)}")
-        return our_verb(word) or unknown(word, known)
-    return None
 
 
 def stray(word: str, args: Sequence[str]) -> UserError:
@@ -224,13 +215,13 @@ def check_data(spec: str) -> None:
 
 def check_mixers(names: Iterable[str]) -> None:
     """Raise `UserError` for a name that is not in the table of mixers; `module:Class` is left to its import."""
-    known = _mixers()
+    known = known_mixers()
     for name in names:
         if ":" not in name and name not in known:
             raise unknown_name("mixer", name, known)
 
 
-def _mixers() -> list[str]:
+def known_mixers() -> list[str]:
     """The names in layers/__init__.py, read from its source unless it has been imported: its classes need PyTorch."""
     MODELS.names()  # imports the plug-ins, which may register mixers
     table = sys.modules.get("tokenmix.layers.table")
@@ -246,36 +237,9 @@ def _mixers() -> list[str]:
     return [key.value for key in literal.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
 
 
-def check_models(names: Iterable[str], *, or_mixers: bool = False) -> None:
-    """Raise `UserError` for a name that is neither our model nor timm's; one with a colon is not checked."""
-    mixers = _mixers() if or_mixers else []
-    for name in names:
-        if name in mixers or name in MODELS or may_be_others(name):
-            continue
-        import timm
-
-        kinds = ["mixer", "model"] if or_mixers else ["model"]
-        error = unknown_name(" or ".join(kinds), name, {*mixers, *list_models(), *timm.list_models()})
-        # Nobody reads a list of more than a thousand names.
-        if "did you mean" in str(error):
-            raise error
-        lists = ", ".join(f"tokenmix list {kind}s" for kind in kinds)
-        raise UserError(f"unknown {' or '.join(kinds)} {name!r}; see: {lists}")
-
-
 def check_files(words: Iterable[str]) -> None:
     """Raise `UserError` for a word that names a file, by its suffix, which does not exist; a sentence names none."""
     for word in words:
         path = word.rpartition("=")[2]
         if FILE.fullmatch(path) and not user_path(path).exists() and not Path(word).exists():
             raise UserError(f"no file {path}; give one that exists")
-
-
-def check_target(target: str) -> None:
-    """Raise `UserError` unless the target is a run folder that can be read, or a model of ours."""
-    if user_path(target).is_dir():
-        RunFolder.of(target).config  # noqa: B018
-    elif target not in MODELS:
-        raise UserError(
-            f"{target!r} is neither a run folder nor a model; give a run folder or one of {', '.join(list_models())}"
-        )

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tokenmix.errors import UserError, one_line, printable
+from tokenmix.errors import UserError, as_user_error, printable
 from tokenmix.files import to_json
 from tokenmix.lab.registry import DATA_SETS, TASKS, get_task
 from tokenmix.registry import MODELS, is_foreign
@@ -124,12 +124,9 @@ def _summarize_foreign(name: str, sizes: Mapping[str, Any], model_kwargs: Mappin
     size = sizes.get("img_size", 224)
     height, width = (size, size) if isinstance(size, int) else size
     model = load_foreign(name, {**IMAGENET, "img_size": (height, width)}, **model_kwargs)
-    try:
+    # Whatever a stranger's forward pass may raise.
+    with as_user_error(f"{name} does not run on a colour image of {height} x {width} (", "); give --img-size"):
         macs = model_macs(model, (torch.zeros(1, 3, height, width),))
-    except Exception as error:  # whatever a stranger's forward pass may raise
-        raise UserError(
-            f"{name} does not run on a colour image of {height} x {width} ({one_line(error)}); give --img-size"
-        ) from None
     parameters = sum(p.numel() for p in model.parameters())
     return {"model": name, "image": [height, width], "parameters": parameters, "macs": macs}
 

@@ -1,19 +1,19 @@
 """Verbs that need no run: on mixers, models and data sets by their names, and on a layer of the user's own."""
 
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from tokenmix.errors import UserError
 from tokenmix.files import check_regular, to_json, user_path
-from tokenmix.lab.cli.errors import check_mixers, check_models
+from tokenmix.lab.cli.errors import check_mixers, known_mixers
 from tokenmix.lab.cli.parsing import Printed
+from tokenmix.lab.data.fetch import log
 from tokenmix.lab.train.config import ModelConfig
 from tokenmix.lab.train.schema import Names, Numbers, Pairs, Part, Range, joined, option
-from tokenmix.registry import import_object
+from tokenmix.registry import MODELS, check_models, import_object
 
 Positional = tyro.conf.Positional
 ModelName = Annotated[Positional[str], tyro.conf.arg(metavar="MODEL")]
@@ -87,7 +87,7 @@ class Cost(Printed):
     names: Annotated[
         Positional[tuple[str, ...]], tyro.conf.arg(metavar="NAME ...", help_behavior_hint="(required without --table)")
     ] = ()
-    """Mixers, or models of tokenmix or timm."""
+    """Mixers; or models of tokenmix, timm or torchvision, and run folders."""
     tokens: Annotated[Numbers | None, tyro.conf.arg(help_behavior_hint="(default: 196,1024,4096)")] = None
     """Numbers of tokens, separated by commas. For mixers."""
     img_size: Annotated[Numbers | None, tyro.conf.arg(help_behavior_hint="(default: the model's own)")] = None
@@ -106,7 +106,9 @@ class Cost(Printed):
     """Folder for cost.json, cost.md, cost.png and cost.svg."""
 
     def run(self) -> None:
-        check_models(self.names, or_mixers=True)
+        mixers = known_mixers()
+        runs = [n for n in self.names if n not in mixers and n not in MODELS and user_path(n).is_dir()]
+        check_models([name for name in self.names if name not in runs], mixers)
         from tokenmix.profiling import cost_report
 
         if self.table is not None:
@@ -114,8 +116,17 @@ class Cost(Printed):
                 raise UserError(f"--table {self.table} measures nothing: leave out all but --json")
             cost_report.print_requirements(as_json=self.json)
             return
+        subjects: dict[str, Any] = {name: name for name in self.names}
         options = {name: value for name, value in vars(self).items() if name not in ("names", "dtype", "table", "json")}
-        cost_report.print_costs(self.names, precision=self.dtype, as_json=self.json, **options)
+        for name in runs:
+            from tokenmix.lab.train.load import load_task
+
+            task = load_task(user_path(name))
+            if task.looks_at != "images":
+                raise UserError(f"{name} is a run of {task.config.task}; cost measures runs on images")
+            subjects[name] = task.model
+            options["img_size"] = options["img_size"] or tuple(task.data["img_size"][:1])
+        cost_report.print_costs(subjects, precision=self.dtype, as_json=self.json, **options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,11 +168,11 @@ class Swap(Printed, Part):
         from tokenmix.lab.swapping import load_model, rank_folder
         from tokenmix.swap import swap_attention
 
-        report = (
-            rank_folder(folder, self.to, self.where, self.text, self.steps, swap)
-            if self.rank
-            else swap_attention(load_model(self.model, self.img_size), self.to, self.where, **swap)
-        )
+        if self.rank:
+            report: Any = rank_folder(folder, self.to, self.where, self.text, self.steps, swap)
+        else:
+            model, example = load_model(self.model, self.img_size)
+            report = swap_attention(model, self.to, self.where, example_inputs=example, **swap)
         print(to_json({"model": self.model, **report.to_json()}) if self.json else report)
 
 
@@ -236,7 +247,7 @@ class Probe(Printed, Part):
             tasks=self.tasks,
             full=self.full,
             device=self.device,
-            progress=lambda line: print(f"tokenmix: {line}", file=sys.stderr, flush=True),
+            progress=log,
         )
         print(report.to_json() if self.json else report)
         if self.out is not None:
@@ -244,7 +255,7 @@ class Probe(Printed, Part):
             replace_file(self.out / "probe.md", f"{report.markdown()}\n".encode())
             with replacing(self.out / "probe.png") as path:
                 report.plot().savefig(path, dpi=120)
-            print(f"tokenmix: probe.json, probe.md and probe.png are in {self.out}", file=sys.stderr)
+            log(f"probe.json, probe.md and probe.png are in {self.out}")
 
 
 def _layers(args: list[str]) -> tuple[int, ...]:
@@ -305,11 +316,11 @@ class Distill(Printed, Part):
         if not self.folder.is_dir():
             raise UserError(f"no folder {self.folder}; give a local one with config.json, weights and tokenizer")
         check_regular(self.text)
-        from tokenmix.lab.convert import convert_folder, read_texts, say
+        from tokenmix.lab.convert import convert_folder, read_texts
 
         _set_threads(self.threads)
         options = {name: value for name, value in vars(self).items() if name not in ("text", "threads", "json")}
-        swap, report = convert_folder(texts=read_texts(self.text), progress=say, **options)
+        swap, report = convert_folder(texts=read_texts(self.text), progress=log, **options)
         print(to_json({"swap": swap.to_json(), "distill": report.to_json()}) if self.json else report)
-        say(f"{self.out}: opened by AutoModel.from_pretrained after import tokenmix.register")
+        log(f"{self.out}: opened by AutoModel.from_pretrained after import tokenmix.register")
         return 130 if report.interrupted else None

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from tokenmix.lab.data.fetch import log
-from tokenmix.lab.train.metrics import Rows
-from tokenmix.lab.train.predictions import joined
+from tokenmix.lab.train.metrics import Rows, joined
 from tokenmix.lab.train.task import TaskData, TaskModule
 
 MOST = 10_000

@@ -41,10 +41,9 @@ from tokenmix.lab.compare.variants import (
 from tokenmix.lab.grid import Cell, Engine
 from tokenmix.lab.grid.engines import in_turn, make_engine, parallel_runs
 from tokenmix.lab.registry import get_task
-from tokenmix.lab.train.checks import check_config
 from tokenmix.lab.train.config import CompareConfig, comparison_config
 from tokenmix.lab.train.load import check_own_mixers, load_task, start_and_swap
-from tokenmix.lab.train.plan import make_plan
+from tokenmix.lab.train.plan import check_config, make_plan
 from tokenmix.lab.train.schema import joined
 from tokenmix.lab.train.sources import load_comparison
 from tokenmix.lab.train.task import TaskData, TaskModule

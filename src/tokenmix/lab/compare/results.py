@@ -10,7 +10,7 @@ import numpy as np
 from tokenmix.errors import UserError
 from tokenmix.files import read_json, write_json
 from tokenmix.lab.compare.statistics import CONFIDENCE, Difference, difference, holm
-from tokenmix.profiling.speed import Timing
+from tokenmix.profiling.measure import Timing
 
 SCHEMA = 5
 

@@ -8,7 +8,7 @@ from rich import box
 
 from tokenmix.lab.compare.results import Results, Variant
 from tokenmix.lab.data.lookup import short_name
-from tokenmix.profiling.speed import Timing
+from tokenmix.profiling.measure import Timing
 from tokenmix.profiling.units import count, milliseconds, ratio, size, spread, to_markdown
 
 

@@ -29,8 +29,7 @@ from tokenmix.lab.train.config import (
     comparison_config,
 )
 from tokenmix.lab.train.folder import read_part
-from tokenmix.lab.train.metrics import INDEX, Metric
-from tokenmix.lab.train.predictions import FILE, read_predictions
+from tokenmix.lab.train.metrics import FILE, INDEX, Metric, read_predictions
 from tokenmix.lab.train.schema import Range, fitted
 from tokenmix.registry import MODELS, load_object
 

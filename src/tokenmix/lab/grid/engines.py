@@ -59,25 +59,19 @@ def make_engine(config: EngineConfig, logs: Path, jobs: int) -> Engine:
         return submitter(config, logs)
 
 
-def in_turn(cells: Sequence[Cell], seconds: float | None = None) -> Outcomes:
-    """One cell after another in this process; `TimeoutError` where the next would begin after this many seconds."""
-    start = time.monotonic()
+def in_turn(cells: Sequence[Cell]) -> Outcomes:
+    """One cell after another in this process."""
     for cell in cells:
-        if seconds is not None and time.monotonic() - start >= seconds:
-            raise TimeoutError
         yield cell, finish_cell(cell)
 
 
-def in_processes(cells: Sequence[Cell], jobs: int, seconds: float | None = None) -> Outcomes:
-    """Each cell in a process of its own, `jobs` of them at a time.
-
-    `TimeoutError` if not all ended in this many seconds; those that were being trained are saved.
-    """
+def in_processes(cells: Sequence[Cell], jobs: int) -> Outcomes:
+    """Each cell in a process of its own, `jobs` of them at a time."""
     threads, started = max(1, (os.cpu_count() or 1) // jobs), list[BaseProcess]()
     with ThreadPoolExecutor(jobs) as pool:
         running = {pool.submit(_in_own_process, cell, threads, started): cell for cell in cells}
         try:
-            for future in as_completed(running, seconds):
+            for future in as_completed(running):
                 yield running[future], future.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)

@@ -267,10 +267,6 @@ def initial_weights(source: Path, model: Any) -> dict[str, Tensor]:
             weights = checkpoints.resize(weights, model, img_size=trained)
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
-    return _with_fresh_head(weights, model, source)
-
-
-def _with_fresh_head(weights: dict[str, Tensor], model: Any, source: Path) -> dict[str, Tensor]:
     if not hasattr(model, "get_classifier"):
         return weights
     head = model.get_classifier()

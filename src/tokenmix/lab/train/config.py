@@ -58,8 +58,21 @@ class ModelConfig(Part):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # Ranges that the names of arguments imply in this field: rates below 1, sizes and counts at least 1.
         for name, value in self.model_kwargs.items():
-            _check_model_argument(name, value)
+            label = f"model argument {name}={value!r}"
+            if name in SET_ELSEWHERE:
+                raise UserError(f"{label} cannot be given here; use {SET_ELSEWHERE[name]}")
+            for number in value if isinstance(value, tuple | list) else (value,):
+                if isinstance(number, float) and not math.isfinite(number):
+                    raise UserError(f"{label} must be finite")
+                plain = isinstance(number, int | float) and not isinstance(number, bool)
+                if name.endswith("_rate") and not (plain and 0 <= number < 1):
+                    raise UserError(f"{label} must be a number in [0, 1)")
+                size = SIZES.fullmatch(name) and (plain or isinstance(number, str | dict))
+                least, most = int(name not in MAY_BE_ZERO), 10_000 if name.startswith("depth") else 1_000_000
+                if size and not (isinstance(number, int) and least <= number <= most):
+                    raise UserError(f"{label} must be a whole number in [{least}, {most}]")
 
 
 # Arguments of timm's factory and of PyTorch that another option sets, or that make another kind of model.
@@ -75,24 +88,6 @@ SET_ELSEWHERE = {
 # Sizes for which 0 means "none of them".
 MAY_BE_ZERO = ("attention_dim", "frozen_stages", "num_leading", "num_vanilla", "type_vocab_size")
 SIZES = re.compile(r"num_\w+|(\w+_)?(depth|dim|width|size|channel|stride)s?|image_size")
-
-
-def _check_model_argument(name: str, value: Any) -> None:
-    """Ranges that the names of arguments imply in this field: rates below 1, sizes and counts at least 1."""
-    if name in SET_ELSEWHERE:
-        raise UserError(f"model argument {name}={value!r} cannot be given here; use {SET_ELSEWHERE[name]}")
-    values = value if isinstance(value, tuple | list) else (value,)
-    for number in values:
-        label = f"model argument {name}={value!r}"
-        if isinstance(number, float) and not math.isfinite(number):
-            raise UserError(f"{label} must be finite")
-        plain = isinstance(number, int | float) and not isinstance(number, bool)
-        if name.endswith("_rate") and not (plain and 0 <= number < 1):
-            raise UserError(f"{label} must be a number in [0, 1)")
-        size = SIZES.fullmatch(name) and (plain or isinstance(number, str | dict))
-        least, most = int(name not in MAY_BE_ZERO), 10_000 if name.startswith("depth") else 1_000_000
-        if size and not (isinstance(number, int) and least <= number <= most):
-            raise UserError(f"{label} must be a whole number in [{least}, {most}]")
 
 
 @dataclass(frozen=True, kw_only=True)

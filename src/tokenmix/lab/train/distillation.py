@@ -82,11 +82,7 @@ class DistillingTask(TaskModule, ABC):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss with the teacher's part, if there is a teacher; and what to log.
 
-        Args:
-            loss: computes that of the labels, which at `distill=1` is not called.
-            logits: the model's, (rows, classes).
-            batch: what they were computed from.
-            count: what sums over the rows are divided by; the number of rows if not given.
+        `loss` computes that of the labels. Sums over the rows are divided by `count`, or their number.
         """
         if self.teacher is None:
             return loss(), {}

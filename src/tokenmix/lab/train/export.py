@@ -14,7 +14,7 @@ from huggingface_hub import EvalResult, HfApi, ModelCardData
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from tokenmix.errors import UserError, needs, one_line
+from tokenmix.errors import UserError, as_user_error, needs
 from tokenmix.files import DiskError, make_folder, new_folder, open_regular, replace_file, replacing, write_bytes
 from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.load import load_task
@@ -100,15 +100,8 @@ REPOSITORY = "OWNER/NAME"
 def export_to_hub(run: Path | RunFolder, out: Path | None = None, push: str | None = None) -> str:
     """Write config.json, model.safetensors, what else its library needs, and a model card; upload them if asked to.
 
-    The model is loaded again by that library, and its outputs compared with those of the run's own model.
-
-    Args:
-        run: the folder of a finished run.
-        out: folder to write; `hub` in the run folder if not given.
-        push: repository on the hub, `OWNER/NAME`, created if there is none.
-
-    Returns:
-        The folder, or the address of the repository.
+    The model is loaded again by that library, and its outputs compared with those of the run's own model. Returned is
+    the folder, `hub` in the run folder if no `out` is given, or the address of the repository `push`, OWNER/NAME.
 
     Raises:
         UserError: no library of the hub loads the model, the run has not finished, or the upload failed.
@@ -129,15 +122,10 @@ def export_to_hub(run: Path | RunFolder, out: Path | None = None, push: str | No
     out = out or run / "hub"
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists and is not empty; remove it, or give another folder with --out")
-    try:
+    lacking = f"result.json or config.json in {run} lacks what a model card needs ("
+    kinds = AttributeError, LookupError, StopIteration, TypeError, ValueError
+    with as_user_error(lacking, "); restore them from a copy", *kinds):
         card = _card(task, form, folder.result, folder.setup["command"], push)
-    except (AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(
-            f"result.json or config.json in {run} lacks what a model card needs ({one_line(error)}); restore them from "
-            "a copy"
-        ) from None
     make_folder(out.parent)
     try:
         with new_folder(out) as partial:
@@ -152,7 +140,15 @@ def export_to_hub(run: Path | RunFolder, out: Path | None = None, push: str | No
             replace_file(partial / "README.md", card.encode())
     except SafetensorError as error:  # What the disk refuses has no class of its own there.
         raise DiskError(f"cannot write {out} ({error}); free space, or give another folder with --out") from None
-    return str(out) if push is None else _upload(out, push)
+    if push is None:
+        return str(out)
+    api = HfApi(library_name="tokenmix")
+    remedy = f"give OWNER/NAME, log in with hf auth login, and upload it: hf upload {push} {out}"
+    # Errors of the hub, of HTTP, of the network: they have no common class.
+    with as_user_error(f"{out} was written but could not be uploaded to {push} (", f"); {remedy}"):
+        address = api.create_repo(push, exist_ok=True)
+        api.upload_folder(repo_id=address.repo_id, folder_path=out, commit_message="Model by tokenmix export")
+    return str(address)
 
 
 def _card(task: TaskModule, form: HubForm, result: Mapping[str, Any], command: Sequence[str], repo: str | None) -> str:
@@ -220,17 +216,3 @@ in {result["seconds"]:,.0f} s of training on {", ".join(measured["gpus"]) or mea
 {form.code.format(repo=repo or REPOSITORY)}
 ```
 """
-
-
-def _upload(folder: Path, repo: str) -> str:
-    api = HfApi(library_name="tokenmix")
-    try:
-        address = api.create_repo(repo, exist_ok=True)
-        api.upload_folder(repo_id=address.repo_id, folder_path=folder, commit_message="Model by tokenmix export")
-    except Exception as error:
-        # Of the hub, of HTTP, of the network: they have no common class.
-        raise UserError(
-            f"{folder} was written but could not be uploaded to {repo} ({one_line(error)}); give "
-            f"OWNER/NAME, log in with hf auth login, and upload it: hf upload {repo} {folder}"
-        ) from error
-    return str(address)

@@ -17,6 +17,7 @@ from tokenmix.files import read_json, user_path
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.train.config import TaskDocument, TrainConfig, default_config
 from tokenmix.lab.train.schema import Range, fitted
+from tokenmix.registry import MODELS, list_models
 from tokenmix.trust import from_file
 
 D = TypeVar("D", bound=TaskDocument)
@@ -156,6 +157,18 @@ class RunFolder:
             )
         for edited in self.edited(found):
             log(f"{edited} was edited after {file.name} was written")
+
+
+def is_run(target: str) -> bool:
+    """Whether the target is a run folder that can be read, or else a model of ours; `UserError` for neither."""
+    if user_path(target).is_dir():
+        RunFolder.of(target).config  # noqa: B018
+        return True
+    if target not in MODELS:
+        raise UserError(
+            f"{target!r} is neither a run folder nor a model; give a run folder or one of {', '.join(list_models())}"
+        )
+    return False
 
 
 def read_document(values: Any, where: str, default: Callable[[str], D] = default_config) -> D:

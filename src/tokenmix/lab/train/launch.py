@@ -99,31 +99,27 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
             place = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             heed = functools.partial(signal.signal, signal.SIGINT, signal.default_int_handler)
             running.append(subprocess.Popen(command, env=place, preexec_fn=heed))
-        return _wait(running, told)
+        failed, since = 0, time.monotonic()
+        while any(process.poll() is None for process in running):
+            while told:
+                number = told.pop()
+                for process in running:
+                    process.send_signal(number)
+            codes = [process.poll() for process in running]
+            if not failed:
+                rank, failed = next(((rank, code) for rank, code in enumerate(codes) if code), (0, 0))
+                since = time.monotonic()
+                if failed < 0:
+                    how = signal.Signals(-failed).name + " (too little memory, perhaps)" * (-failed == signal.SIGKILL)
+                    place = f"process {rank} of {len(running)}"
+                    log(f"{place} was ended by {how}; the others stop")
+            elif time.monotonic() - since > PATIENCE:
+                return failed if failed > 0 else 128 - failed
+            time.sleep(0.05)
+        failed = failed or next((code for code in (p.returncode for p in running) if code), 0)
+        return failed if failed >= 0 else 128 - failed
     finally:
         for process in running:
             process.kill()
         signal.signal(signal.SIGINT, before)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _wait(running: Sequence[subprocess.Popen[bytes]], told: list[int]) -> int:
-    failed, since = 0, time.monotonic()
-    while any(process.poll() is None for process in running):
-        while told:
-            number = told.pop()
-            for process in running:
-                process.send_signal(number)
-        codes = [process.poll() for process in running]
-        if not failed:
-            rank, failed = next(((rank, code) for rank, code in enumerate(codes) if code), (0, 0))
-            since = time.monotonic()
-            if failed < 0:
-                how = signal.Signals(-failed).name + " (too little memory, perhaps)" * (-failed == signal.SIGKILL)
-                place = f"process {rank} of {len(running)}"
-                log(f"{place} was ended by {how}; the others stop")
-        elif time.monotonic() - since > PATIENCE:
-            return failed if failed > 0 else 128 - failed
-        time.sleep(0.05)
-    failed = failed or next((code for code in (p.returncode for p in running) if code), 0)
-    return failed if failed >= 0 else 128 - failed

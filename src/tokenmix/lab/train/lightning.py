@@ -13,9 +13,6 @@ class LightningTask(L.LightningModule):
 
     Logs have the names of metrics.csv: train_* for each batch, val_* for each evaluation. The learning-rate schedule
     covers the steps that the Trainer estimates.
-
-    Args:
-        task: with its model and config.
     """
 
     def __init__(self, task: TaskModule) -> None:

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as RichProgress
 from torch import Tensor
 
-from tokenmix.errors import UserError, one_line, printable
+from tokenmix.errors import UserError, as_user_error, printable
 from tokenmix.files import open_to_append, read_bytes, read_json, replace_file, write_json
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.train.config import TrainConfig
@@ -29,8 +29,7 @@ class Recorder:
     """Writes one row every `log_every` steps and one after each epoch; a row has the mean loss since the row before.
 
     Losses stay on the device until a row is due, so that a step never waits for the device. Of several processes the
-    first one writes, the mean over all of them. What was seen is counted in a column that has the name of the data's
-    unit, such as images or sequences.
+    first one writes, the mean over all of them. What was seen is counted in a column named by the data's unit.
     """
 
     def __init__(
@@ -273,11 +272,10 @@ def _open_tracker(config: TrainConfig, run: Path, *, quiet: bool) -> "_Wandb | _
     except (LookupError, TypeError, ValueError, RecursionError):
         raise UserError(f"{file} is damaged; remove it, then the tracker gets a new run") from None
     options = {name: str(value) for name, value in config.flat().items()}
-    try:
+    # Each tracker has its own types for a missing login and a missing network.
+    with as_user_error(f"--logger {kind} cannot start (", f"); {REMEDIES[kind]}"):
         tracker = {"wandb": _Wandb, "mlflow": _MLflow}[kind](run, known, options, quiet)
         write_json(file, {"logger": kind, "id": tracker.id})
-    except Exception as error:  # Each tracker has its own types for a missing login and a missing network.
-        raise UserError(f"--logger {kind} cannot start ({one_line(error)}); {REMEDIES[kind]}") from error
     return tracker
 
 

@@ -34,13 +34,12 @@ from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.loader import worker_errors
 from tokenmix.lab.data.lookup import short_name, with_absolute_paths
 from tokenmix.lab.registry import get_task
-from tokenmix.lab.train.checkpoint import Checkpoint, put_weights, read_latest_checkpoint
-from tokenmix.lab.train.checks import check_config, check_device, distills_layers, fit_to_ranks
+from tokenmix.lab.train.checkpoint import put_weights, read_latest_checkpoint
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.distributed import (
     PeerFailure,
-    broadcast_object,
+    all_gather,
     data_parallel_rank,
     distributed_info,
     process_group,
@@ -48,7 +47,16 @@ from tokenmix.lab.train.distributed import (
 )
 from tokenmix.lab.train.folder import ID, RunFolder
 from tokenmix.lab.train.load import check_own_mixers, freeze_all_but, load_task, start_and_swap, stored_types
-from tokenmix.lab.train.plan import Progress, make_plan, seed_everything, warmup_note
+from tokenmix.lab.train.plan import (
+    Progress,
+    check_config,
+    check_device,
+    distills_layers,
+    fit_to_ranks,
+    make_plan,
+    seed_everything,
+    warmup_note,
+)
 from tokenmix.lab.train.task import TaskData, input_sizes, size_note
 from tokenmix.lab.train.trainer import Engine, Session, finite_outputs, fit
 from tokenmix.layers.base import count_parameters
@@ -111,7 +119,7 @@ def finish_run(config: TrainConfig, *, quiet: bool = False) -> Path:
                 elif not finished:
                     with one_writer(out):
                         shutil.rmtree(out)
-        finished, config = broadcast_object((finished, config))
+        finished, config = all_gather((finished, config))[0]
         return out if finished else train(config, quiet=quiet)
 
 
@@ -157,7 +165,7 @@ def evaluate(
     # Batches as in the run, so that its own figures come back to the last bit.
     batches = source.test_batches(batch_size=config.loop.batch_size // config.optim.accumulate)
     with finite_outputs(task), worker_errors():
-        Engine(config, task, alone=True).evaluate((batch, True) for batch in batches)
+        Engine(config, task, alone=True).evaluate(batches)
     told = {} if optimized is None else {"optimize": optimized}
     told |= {"data": config.data.data, "source": source.describe().get("source"), "samples": source.num_test}
     return {**told, **task.results}
@@ -228,25 +236,42 @@ def _resume(given: TrainConfig, quiet: bool) -> Path:
     run = RunFolder(given.loop.resume or Path())
     with _held(run.path):
         with raise_on_all_ranks():
-            config = fit_to_ranks(_merged(get_task(given.task).with_absolute_paths(given), run))
+            asked, own = get_task(given.task).with_absolute_paths(given), run.config.flat()
+            changes = {name: value for name, value in asked.flat().items() if value != own.get(name)}
+            changes.pop("resume", None)
+            if changes.get("out") == run.path:
+                del changes["out"]
+            for name in (name for name in changes if name not in given.marked("resumable")):
+                raise UserError(
+                    f"--resume continues with the run's own {name}={own.get(name)!r}; "
+                    f"leave {changes[name]!r} out, or start a new run with --init-from {run.path}"
+                )
+            config = fit_to_ranks(run.config.replace(**changes))
             if run.is_finished:
                 raise UserError(
                     f"{run.path} is finished; evaluate it with: tokenmix eval {run.path}, or start from it with "
                     f"--init-from {run.path}"
                 )
-            if not any(
-                latest_complete_checkpoint(run.path / "checkpoints" / name).exists() for name in ("last", "best")
-            ):
+            last, best = (run.path / "checkpoints" / name for name in ("last", "best"))
+            if not (latest_complete_checkpoint(last).exists() or latest_complete_checkpoint(best).exists()):
                 raise UserError(
                     f"{run.path} was stopped before its first checkpoint; remove the folder and start again"
                 )
-            checkpoint = _last_checkpoint(run)
+            checkpoint = read_latest_checkpoint(run.path)
+            if run.identity and checkpoint.run.get(ID) != run.identity[ID]:
+                raise UserError(
+                    f"the checkpoint in {run.path} is of another run; put the run's own back, or start a new run"
+                )
+            for edited in run.edited(checkpoint.run):
+                raise UserError(
+                    f"{edited} is not as it was when the run was started; put it back, or start a new run with "
+                    f"--init-from {run.path}"
+                )
             session = _prepare(_resolved(config))
             if session.task.data != run.description:
                 raise UserError(
                     f"the data {config.data.data!r} is not what {run.path} was started with; see its data.json"
                 )
-            last = run.path / "checkpoints" / "last"
             put_weights(session.task.model, checkpoint.weights, last, stored_types(config))
         progress, plan = checkpoint.progress, session.plan
         if not (
@@ -295,34 +320,6 @@ def _resolved(config: TrainConfig) -> TrainConfig:
     check_config(config)
     kind.check(config, config.loop.batch_size // config.optim.accumulate)
     return config if here.world_size == 1 else config.replace(devices=here.local_world_size, num_nodes=here.num_nodes)
-
-
-def _merged(given: TrainConfig, run: RunFolder) -> TrainConfig:
-    """The run's config, with what may be changed; anything else that differs is refused."""
-    own, changes, may = run.config.flat(), {}, given.marked("resumable")
-    for name, value in given.flat().items():
-        if value == own.get(name) or name == "resume" or (name == "out" and value == run.path):
-            continue
-        if name not in may:
-            raise UserError(
-                f"--resume continues with the run's own {name}={own.get(name)!r}; "
-                f"leave {value!r} out, or start a new run with --init-from {run.path}"
-            )
-        changes[name] = value
-    return run.config.replace(**changes)
-
-
-def _last_checkpoint(run: RunFolder) -> Checkpoint:
-    """Where the run continues; `UserError` for a checkpoint of another run, and for a run that was edited."""
-    checkpoint = read_latest_checkpoint(run.path)
-    if run.identity and checkpoint.run.get(ID) != run.identity[ID]:
-        raise UserError(f"the checkpoint in {run.path} is of another run; put the run's own back, or start a new run")
-    for edited in run.edited(checkpoint.run):
-        raise UserError(
-            f"{edited} is not as it was when the run was started; put it back, or start a new run with "
-            f"--init-from {run.path}"
-        )
-    return checkpoint
 
 
 def _prepare(config: TrainConfig, start: Path | None = None) -> Session:
@@ -389,47 +386,43 @@ def _train_and_test(
         torch.cuda.reset_peak_memory_stats()
     with _one_line_errors(run.path), worker_errors():
         best, final = fit(session, run, progress, state, quiet=quiet)
-        result: dict[str, Any] = {ID: run.identity.get(ID), **_result(session, progress, best, final)}
+        task, unit = session.task, session.data.unit
+        config, rate = task.config, round(progress.images / progress.train_seconds, 2)
+        # ru_maxrss counts bytes on macOS and KiB elsewhere.
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        cuda = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+        result = {
+            ID: run.identity.get(ID),
+            "task": config.task,
+            "model": config.model.model,
+            "data": config.data.data,
+            "seed": config.loop.seed,
+            "monitor": task.monitor,
+            "metrics": best,
+            "final": final,
+            "validation": progress.best,
+            "validation_final": progress.final,
+            "best_epoch": progress.best_epoch,
+            "epochs": progress.epoch,
+            "steps": progress.step,
+            unit: progress.images,
+            "seconds": round(progress.train_seconds, 3),
+            "eval_seconds": round(progress.eval_seconds, 3),
+            f"{unit}_per_second": rate,
+            **session.counts,
+            "peak_memory": {"process": memory, "cuda": cuda},
+            "environment": environment(),
+        }
         with raise_on_all_ranks():
             if distributed_info().first:
                 write_json(run.path / "result.json", result)
     if not quiet:
-        monitor, unit = session.task.monitor, session.data.unit
         line = (
-            f"test {monitor} {result['metrics'][monitor]:.4f} "
-            f"(epoch {result['best_epoch']} of {session.plan.epochs}), {result['seconds']:.1f} s of training, "
-            f"{result[f'{unit}_per_second']:,.0f} {unit}/s; run folder {run.path}"
+            f"test {task.monitor} {best[task.monitor]:.4f} (epoch {progress.best_epoch} of {session.plan.epochs}), "
+            f"{progress.train_seconds:.1f} s of training, {rate:,.0f} {unit}/s; run folder {run.path}"
         )
         print(printable(line))
     return run.path
-
-
-def _result(session: Session, progress: Progress, best: dict[str, Any], final: dict[str, Any]) -> dict[str, Any]:
-    config, unit = session.task.config, session.data.unit
-    # ru_maxrss counts bytes on macOS and KiB elsewhere.
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    cuda = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
-    return {
-        "task": config.task,
-        "model": config.model.model,
-        "data": config.data.data,
-        "seed": config.loop.seed,
-        "monitor": session.task.monitor,
-        "metrics": best,
-        "final": final,
-        "validation": progress.best,
-        "validation_final": progress.final,
-        "best_epoch": progress.best_epoch,
-        "epochs": progress.epoch,
-        "steps": progress.step,
-        unit: progress.images,
-        "seconds": round(progress.train_seconds, 3),
-        "eval_seconds": round(progress.eval_seconds, 3),
-        f"{unit}_per_second": round(progress.images / progress.train_seconds, 2),
-        **session.counts,
-        "peak_memory": {"process": memory, "cuda": cuda},
-        "environment": environment(),
-    }
 
 
 @contextmanager

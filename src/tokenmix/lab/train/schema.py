@@ -96,10 +96,9 @@ def fitted(hint: Any, value: Any, name: str) -> Any:
     if origin is tuple:
         items = value if isinstance(value, tuple | list) else (value,)
         return tuple(fitted(args[0], item, name) for item in items)
-    return value if hint is Any else _plain(origin or hint, value, name)
-
-
-def _plain(wanted: type, value: Any, name: str) -> Any:
+    if hint is Any:
+        return value
+    wanted: type = origin or hint
     number = isinstance(value, int) and not isinstance(value, bool)
     if wanted is float and number and abs(value) < 2**1023:
         return float(value)

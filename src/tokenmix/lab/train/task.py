@@ -27,9 +27,8 @@ from tokenmix.lab.registry import check_model
 from tokenmix.lab.train.checkpoint import initial_weights
 from tokenmix.lab.train.config import TeacherOptions, TrainConfig
 from tokenmix.lab.train.distributed import all_reduce_mean
-from tokenmix.lab.train.metrics import Metric, Rows, num_rows
+from tokenmix.lab.train.metrics import Metric, Rows, collected, joined, num_rows
 from tokenmix.lab.train.plan import make_optimizer, make_schedule
-from tokenmix.lab.train.predictions import collected, joined
 from tokenmix.lab.train.programs import Description, ProgramHooks, Values
 
 
@@ -105,10 +104,7 @@ def built_with(model: str, given: Mapping[str, Any]) -> Iterator[None]:
 
 
 def input_sizes(model: Any, img_size: Sequence[int] | None = None) -> Values:
-    """`img_size` (height, width), `patch_size` and `num_tokens` of a model of images, as far as it has them.
-
-    Several stages have a list of `num_tokens`.
-    """
+    """`img_size` (height, width), `patch_size` and `num_tokens`, of stages a list, as far as a model has them."""
     stem, embed = getattr(model, "stem", None), getattr(model, "patch_embed", None)  # ours, timm's
     size = getattr(model, "img_size", None) or getattr(embed, "img_size", None) or img_size
     patch = next((p for p in (getattr(part, "patch_size", None) for part in (model, stem, embed)) if p), None)
@@ -372,8 +368,7 @@ class IndexedData(TaskData):
     """Samples for training and testing.
 
     Args:
-        train: samples to learn from.
-        test: samples to report metrics on.
+        train, test: samples to learn from, and to report metrics on.
         validation: those of the training samples that are held out to choose by, read as `test` is; None for none.
         config: the run's config; its limits are taken here.
         description: what the run folder keeps as well as the numbers of samples.
@@ -445,14 +440,7 @@ class IndexedData(TaskData):
 
 
 def check_names(spec: str, found: Sequence[str], trained: Sequence[str], what: str = "classes") -> None:
-    """Raise `UserError` unless both are the same names in one order.
-
-    Args:
-        spec: the data, as the user named it.
-        found: names that the data has.
-        trained: names in the run.
-        what: they are names of.
-    """
+    """Raise `UserError` unless the data `spec` has the same names in the same order as the run."""
     if list(found) != list(trained):
         raise UserError(f"{spec!r} has the {what} {_first(found)}; the run was trained on {_first(trained)}")
 

@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from tokenmix.environment import keep_freed_memory
-from tokenmix.errors import UserError, one_line
+from tokenmix.errors import UserError, as_user_error
 from tokenmix.lab.train.checkpoint import Checkpoint, read_weights, save_run
-from tokenmix.lab.train.checks import device_type
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distributed import (
     all_gather,
@@ -35,8 +34,15 @@ from tokenmix.lab.train.distributed import (
     sharded_state_dict,
 )
 from tokenmix.lab.train.folder import RunFolder
-from tokenmix.lab.train.plan import Progress, TrainingPlan, WeightEMA, optimizers_and_schedules, seed_everything
-from tokenmix.lab.train.predictions import save_predictions
+from tokenmix.lab.train.metrics import save_predictions
+from tokenmix.lab.train.plan import (
+    Progress,
+    TrainingPlan,
+    WeightEMA,
+    device_type,
+    optimizers_and_schedules,
+    seed_everything,
+)
 from tokenmix.lab.train.record import ProgressBar, Recorder
 from tokenmix.lab.train.task import TaskData, TaskModule
 
@@ -64,7 +70,7 @@ class Engine:
 
     def __init__(self, config: TrainConfig, task: TaskModule, *, alone: bool = False) -> None:
         here, kind, shared = distributed_info(), device_type(config), config.loop.token_parallel
-        self.task, self.precision, self.kind = task, config.loop.precision, kind
+        self.task, self.precision, self.kind, self.alone = task, config.loop.precision, kind, alone
         if kind == "cpu":
             keep_freed_memory()
         several = not alone and here.world_size > 1
@@ -127,30 +133,30 @@ class Engine:
         self.scaler.update()
         optimizer.zero_grad()
 
-    def evaluate(self, batches: Iterable[tuple[Any, bool]]) -> None:
-        """Set the task's results from test batches; of those that come with False nothing is counted."""
-        task = self.task
+    def evaluate(self, batches: Any) -> None:
+        """Set the task's results from test batches, of which there is a `len` unless the engine is `alone`.
+
+        Collective operations, such as gathering the shards of a block, must be called equally often: a process with
+        fewer batches than another repeats its last one, which is not counted.
+        """
+        task, batch = self.task, None
+        missing = 0 if self.alone else max(all_gather(len(batches))) - len(batches)
         training = [module for module in task.modules() if module.training]
         task.eval()
         # Inference mode would not let processes put the parts of a block together.
         with torch.no_grad() if dist.is_initialized() else torch.inference_mode():
             task.on_validation_epoch_start()
-            for number, (batch, counted) in enumerate(batches):
-                rows = list(task.rows)
+            for number, batch in enumerate(batches):
                 with self.computing():
                     task.validation_step(self.move(batch), number)
-                if not counted:
-                    task.rows = rows
+            rows = list(task.rows)
+            for _ in range(missing):
+                with self.computing():
+                    task.validation_step(self.move(batch), 0)
+            task.rows = rows
             task.on_validation_epoch_end()
         for module in training:
             module.training = True
-
-
-def _average_gradients(optimizer: Optimizer, *_: Any) -> None:
-    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
-        if parameter.grad is not None:
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= dist.get_world_size()
 
 
 class StopRequest:
@@ -248,8 +254,15 @@ class TrainingLoop:
         self.engine = Engine(config, task)
         self.optimizers, self.schedules = optimizers_and_schedules(task.configure_optimizers())
         task.optimizers = self.optimizers
+
+        def average_gradients(optimizer: Optimizer, *_: Any) -> None:
+            for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+                if parameter.grad is not None:
+                    dist.all_reduce(parameter.grad)
+                    parameter.grad /= dist.get_world_size()
+
         for optimizer in self.optimizers if self.engine.average else ():
-            optimizer.register_step_pre_hook(_average_gradients)
+            optimizer.register_step_pre_hook(average_gradients)
         self.ema = None if config.optim.ema is None else WeightEMA(task.model, config.optim.ema)
 
     def run(self, bar: ProgressBar) -> None:
@@ -356,7 +369,7 @@ class TrainingLoop:
 
     def _evaluate(self, batches: Any) -> None:
         broadcast_buffers(self.task.model)
-        self.engine.evaluate(_evenly_padded(batches))
+        self.engine.evaluate(batches)
 
     def save_epoch(self) -> None:
         """Save `last`, and `best` if this epoch is the best so far."""
@@ -385,7 +398,9 @@ class TrainingLoop:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from the `state` of a checkpoint, with the weights in the model; `UserError` for other options."""
-        try:
+        other = f"the checkpoint in {self.folder.path} is of a run with other options than config.json has ("
+        remedy = "); restore config.json from a copy, or start a new run with --init-from"
+        with as_user_error(other, remedy, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
                 # PyTorch would take the settings of any other optimiser as well.
                 if any(a.keys() != b.keys() for a, b in zip(optimizer.param_groups, saved["param_groups"])):
@@ -401,11 +416,6 @@ class TrainingLoop:
                 raise ValueError("an average on one side only")
             if self.ema is not None:
                 self.ema.load_state_dict(state["average"])
-        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            raise UserError(
-                f"the checkpoint in {self.folder.path} is of a run with other options than config.json has "
-                f"({one_line(error)}); restore config.json from a copy, or start a new run with --init-from"
-            ) from None
 
 
 @contextmanager
@@ -427,16 +437,3 @@ def finite_outputs(task: TaskModule) -> Iterator[None]:
         yield
     finally:
         handle.remove()
-
-
-def _evenly_padded(batches: Any) -> Iterator[tuple[Any, bool]]:
-    """This process's test batches, and its last one, uncounted, as often as another process has more of them.
-
-    Collective operations, such as gathering the shards of a block, must be called equally often.
-    """
-    missing = max(all_gather(len(batches))) - len(batches)
-    batch = None
-    for batch in batches:
-        yield batch, True
-    for _ in range(missing):
-        yield batch, False

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from tokenmix.testing.harness import Build
-from tokenmix.testing.properties import arguments, graphs, maps, masks, numerics, state, tokens
+from tokenmix.testing.properties import graphs, layer, masks, tokens
 
 __all__ = ["PROPERTIES", "Property"]
 
@@ -41,15 +41,15 @@ PROPERTIES: dict[str, Property] = {
     "bad-input": Property(tokens.bad_input, "no check in forward; broadcasting takes what should be refused"),
     "batch": Property(tokens.batch_independence, "softmax or a norm over axis 0, or without naming its axis"),
     "batch-training": Property(tokens.batch_independence_training, "statistics over the batch"),
-    "gradients": Property(state.gradients, "an unused layer, .data or .detach() in forward, NaN after a where"),
-    "registered": Property(state.registered, "modules in a Python list instead of nn.ModuleList, a bare tensor"),
-    "eval-stable": Property(state.eval_stable, "dropout that ignores eval(), or what forward keeps or makes again"),
-    "input-kept": Property(state.input_kept, "an in-place operation on the input or on a view of it"),
-    "non-contiguous": Property(state.non_contiguous, "reading the storage with as_strided or a wrong view"),
-    "copies": Property(state.copies, "two parameters on one storage (tying through .data), state outside buffers"),
-    "seeds": Property(state.seeds, "random numbers from outside torch, or uninitialised memory"),
-    "arguments": Property(arguments.arguments, "an argument that is accepted and never used, a size wired in"),
-    "device-dtype": Property(arguments.device_and_dtype, "a sub-module built without device and dtype"),
+    "gradients": Property(layer.gradients, "an unused layer, .data or .detach() in forward, NaN after a where"),
+    "registered": Property(layer.registered, "modules in a Python list instead of nn.ModuleList, a bare tensor"),
+    "eval-stable": Property(layer.eval_stable, "dropout that ignores eval(), or what forward keeps or makes again"),
+    "input-kept": Property(layer.input_kept, "an in-place operation on the input or on a view of it"),
+    "non-contiguous": Property(layer.non_contiguous, "reading the storage with as_strided or a wrong view"),
+    "copies": Property(layer.copies, "two parameters on one storage (tying through .data), state outside buffers"),
+    "seeds": Property(layer.seeds, "random numbers from outside torch, or uninitialised memory"),
+    "arguments": Property(layer.arguments, "an argument that is accepted and never used, a size wired in"),
+    "device-dtype": Property(layer.device_and_dtype, "a sub-module built without device and dtype"),
     "equivariance": Property(tokens.equivariance, "normalisation over the wrong axis, or a wrong declaration"),
     "causality": Property(tokens.causality, "a triangle that is missing, or one that nobody asked for"),
     "mask-full": Property(masks.full_mask, "another path with a mask than without"),
@@ -60,13 +60,13 @@ PROPERTIES: dict[str, Property] = {
         masks.not_a_number, "a mask on scores or outputs only: 0 * NaN is NaN; set masked x to 0 first"
     ),
     "mask-empty": Property(masks.empty_row, "softmax over minus infinity alone, or a division by a count of 0"),
-    "map-shape": Property(maps.map_shape, "heads averaged away, or a mask that does not reach the map"),
-    "map-rows": Property(maps.map_rows, "the second normalisation over the wrong axis, or an epsilon that rounds to 0"),
-    "map-used": Property(maps.map_used, "a map computed a second time, by another formula than forward's"),
-    "finite": Property(numerics.finite, "exp without subtracting the maximum, a norm without epsilon"),
-    "half-precision": Property(numerics.half_precision, "an epsilon below the smallest half, a long sum in half"),
-    "autocast": Property(numerics.autocast, "an operation that mixes float32 weights with bfloat16 input"),
-    "macs": Property(numerics.macs, "a term left out; fused attention counted as 0"),
+    "map-shape": Property(masks.map_shape, "heads averaged away, or a mask that does not reach the map"),
+    "map-rows": Property(masks.map_rows, "a second normalisation over the wrong axis, or an epsilon that rounds to 0"),
+    "map-used": Property(masks.map_used, "a map computed a second time, by another formula than forward's"),
+    "finite": Property(layer.finite, "exp without subtracting the maximum, a norm without epsilon"),
+    "half-precision": Property(layer.half_precision, "an epsilon below the smallest half, a long sum in half"),
+    "autocast": Property(layer.autocast, "an operation that mixes float32 weights with bfloat16 input"),
+    "macs": Property(layer.macs, "a term left out; fused attention counted as 0"),
     "compile": Property(graphs.compiled, "a Python branch on a tensor's value, or .item() in forward"),
     "vmap": Property(graphs.batched, "a Python branch on a tensor's value, or writing into a tensor in place"),
     "trace": Property(graphs.traced, "work that is only done while gradients are recorded, or a fixed size"),

@@ -62,37 +62,32 @@ def compiled(build: Build, x: Tensor, backend: str | None = None) -> None:
 
 def _stopped(build: Build, x: Tensor, backend: str, *, whole: bool) -> str | None:
     """What stopped torch.compile; None if it gave the eager output and gradients."""
+    # Inductor draws random numbers in its own order, unless told otherwise.
+    options: Any = {"fallback_random": True} if backend == "inductor" else None
     try:
-        _compare_compiled(build, x, backend, whole=whole)
+        for training in (False, True):
+            mode = "training" if training else "eval"
+            torch.compiler.reset()
+            layer, plain = awake(build).train(training), awake(build).train(training)
+            tokens = to_tokens(x).shape[:2]
+            masked = training and traits(layer, build).mask
+            mask = torch.arange(tokens.numel()).view(tokens) % 5 > 0 if masked else None
+            graph: Any = torch.compile(layer, fullgraph=whole, backend=backend, options=options)
+            ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+            expected = call(plain, theirs, mask)
+            out = call(graph, ours, mask)
+            assert_close(out, expected, 1e-4, f"compiled in {mode} mode the output differs")
+            expected.square().mean().backward()
+            out.square().mean().backward()
+            weights = zip(layer.named_parameters(), plain.parameters(), strict=True)
+            for name, a, b in (("the input", ours, theirs), *((name, a, b) for (name, a), b in weights)):
+                if a.grad is not None and b.grad is not None:
+                    assert_close(a.grad, b.grad, 1e-4, f"compiled in {mode} mode the gradient of {name} differs")
     except PropertyFailure as failure:
         raise PropertyFailure(str(failure), "state that forward keeps in Python, which a graph does not see") from None
     except Exception as error:
         return _reason(error)
     return None
-
-
-def _compare_compiled(build: Build, x: Tensor, backend: str, *, whole: bool) -> None:
-    # Inductor draws random numbers in its own order, unless told otherwise.
-    options: Any = {"fallback_random": True} if backend == "inductor" else None
-    for training in (False, True):
-        mode = "training" if training else "eval"
-        torch.compiler.reset()
-        layer, plain = awake(build).train(training), awake(build).train(training)
-        tokens = to_tokens(x).shape[:2]
-        masked = training and traits(layer, build, x).mask
-        mask = torch.arange(tokens.numel()).view(tokens) % 5 > 0 if masked else None
-        graph: Any = torch.compile(layer, fullgraph=whole, backend=backend, options=options)
-        ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
-        expected = call(plain, theirs, mask)
-        out = call(graph, ours, mask)
-        assert_close(out, expected, 1e-4, f"compiled in {mode} mode the output differs")
-        expected.square().mean().backward()
-        out.square().mean().backward()
-        for name, a, b in [("the input", ours, theirs)] + [
-            (name, a, b) for (name, a), b in zip(layer.named_parameters(), plain.parameters(), strict=True)
-        ]:
-            if a.grad is not None and b.grad is not None:
-                assert_close(a.grad, b.grad, 1e-4, f"compiled in {mode} mode the gradient of {name} differs")
 
 
 def _reason(error: Exception) -> str:
@@ -104,7 +99,7 @@ def _reason(error: Exception) -> str:
 def exported(build: Build, x: Tensor) -> None:
     """torch.export gives the eager output, for other numbers of tokens too where the layer takes them."""
     layer = awake(build)
-    length = traits(layer, build, x).length
+    length = traits(layer, build).length
     dynamic = length in ("any", "up-to")
     places = {1: Dim.DYNAMIC} if x.dim() == 3 else {2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
     # Traced at another size than at design, so that a dynamic size is not mistaken for the one that is wired in.
@@ -141,7 +136,7 @@ def batched(build: Build, x: Tensor) -> None:
 def _calls(layer: nn.Module, build: Build, x: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Arguments of calls that are recorded: x, and x with a mask if the layer takes one after it."""
     yield (x,)
-    if traits(layer, build, x).mask and [*inspect.signature(layer.forward).parameters][1:2] == ["mask"]:
+    if traits(layer, build).mask and [*inspect.signature(layer.forward).parameters][1:2] == ["mask"]:
         tokens = to_tokens(x).shape[:2]
         yield x, torch.arange(tokens.numel()).view(tokens) % 5 > 0
 

@@ -38,7 +38,7 @@ def shape(build: Build, x: Tensor) -> None:
 def lengths(build: Build, x: Tensor) -> None:
     """One sample, one token, odd numbers and other numbers of tokens than at design, as far as the layer allows."""
     layer = awake(build)
-    kind = traits(layer, build, x).length
+    kind = traits(layer, build).length
     with torch.no_grad():
         for size in _sizes(x, kind):
             given = noise(*size)
@@ -107,7 +107,7 @@ def batch_independence(build: Build, x: Tensor) -> None:
 def batch_independence_training(build: Build, x: Tensor) -> None:
     """The same in training mode, for a layer without BatchNorm."""
     layer, x, tolerance = exact(build, x)
-    if not traits(layer, build, x).independent:
+    if not traits(layer, build).independent:
         raise NotApplicable("normalises over the batch while training, by declaration")
     # A layer may take a step while training, as spectral norm does: both outputs come from a layer at its first.
     twin, before = copy.deepcopy(layer).train(), copy.deepcopy(dict(layer.named_buffers()))
@@ -116,7 +116,7 @@ def batch_independence_training(build: Build, x: Tensor) -> None:
         assert_close(call(twin, _other_mates(x))[:1], expected, tolerance, "sample 0 changes with its batch mates")
     except PropertyFailure as failure:
         moved = [name for name, value in layer.named_buffers() if not torch.equal(value, before[name])]
-        if not moved or traits(layer, build, x).declared:
+        if not moved or traits(layer, build).declared:
             raise
         cause = "running statistics over the batch, which are right where samples are to share them"
         raise Advice(f"{failure}, and so does {moved[0]}", cause) from None
@@ -131,7 +131,7 @@ def _other_mates(x: Tensor) -> Tensor:
 def equivariance(build: Build, x: Tensor) -> None:
     """Permuting the tokens permutes the output, if and only if the layer says so."""
     layer, x, tolerance = exact(build, x)
-    known = traits(layer, build, x)
+    known = traits(layer, build)
     order = torch.randperm(to_tokens(x).shape[1], generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         permuted = call(layer, size_like(x, to_tokens(x)[:, order]))
@@ -160,21 +160,17 @@ def influence(layer: nn.Module, x: Tensor) -> Tensor:
 def causality(build: Build, x: Tensor) -> None:
     """A causal layer never sees a later token; any other layer does."""
     layer, wide, _ = exact(build, x)
-    known = traits(layer, build, x)
+    known = traits(layer, build)
     causal, seen = known.causal, influence(layer, wide)
     if not (causal or known.declared) and any(isinstance(m, nn.RNNBase | nn.RNNCellBase) for m in layer.modules()):
         raise NotApplicable(f"a recurrent layer, declares nothing; measured: {'not ' * bool(seen.triu(1).any())}causal")
     _check_triangle(seen, causal=causal)
     if not causal and "causal" in inspect.signature(type(layer)).parameters:
-        _check_causal_twin(build, x)
-
-
-def _check_causal_twin(build: Build, x: Tensor) -> None:
-    try:
-        twin, wide, _ = exact(build, x, causal=True)
-    except (ValueError, TypeError):  # a mechanism without a causal form says so; a factory may not pass it on
-        return
-    _check_triangle(influence(twin, wide), causal=True)
+        try:
+            twin, wide, _ = exact(build, x, causal=True)
+        except (ValueError, TypeError):  # a mechanism without a causal form says so; a factory may not pass it on
+            return
+        _check_triangle(influence(twin, wide), causal=True)
 
 
 def _check_triangle(seen: Tensor, *, causal: bool) -> None:
@@ -193,7 +189,7 @@ def _check_triangle(seen: Tensor, *, causal: bool) -> None:
 def bad_input(build: Build, x: Tensor) -> None:
     """Wrong shapes, types and masks are refused with a `UserError`."""
     layer = awake(build)
-    known = traits(layer, build, x)
+    known = traits(layer, build)
     if not known.declared:
         raise NotApplicable("has no `capabilities`, so promises no particular error")
     tokens = to_tokens(x).shape[1]

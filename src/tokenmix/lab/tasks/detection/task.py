@@ -23,8 +23,7 @@ from tokenmix.lab.tasks.detection.metrics import matched_rows, object_metrics
 from tokenmix.lab.tasks.detection.tiling import Found, find_in_windows
 from tokenmix.lab.tasks.images import ImageTask, channel_columns, check_stems, drawn_png, shown_image, stored_picture
 from tokenmix.lab.train.config import TrainConfig
-from tokenmix.lab.train.metrics import Metric, Rows
-from tokenmix.lab.train.predictions import joined
+from tokenmix.lab.train.metrics import Metric, Rows, joined
 from tokenmix.lab.train.programs import Batch, Description, Shown, Values, View
 from tokenmix.lab.train.task import IndexedData, check_names
 from tokenmix.models.detection.detector import IMAGENET, Detector

@@ -34,8 +34,7 @@ from tokenmix.lab.tasks.images import (
 from tokenmix.lab.tasks.segmentation import SegmentationOptions
 from tokenmix.lab.tasks.segmentation.inference import all_rows, as_segmenter, own_rows, pixel_logits, tiles
 from tokenmix.lab.train.config import TrainConfig
-from tokenmix.lab.train.metrics import Metric, Rows, accuracy_of, class_counts, iou_of, quotient
-from tokenmix.lab.train.predictions import joined
+from tokenmix.lab.train.metrics import Metric, Rows, accuracy_of, class_counts, iou_of, joined, quotient
 from tokenmix.lab.train.programs import Batch, Description, PlainSamples, Shown, Values, View
 from tokenmix.lab.train.task import IndexedData, check_names
 from tokenmix.layers.base import Mixer

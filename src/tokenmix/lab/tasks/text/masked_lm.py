@@ -21,8 +21,7 @@ from tokenmix.lab.tasks.text.task import (
     tokenizer_for,
 )
 from tokenmix.lab.train.config import TrainConfig
-from tokenmix.lab.train.metrics import Metric, Rows, quotient
-from tokenmix.lab.train.predictions import joined
+from tokenmix.lab.train.metrics import Metric, Rows, joined, quotient
 from tokenmix.lab.train.programs import Description, HubForm, PlainSamples, Shown, Values
 from tokenmix.text.heads import NO_LABEL, GMLPForMaskedLM
 

@@ -1,4 +1,4 @@
-"""Layers that multiply in int8 and return float32."""
+"""Linear layers for CPUs, in int8, float32 or bfloat16: the weight in the library's layout, the GELU in the product."""
 
 import functools
 from collections.abc import Callable
@@ -6,9 +6,20 @@ from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from tokenmix.errors import UserError
-from tokenmix.inference.operators import Activation, int8_linear, largest_weight, pack_weight
+from tokenmix.inference.operators import (
+    ACTIVATIONS,
+    Activation,
+    Dtype,
+    fused_linear,
+    has_fused_linear,
+    int8_linear,
+    largest_weight,
+    pack_linear,
+    pack_weight,
+)
 
 Range = tuple[float, float]
 
@@ -32,9 +43,17 @@ def outside_graphs(forward: Callable[P, Tensor]) -> Callable[P, Tensor]:
 class Packing(nn.Module):
     """A layer that keeps its weight in oneDNN's layout as well, from its first call on; no copy or file holds that."""
 
-    def __init__(self) -> None:
+    bias: Tensor | None
+
+    def __init__(self, in_features: int, out_features: int, act: Activation) -> None:
         super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.act: Activation = act
         self._packed: Any = None
+
+    def extra_repr(self) -> str:
+        """The arguments that shape the layer."""
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, act={self.act!r}"
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self._packed = None
@@ -66,13 +85,10 @@ class Int8Linear(Packing):
 
     qweight: Tensor
     scale: Tensor
-    bias: Tensor | None
     range: Tensor
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = True, act: Activation = "none") -> None:
-        super().__init__()
-        self.in_features, self.out_features = in_features, out_features
-        self.act: Activation = act
+        super().__init__(in_features, out_features, act)
         self.register_buffer("qweight", torch.zeros(out_features, in_features, dtype=torch.int8))
         self.register_buffer("scale", torch.ones(out_features))
         self.register_buffer("bias", torch.zeros(out_features) if bias else None)
@@ -140,12 +156,13 @@ class Int8Linear(Packing):
         return scale, zero, torch.tensor(zero + 0.5), pack_weight(weight), rows, zeros
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Packing:
-        check_move(fn)
+        moved = fn(torch.zeros(1))
+        if moved.dtype != torch.float32 or moved.device.type != "cpu":
+            raise UserError(
+                f"an int8 model stays in float32 on the CPU around its products, got {moved.dtype} on {moved.device}: "
+                "quantise the float32 model again, since parts of this copy may have been converted already"
+            )
         return super()._apply(fn, recurse)
-
-    def extra_repr(self) -> str:
-        """The arguments that shape the layer."""
-        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, act={self.act!r}"
 
 
 def check_unfollowed(layer: nn.Module, x: Tensor) -> None:
@@ -154,16 +171,6 @@ def check_unfollowed(layer: nn.Module, x: Tensor) -> None:
         raise UserError(
             f"{type(layer).__name__} has no gradient and got an input that requires one; "
             "call the copy under torch.no_grad(), or take gradients of the model that it was made from"
-        )
-
-
-def check_move(fn: Callable[[Tensor], Tensor]) -> None:
-    """Raise `UserError` if what `nn.Module._apply` is about to do leaves float32 on the CPU."""
-    moved = fn(torch.zeros(1))
-    if moved.dtype != torch.float32 or moved.device.type != "cpu":
-        raise UserError(
-            f"an int8 model stays in float32 on the CPU around its products, got {moved.dtype} on {moved.device}: "
-            "quantise the float32 model again, since parts of this copy may have been converted already"
         )
 
 
@@ -179,3 +186,68 @@ def quantize_rows(weight: Tensor, largest: int = 127) -> tuple[Tensor, Tensor]:
     """Q (int8, |Q| <= largest) and t with weight ~ t Q, one scale a row; a row of zeros gets zeros."""
     scale = weight.abs().amax(1).clamp_min(1e-30) / largest
     return (weight / scale[:, None]).round().to(torch.int8), scale
+
+
+class FusedLinear(Packing):
+    """A linear layer for inference, with the GELU after it.
+
+        y = act(x W^T + b)
+
+    In bfloat16 x, W, b and the product are rounded to it; what continues is float32.
+
+    Shape:
+        (..., in_features) float32 to (..., out_features) float32.
+
+    Raises:
+        UserError: an input that autograd follows.
+    """
+
+    weight: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = True,
+        act: Activation = "none",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__(in_features, out_features, act)
+        self.register_buffer("weight", torch.zeros(out_features, in_features, dtype=dtype))
+        self.register_buffer("bias", torch.zeros(out_features, dtype=dtype) if bias else None)
+
+    @torch.no_grad()
+    def fill(self, weight: Tensor, bias: Tensor | None, inputs: Range) -> None:
+        """Take over W and b; the range of the inputs is for `Int8Linear`."""
+        self.weight.copy_(weight)
+        self._packed = None
+        if self.bias is not None:
+            assert bias is not None
+            self.bias.copy_(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in_features) to (..., out_features)."""
+        check_unfollowed(self, x)
+        # Graphs that are saved or compiled hold PyTorch's public operators.
+        plain = self.weight.dtype != torch.float32 or torch.compiler.is_compiling() or torch.jit.is_tracing()
+        if plain or not has_fused_linear():
+            y = F.linear(x.to(self.weight.dtype), self.weight, self.bias)
+            return (y if self.act == "none" else F.gelu(y, approximate=ACTIVATIONS[self.act][1])).float()
+        if self._packed is None:
+            self._packed = pack_linear(self.weight, max(1, x.shape[:-1].numel()))
+        return fused_linear(x, self._packed, self.bias, self.act)
+
+
+AnyLinear = FusedLinear | Int8Linear
+
+
+def make_linear(dtype: Dtype) -> Callable[..., AnyLinear]:
+    """The linear layer whose products are of this type; its arguments are `FusedLinear`'s first four."""
+    if dtype == "int8":
+        return Int8Linear
+
+    def make(in_features: int, out_features: int, **options: Any) -> FusedLinear:
+        return FusedLinear(in_features, out_features, **options, dtype=getattr(torch, dtype))
+
+    return make
