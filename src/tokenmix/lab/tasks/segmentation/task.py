@@ -134,7 +134,7 @@ class PixelData(IndexedData):
         return super().test_batches(batch_size=min(batch_size, self.options.test_batch))
 
     def validation_batches(self, *, batch_size: int) -> Iterable[Any]:
-        """The validation images likewise."""
+        """The validation images in their order."""
         return super().validation_batches(batch_size=min(batch_size, self.options.test_batch))
 
 
