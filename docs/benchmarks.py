@@ -58,11 +58,11 @@ def table() -> str:
     """Times on the latest machine, ratios on all; then what was measured where."""
     found = [(name, results, against_packages(results)) for name, results in machines()]
     titles = [NAMES.get(name, name) for name, *_ in found]
-    lines = [f"| case | other package | tokenmix, ms | other, ms | {' | '.join(titles)} |"]
-    lines += ["|---|---|---:|---:" + "|---:" * len(found) + "|"]
-    for key, (_, ours, other) in found[0][2].items():
+    lines = [f"| case | other package | {' | '.join(titles)} | tokenmix, ms |"]
+    lines += ["|---|---" + "|---:" * len(found) + "|---:|"]
+    for key, (_, ours, _) in found[0][2].items():
         ratios = [_cell(rows[key][0], spread=rows is found[0][2]) if key in rows else "–" for *_, rows in found]
-        lines += [f"| {' | '.join([*key, f'{1e3 * ours:.1f}', f'{1e3 * other:.1f}', *ratios])} |"]
+        lines += [f"| {' | '.join([*key, *ratios, f'{1e3 * ours:.1f}'])} |"]
     lines += ["", "| machine | processor | commit, date |", "|---|---|---|"]
     for title, (_, results, _) in zip(titles, found, strict=True):
         last = max(results, key=_date)
@@ -89,18 +89,18 @@ def latest_loops() -> tuple[str, dict[str, Any]]:
 def loops() -> str:
     """Whole training loops on the machine that measured them last: rates, ratios and peak memory."""
     name, latest = latest_loops()
-    lines = ["| loop | other | tokenmix, a second | other, a second | ours / other | MiB | MiB, other |"]
-    lines += ["|---|---|---:|---:|---:|---:|---:|"]
+    lines = ["| loop | tokenmix | MiB | times as fast as |", "|---|---:|---:|---|"]
     for row in latest["rows"]:
         title = row["name"] + (f", {PARTS[row['group']]}" if row["group"] in PARTS else "")
         ours = next(iter(row["sides"].values()))
+        rate = statistics.median(ours["rates"])
+        cells = [f"{rate:,.{0 if rate >= 100 else 1}f} {row['unit']}/s", f"{ours['memory'] / 2**20:,.0f}"]
+        others = []
         for other, (median, low, high) in row["ratios"].items():
-            sides = ours, row["sides"][other]
-            medians = [statistics.median(side["rates"]) for side in sides]
-            rates = [f"{rate:,.{0 if rate >= 100 else 1}f} {row['unit']}" for rate in medians]
             ratio = f"**{median:.2f}**" if median < 1 else f"{median:.2f}"
-            memory = [f"{side['memory'] / 2**20:,.0f}" for side in sides]
-            lines += [f"| {' | '.join([title, other, *rates, f'{ratio} ({low:.2f}–{high:.2f})', *memory])} |"]
+            memory = row["sides"][other]["memory"] / 2**20
+            others.append(f"{other}: {ratio} ({low:.2f}–{high:.2f}), {memory:,.0f} MiB")
+        lines += [f"| {' | '.join([title, *cells, '<br>'.join(others)])} |"]
     environment = latest["environment"]
     versions = {"torch": environment["versions"]["torch"], **latest["versions"]}
     where = f"{NAMES.get(name, name)}: {environment['cpu']}, commit `{environment['commit'][:8]}`"

@@ -80,7 +80,7 @@ def test_equals_the_loop() -> None:
 '''
 PAGE = """# Mean
 
-`tokenmix.layers.MeanMixing` gives each token a map of the mean of all tokens.
+`tokenmix.layers.MeanMixing` (`mean`) gives each token a map of the mean of all tokens.
 
 ```python
 import torch

@@ -32,7 +32,7 @@ def test_a_package_index_gets_no_dead_link():
     for rule in hook["substitutions"]:
         shown = re.sub(rule["pattern"], rule["replacement"], shown)
     targets = re.findall(r"\]\(([^)\s]+)\)", shown)
-    assert len(targets) == 6  # the papers
+    assert len(targets) == 8  # the papers
     assert all(target.startswith("https://arxiv.org/") for target in targets)
     assert "![" not in shown
 
@@ -86,7 +86,8 @@ def test_costs_of_the_table(name):
     """The multiply-adds in the table, as formulas, against the layers' own count; smaller terms are left out there."""
     built = {"SelfAttention": {}, "SimplifiedSelfAttention": {}, "ExternalAttention": {}, "GatedMLP": {}}
     built |= {"MultiHeadExternalAttention": {"num_heads": 4}, "SAGANAttention2d": {}}
-    built |= {"LessAttention": {"num_heads": 4, "scores_from": "previous"}, "TinyAttention": {"attention_dim": 64}}
+    built |= {"LessAttention": {"num_heads": 4, "scores_from": "previous"}}
+    built |= {"LinearAttention": {"num_heads": 4}, "EMAttention": {}}
     for kind, kwargs in built.items():
         row = next(line for line in text(name).splitlines() if f"`{kind}`" in line)
         formula = row.split("|")[3].strip()

@@ -109,7 +109,7 @@ def rank_layers(
 
     Args:
         model: a model that `swap_attention` takes.
-        mixer: as there.
+        mixer: a name of `tokenmix.list_mixers()`, or a class of mixers.
         loader: batches to fit on, as of `distill`.
         held_out: batches to measure on.
         where: the layers that are ranked, as of `swap_attention`.

@@ -207,7 +207,7 @@ class ExternalAttention2d(Mixer):
         out = relu(X + BN(conv2(Norm(F M_k^T) M_v)))    1 x 1, without bias
 
     Paper: Guo et al., arXiv 2105.02358, and its released segmentation network, in which this block is by itself
-    between the backbone and the classifier. The identity and the ReLU are inside, as there.
+    between the backbone and the classifier. Residual and ReLU are inside the block.
 
     In training, BatchNorm sees all samples and all pixels of the batch, masked ones as 0; so samples depend on each
     other (`capabilities.independent` is False), and only `eval()` gives a padded map the result of the cropped one.

@@ -74,7 +74,7 @@ class OffsetAttention(Mixer):
         out = X + relu(BN((X - A V) W + b))
 
     Norm is the double normalisation: softmax over the tokens, then L1 over the keys. Q and K share their
-    weights, a quarter as wide as the tokens. The identity and the ReLU are inside, as there.
+    weights, a quarter as wide as the tokens. Residual and ReLU are inside the layer.
 
     Paper: Guo et al., PCT: Point Cloud Transformer, arXiv 2012.09688, section 3.3 and the released code, which has no
     factor 1/sqrt(d) and divides by the sum + 1e-9; here the two divisions are one softmax without an epsilon.

@@ -240,7 +240,7 @@ class SelfAttention2d(Mixer):
         out     = relu(X + BN(conv2(softmax(Q K^T / sqrt(D)) V)))   1 x 1, without bias
 
     Paper: the "self-attention" row in Guo et al., arXiv 2105.02358, has four projections of D x D; so has this.
-    Residual, norm and ReLU are the block's, so that the variants only differ in their attention. One head, as there.
+    Residual, norm and ReLU are the block's, so that the variants only differ in their attention. It has one head.
 
     Shapes: x (B, dim, H, W); mask (B, H * W) bool; map (B, 1, H * W, H * W), which `forward` never writes.
 

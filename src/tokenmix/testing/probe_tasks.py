@@ -27,7 +27,7 @@ class ProbeTask:
         distance: between tokens that have to meet, in half of the questions or more.
         needs: `"content"` if a token has to be found by what it holds, `"place"` if by where it is.
         double: grid of twice as many tokens, for the test of longer inputs; None if the task has none.
-        known_guess: accuracy of a guess that is better than `guess` finds, see there.
+        known_guess: accuracy of a guess that is better than `guess` finds.
     """
 
     name: str

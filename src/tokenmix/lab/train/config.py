@@ -260,7 +260,7 @@ class TeacherOptions(TaskOptions):
         self.check_given(field.name for field in fields(TeacherOptions) if getattr(self, field.name) != field.default)
 
     def check_given(self, names: Iterable[str]) -> None:
-        """As there: distillation needs a teacher."""
+        """Raise `UserError` if a distillation option is given without `--teacher`."""
         own = {field.name for field in fields(TeacherOptions)} - {"teacher"}
         name = next((name for name in names if name in own), None)
         if self.teacher is None and name is not None:
@@ -409,7 +409,7 @@ class CompareConfig(TaskDocument):
     )
 
     def replace(self, **values: Any) -> Self:
-        """As there; several values of `img_size` are `img_sizes`."""
+        """A changed copy; several values of `img_size` become `img_sizes`."""
         sides = values.get("img_size")
         several = {"img_size": None, "img_sizes": tuple(sides)} if isinstance(sides, tuple | list) else {}
         return super().replace(**{**values, **several})

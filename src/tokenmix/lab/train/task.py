@@ -60,7 +60,7 @@ class TaskData(ABC):
         """All test samples in a fixed order; its `len` is the number of batches."""
 
     def validation_batches(self, *, batch_size: int) -> Iterable[Any]:
-        """The validation samples likewise; asked for if there are any."""
+        """All validation samples in a fixed order; called only if the data has some."""
         raise NotImplementedError
 
     def batches_of(self, part: Literal["train", "test"], batch_size: int) -> Iterable[Any]:
