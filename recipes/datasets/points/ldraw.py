@@ -57,7 +57,8 @@ def load_ldraw(request: DataRequest) -> PointData:
     sides = [kept & (tensors["test"] == side) for side in (0, 1)]
     train, test = (_side(tensors, labels, names, where, with_parts) for where in sides)
     parts = _parts_of(labels[kept], tensors["parts"][kept], classes) if with_parts else {}
-    return PointData("ldraw", train, test, classes, parts, list(PART_NAMES) if parts else [], True, source)
+    names = list(PART_NAMES) if parts else []
+    return PointData(train, test, classes, source, parts=parts, part_names=names, has_normals=True)
 
 
 def _side(

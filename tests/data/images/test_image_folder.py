@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from tokenmix.errors import UserError
-from tokenmix.lab.data.images import ImageData, ImageSamples, load_images
+from tokenmix.lab.data.images import ImageData, load_images
 from tokenmix.lab.data.loader import make_loader
 
 Make = Callable[..., Path]
@@ -124,7 +124,7 @@ def test_file_that_breaks_later_is_left_out_of_its_batch(
     monkeypatch.setattr("tokenmix.lab.data.images.folders.MEMORY_BYTES", 0)
     data = load(folder)
     data.train.source(2).write_bytes(b"")  # type: ignore[attr-defined]
-    samples = ImageSamples(data.train, augment="light", mean=data.mean, std=data.std)
+    samples = data.train.prepared(augment="light", mean=data.mean, std=data.std)
     loader = make_loader(samples, batch_size=8, shuffle=False, seed=0)
     for _ in range(2):
         (batch,) = loader

@@ -21,7 +21,7 @@ from tokenmix.lab.data.scenes import (
     Scenes,
     scale_steps,
 )
-from tokenmix.lab.data.scenes.scenes import no_objects, objects_of_boxes, objects_of_masks
+from tokenmix.lab.data.scenes.scenes import objects_of
 
 
 class Listed(Scenes):
@@ -35,9 +35,6 @@ class Listed(Scenes):
 
     def scene(self, index: int) -> Scene:
         return self.scenes[index]
-
-    def name(self, index: int) -> str:
-        return self.scenes[index].name
 
 
 def pixels(seed: int, height: int = 20, width: int = 30) -> Scene:
@@ -66,7 +63,7 @@ def items() -> Objects:
     masks[0, 2:8, 3:9] = True
     masks[1, 10:20, 25:30] = True
     masks[2, 0:2, 28:30] = True
-    return objects_of_masks(masks, [4, 0, 2])
+    return objects_of([4, 0, 2], masks=masks)
 
 
 class Damaged(Listed):
@@ -78,7 +75,7 @@ class Damaged(Listed):
 
     def scene(self, index: int) -> Scene:
         if index in self.bad:
-            raise UserError(f"{self.name(index)} is truncated")
+            raise UserError(f"{self.scenes[index].name} is truncated")
         return super().scene(index)
 
 
@@ -195,7 +192,9 @@ def test_flip_moves_boxes_and_masks():
 
 def test_boxes_of_no_area_are_dropped_and_crowds_are_not_learnt():
     boxes = torch.tensor([[1.0, 1, 5, 5], [3, 3, 3, 9], [2, 2, 9, 9]])
-    scene = Scene(torch.zeros(3, 10, 10).byte(), "x", objects=objects_of_boxes(boxes, [0, 1, 2], [False, False, True]))
+    scene = Scene(
+        torch.zeros(3, 10, 10).byte(), "x", objects=objects_of([0, 1, 2], boxes=boxes, crowd=[False, False, True])
+    )
     tested = ObjectSamples(Listed(scene)).read(torch.tensor([0]), 0)["targets"][0]
     assert tested["labels"].tolist() == [0, 2]
     assert tested["iscrowd"].tolist() == [False, True]
@@ -205,7 +204,9 @@ def test_boxes_of_no_area_are_dropped_and_crowds_are_not_learnt():
 
 @pytest.mark.parametrize("size", [None, (10, 12)])
 def test_an_image_without_objects_is_background(size: tuple[int, int] | None):
-    scene = Scene(torch.zeros(3, 10, 12).byte(), "sea", objects=no_objects(size))
+    masks = None if size is None else torch.empty((0, *size), dtype=torch.bool)
+    none = objects_of([], boxes=torch.empty(0, 4), masks=masks)
+    scene = Scene(torch.zeros(3, 10, 12).byte(), "sea", objects=none)
     for augment in (None, ObjectAugment(seed=0, crop=(8, 8), scales=(0.5, 2.0))):
         target = ObjectSamples(Listed(scene), augment).read(torch.tensor([0]), 0)["targets"][0]
         assert target["boxes"].shape == (0, 4)

@@ -116,7 +116,7 @@ def make_loader(
     """A loader whose batches are a function of (seed, epoch, rank); nothing of it draws from the global random state.
 
     Args:
-        dataset: for example `ImageSamples`, or `PackedText`.
+        dataset: for example `ImageSet.prepared`, or `PackedText`.
         batch_size: samples of one batch of one process.
         shuffle: in a new order each epoch (training); else in the set's own order.
         seed: of the order.

@@ -9,9 +9,15 @@ import torch
 from tokenmix.errors import UserError
 from tokenmix.files import open_regular
 from tokenmix.lab.data.class_folders import Item, held_out, labelled_files
-from tokenmix.lab.data.images.decode import decode, picture_endings, probe
-from tokenmix.lab.data.images.image_set import CHANNELS, ImageSet, InMemoryImages, LazyImages, warn_of_shrinking
-from tokenmix.lab.data.images.load import ImageData
+from tokenmix.lab.data.images.decode import decode, picture_endings, stored_size
+from tokenmix.lab.data.images.image_set import (
+    CHANNELS,
+    ImageData,
+    ImageSet,
+    InMemoryImages,
+    LazyImages,
+    warn_of_shrinking,
+)
 from tokenmix.lab.data.lookup import DataRequest
 from tokenmix.lab.data.reading import Skipped, log_skipped, read_each
 from tokenmix.lab.data.store import Names
@@ -117,7 +123,7 @@ def _read_all(
         if in_memory:
             images[place] = decode(items[place][0], channels, size)
         else:
-            probe(items[place][0])
+            stored_size(items[place][0])
 
     found, skipped = read_each(
         range(len(items)), read, lambda place: items[place][0], f"reading {label} images", threads=os.cpu_count()

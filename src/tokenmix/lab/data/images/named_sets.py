@@ -16,8 +16,7 @@ from torchvision.datasets import FashionMNIST
 from torchvision.datasets.utils import extract_archive
 
 from tokenmix.lab.data.fetch import FetchError, apt_package, check_digest, download, first_that_works
-from tokenmix.lab.data.images.image_set import InMemoryImages, resize_images
-from tokenmix.lab.data.images.load import ImageData
+from tokenmix.lab.data.images.image_set import ImageData, InMemoryImages, resize_images
 from tokenmix.lab.data.lookup import DataRequest, stored_path
 from tokenmix.lab.data.store import Stored, fetched
 

@@ -14,7 +14,6 @@ from tokenmix.lab.data.scenes.scenes import (
     SceneData,
     Scenes,
     Want,
-    hold_out_scenes,
     load_scenes,
     repeated,
 )
@@ -30,7 +29,6 @@ __all__ = [
     "SceneSamples",
     "Scenes",
     "Want",
-    "hold_out_scenes",
     "load_scenes",
     "repeated",
     "scale_steps",

@@ -284,7 +284,7 @@ class ObjectSamples(SceneSamples):
             "boxes": objects.boxes,
             "labels": objects.labels,
             "iscrowd": objects.crowd,
-            "image_id": torch.tensor(scene.key),
+            "image_id": torch.tensor(index if scene.key is None else scene.key),
             "area": objects.areas(),
         }
         return image.float().div_(255), target if objects.masks is None else {**target, "masks": objects.masks}

@@ -1,10 +1,9 @@
 """An image with what is known of its pixels and objects, sets of them, and what their readers share."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -15,12 +14,13 @@ from torchvision.ops import masks_to_boxes
 from tokenmix.errors import UserError
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.images.decode import UnreadableImage, decode_stored
-from tokenmix.lab.data.indexed import hold_out
+from tokenmix.lab.data.indexed import DataSet
 from tokenmix.lab.data.lookup import load_data
-from tokenmix.lab.data.reading import NAMED, Skipped
+from tokenmix.lab.data.reading import NAMED
 
 Want = Literal["classes", "boxes", "masks"]
 IGNORE = 255
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -66,77 +66,62 @@ class Scene:
         name: its file, or what else finds it again.
         classes: uint8 or int64 (H, W), the class of each pixel or `SceneData.ignore`; None for tasks on objects.
         objects: None for tasks on pixels.
-        key: the number that a published layout gives the image, such as COCO's image_id; else its index.
+        key: the number that a published layout gives the image, such as COCO's image_id; None for its index.
     """
 
     image: Tensor
     name: str
     classes: Tensor | None = None
     objects: Objects | None = None
-    key: int = 0
+    key: int | None = None
 
 
-class Scenes(ABC):
-    """Numbered scenes of any size, opened one by one; `UserError` naming the file if one cannot be read."""
+class Scenes(Generic[T]):
+    """Numbered scenes of any size, opened one by one.
 
-    @abstractmethod
-    def __len__(self) -> int:
-        """How many there are."""
+    Args:
+        items: what the scenes are read from, such as files.
+        read: the scene of an item, without augmentation; `UserError` naming its file if it cannot be read.
+    """
 
-    @abstractmethod
-    def scene(self, index: int) -> Scene:
-        """The scene with this index, as it is, without augmentation."""
-
-
-class ChosenScenes(Scenes):
-    """A subset of other scenes, by index."""
-
-    def __init__(self, scenes: Scenes, places: Tensor) -> None:
-        self.scenes, self.places = scenes, places
+    def __init__(self, items: Sequence[T], read: Callable[[T], Scene]) -> None:
+        self.items, self.read = items, read
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.items)
 
     def scene(self, index: int) -> Scene:
-        return self.scenes.scene(int(self.places[index]))
+        """The scene with this index."""
+        return self.read(self.items[index])
+
+    def subset(self, indices: Tensor) -> "Scenes[int]":
+        """The scenes with these indices, in this order."""
+        return Scenes(indices.tolist(), self.scene)
 
 
 def repeated(scenes: Scenes, times: int) -> Scenes:
     """Each scene `times` times in a row, so that any even spread over the numbers has many scenes."""
-    return ChosenScenes(scenes, torch.arange(len(scenes)).repeat_interleave(times))
+    return scenes.subset(torch.arange(len(scenes)).repeat_interleave(times))
 
 
 @dataclass(frozen=True, kw_only=True)
-class SceneData:
+class SceneData(DataSet[Scenes]):
     """Scenes for training and testing.
 
     Attributes:
-        spec: what `load_scenes` was asked for.
-        train, test: scenes.
-        validation: those of the training scenes that are held out to choose by; None if there are none.
-        classes: name of each label.
         palette: colour of each class for figures, 0 to 255.
-        source: one line: which home or package, version, licence, path.
         ignore: label of pixels that are neither learned nor counted.
         mean, std: per channel, in 0..1; ImageNet's where nothing is decoded at the start.
         crop: (height, width) that suits training on this set, if the user names none; None for whole scenes.
-        skipped: files that were left out.
         notes: what the published layout says besides, as values for JSON, such as COCO's category numbers.
     """
 
-    spec: str
-    train: Scenes
-    test: Scenes
-    classes: list[str]
     palette: Sequence[tuple[int, int, int]]
-    source: str
     ignore: int = IGNORE
     mean: tuple[float, ...] = IMAGENET_DEFAULT_MEAN
     std: tuple[float, ...] = IMAGENET_DEFAULT_STD
     crop: tuple[int, int] | None = None
-    skipped: Sequence[Skipped] = ()
     notes: dict[str, Any] = field(default_factory=dict)
-    validation: Scenes | None = None
 
 
 def load_scenes(spec: str, *, want: Want, seed: int = 0, root: Path | None = None) -> SceneData:
@@ -158,36 +143,23 @@ def load_scenes(spec: str, *, want: Want, seed: int = 0, root: Path | None = Non
     return load_data(spec, want, root=root, seed=seed)
 
 
-def hold_out_scenes(data: SceneData, asked: int | None) -> SceneData:
-    """The data with that many of the training scenes held out for validation; a tenth of them if None."""
-    kept, held = hold_out(torch.zeros(len(data.train)), asked)
-    if not len(held):
-        return data
-    return replace(data, train=ChosenScenes(data.train, kept), validation=ChosenScenes(data.train, held))
-
-
-def objects_of_boxes(
-    boxes: np.ndarray | Tensor, labels: Tensor | list[int], crowd: list[bool] | None = None
+def objects_of(
+    labels: Tensor | list[int],
+    *,
+    boxes: np.ndarray | Tensor | None = None,
+    masks: Tensor | None = None,
+    crowd: list[bool] | None = None,
 ) -> Objects:
-    """Objects of which only boxes are known, (M, 4) left, top, right, bottom."""
+    """Objects of which boxes (M, 4), left, top, right, bottom, or masks bool (M, H, W) with a pixel or more are known.
+
+    The boxes of masks end after the last pixel.
+    """
+    if boxes is None:
+        assert masks is not None
+        boxes = masks_to_boxes(masks).float() + torch.tensor([0.0, 0.0, 1.0, 1.0])
     corners = torch.as_tensor(boxes, dtype=torch.float32).reshape(-1, 4)
-    return _objects(corners, labels, None, crowd)
-
-
-def objects_of_masks(masks: Tensor, labels: Tensor | list[int], crowd: list[bool] | None = None) -> Objects:
-    """Objects by their masks, bool (M, H, W), each with a pixel or more; the boxes end after the last pixel."""
-    boxes = masks_to_boxes(masks).float() + torch.tensor([0.0, 0.0, 1.0, 1.0])
-    return _objects(boxes, labels, masks, crowd)
-
-
-def no_objects(size: tuple[int, int] | None) -> Objects:
-    """None of them, with masks of this size (height, width) if one is given."""
-    return _objects(torch.empty(0, 4), [], None if size is None else torch.empty((0, *size), dtype=torch.bool), None)
-
-
-def _objects(boxes: Tensor, labels: Tensor | list[int], masks: Tensor | None, crowd: list[bool] | None) -> Objects:
-    marked = torch.tensor([False] * len(boxes) if crowd is None else crowd, dtype=torch.bool)
-    return Objects(boxes, torch.as_tensor(labels, dtype=torch.int64), masks, marked)
+    marked = torch.tensor([False] * len(corners) if crowd is None else crowd, dtype=torch.bool)
+    return Objects(corners, torch.as_tensor(labels, dtype=torch.int64), masks, marked)
 
 
 def warn_of_absent(absent: Sequence[str], source: Path | str, ignore: str = "") -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tokenmix.errors import UserError
 from tokenmix.files import replace_file
 from tokenmix.lab.data.indexed import subset
-from tokenmix.lab.data.scenes import ObjectAugment, ObjectSamples, hold_out_scenes, load_scenes, repeated
+from tokenmix.lab.data.scenes import ObjectAugment, ObjectSamples, load_scenes, repeated
 from tokenmix.lab.tasks.detection.metrics import matched_rows, object_metrics
 from tokenmix.lab.tasks.detection.options import ObjectOptions
 from tokenmix.lab.tasks.detection.output import coco_results, draw_objects, image_numbers, object_rows
@@ -50,8 +50,9 @@ class ObjectTask(ImageTask):
     @classmethod
     def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> IndexedData:
         """Read the scenes of `config.data.data`."""
-        data = load_scenes(config.data.data, want=cls.want, seed=config.loop.seed)
-        data = hold_out_scenes(data, config.data.validation)
+        data = load_scenes(config.data.data, want=cls.want, seed=config.loop.seed).split(
+            validation=config.data.validation
+        )
         if like is not None:
             check_names(config.data.data, data.classes, like["classes"])
         options: ObjectOptions = config.options

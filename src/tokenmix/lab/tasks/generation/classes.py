@@ -1,6 +1,5 @@
 """A subset of a data set's classes, by name, with limits on their images."""
 
-import copy
 import dataclasses
 from collections.abc import Sequence
 
@@ -8,7 +7,6 @@ import torch
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.lab.data.images import ImageData, ImageSet
-from tokenmix.lab.data.indexed import train_validation_test
 
 
 def keep_classes(
@@ -46,11 +44,9 @@ def keep_classes(
         )
     numbers = [known.index(name) for name in names]
     train, test = _of_classes(images.train, numbers), _of_classes(images.test, numbers)
-    labels = (train.labels, test.labels)
-    train, held, test = train_validation_test(
-        train, test, labels, limit=limit, limit_eval=limit_eval, validation=validation, seed=seed
+    return dataclasses.replace(images, train=train, test=test, classes=names).split(
+        (train.labels, test.labels), limit=limit, limit_eval=limit_eval, validation=validation, seed=seed
     )
-    return dataclasses.replace(images, train=train, test=test, validation=held, classes=names)
 
 
 def check_class_names(names: Sequence[str], known: Sequence[str], what: str) -> None:
@@ -63,7 +59,7 @@ def check_class_names(names: Sequence[str], known: Sequence[str], what: str) -> 
 
 
 def _of_classes(images: ImageSet, numbers: Sequence[int]) -> ImageSet:
-    part = copy.copy(images.subset(torch.isin(images.labels, torch.tensor(numbers)).nonzero().flatten()))
+    part = images.subset(torch.isin(images.labels, torch.tensor(numbers)).nonzero().flatten())
     renumbered = torch.full((max(numbers) + 1,), -1)
     renumbered[torch.tensor(numbers)] = torch.arange(len(numbers))
     part.labels = renumbered[part.labels]

@@ -17,7 +17,7 @@ from tokenmix.errors import UserError
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.images import read_image
 from tokenmix.lab.data.indexed import spread
-from tokenmix.lab.data.scenes import PixelAugment, PixelSamples, SceneData, hold_out_scenes, load_scenes, repeated
+from tokenmix.lab.data.scenes import PixelAugment, PixelSamples, SceneData, load_scenes, repeated
 from tokenmix.lab.tasks.images import (
     ImageTask,
     both_sides,
@@ -154,8 +154,9 @@ class SemanticSegmentation(ImageTask):
     @classmethod
     def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> PixelData:
         """The scenes of `config.data.data`; with `like` normalised as that run's, and of the same classes."""
-        data = load_scenes(config.data.data, want="classes", seed=config.loop.seed)
-        data = hold_out_scenes(data, config.data.validation)
+        data = load_scenes(config.data.data, want="classes", seed=config.loop.seed).split(
+            validation=config.data.validation
+        )
         if len(data.classes) > MOST_CLASSES:
             raise UserError(
                 f"{config.data.data!r} has {len(data.classes)} classes; a mask has colours for {MOST_CLASSES}"

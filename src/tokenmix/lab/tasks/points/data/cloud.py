@@ -1,6 +1,5 @@
 """A point cloud with what is known about it, and sets of clouds."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -10,8 +9,9 @@ from torch import Tensor
 
 from tokenmix.errors import UserError
 from tokenmix.lab.data.fetch import log
+from tokenmix.lab.data.indexed import DataSet
 from tokenmix.lab.data.lookup import load_data
-from tokenmix.lab.data.reading import Skipped, log_skipped
+from tokenmix.lab.data.reading import log_skipped
 from tokenmix.lab.data.store import Names
 from tokenmix.lab.registry import DATA_SETS
 
@@ -113,29 +113,18 @@ class PackedClouds:
 
 
 @dataclass(frozen=True)
-class PointData:
+class PointData(DataSet[PackedClouds]):
     """Clouds for training and testing.
 
     Attributes:
-        spec: what `load_points` was asked for.
-        train, test: clouds.
-        classes: name of each class.
         parts: for each class the parts that its clouds may have; empty if only classes are wanted.
         part_names: name of each part.
         has_normals: every cloud has normals.
-        source: one line: which home or package, version, licence, path.
-        skipped: files that were left out.
     """
 
-    spec: str
-    train: PackedClouds
-    test: PackedClouds
-    classes: list[str]
-    parts: dict[str, list[int]]
-    part_names: list[str]
-    has_normals: bool
-    source: str
-    skipped: Sequence[Skipped] = field(default=())
+    parts: dict[str, list[int]] = field(default_factory=dict)
+    part_names: list[str] = field(default_factory=list)
+    has_normals: bool = False
 
 
 def load_points(spec: str, *, want: Literal["class", "parts"] = "class", root: Path | None = None) -> PointData:

@@ -77,8 +77,16 @@ def load_clouds(request: DataRequest) -> PointData:
             raise UserError(f"class {name!r} of {folder} has no readable cloud for training; it needs {LAYOUT}")
     parts, names = _parts(packed, held, classes, folder) if with_parts else ({}, [])
     normals = packed.normals is not None and held.normals is not None
-    source = f"clouds: {folder.resolve()}"
-    return PointData(request.spec, packed, held, classes, parts, names, normals, source, [*skipped, *bad])
+    return PointData(
+        packed,
+        held,
+        classes,
+        f"clouds: {folder.resolve()}",
+        [*skipped, *bad],
+        parts=parts,
+        part_names=names,
+        has_normals=normals,
+    )
 
 
 def load_modelnet(request: DataRequest) -> PointData:
@@ -117,7 +125,7 @@ def load_modelnet(request: DataRequest) -> PointData:
     (train, test), skipped = kept("modelnet", sides, request.root, first)
     normals = train.normals is not None and test.normals is not None
     source = f"modelnet: {folder.resolve()}, {NUM_POINTS} points each"
-    return PointData(request.spec, train, test, classes, {}, [], normals, source, skipped)
+    return PointData(train, test, classes, source, skipped, has_normals=normals)
 
 
 def load_shapenet_part(request: DataRequest) -> PointData:
@@ -146,7 +154,7 @@ def load_shapenet_part(request: DataRequest) -> PointData:
     else:
         train, test = replace(train, parts=None), replace(test, parts=None)
     source = f"shapenet-part: {folder.resolve()}"
-    return PointData(request.spec, train, test, classes, parts, names, True, source, skipped)
+    return PointData(train, test, classes, source, skipped, parts=parts, part_names=names, has_normals=True)
 
 
 def _folder(request: DataRequest, layout: str) -> Path:

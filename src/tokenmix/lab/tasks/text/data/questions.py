@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tokenmix.errors import UserError
+from tokenmix.lab.data.indexed import DataSet
 from tokenmix.lab.data.lookup import DataRequest, load_data
 from tokenmix.lab.data.reading import parse_json
 from tokenmix.lab.tasks.text.data.corpus import Corpus
@@ -42,14 +43,8 @@ class Question:
     answers: tuple[tuple[str, int], ...]
 
 
-@dataclass(frozen=True)
-class QuestionData:
-    """Questions for training and testing."""
-
-    spec: str
-    train: list[Question]
-    test: list[Question]
-    source: str
+class QuestionData(DataSet[list[Question]]):
+    """Questions for training and testing; they have no classes."""
 
     @property
     def unanswerable(self) -> bool:
@@ -78,7 +73,7 @@ def load_squad(request: DataRequest) -> QuestionData:
         files = [folder / f"{part}-{version}.json" for part in ("train", "dev")]
         if all(file.exists() for file in files):
             train, test = (read_squad(file) for file in files)
-            return QuestionData(request.spec, train, test, f"SQuAD {version}: {folder.resolve()}")
+            return QuestionData(train, test, [], f"SQuAD {version}: {folder.resolve()}")
     wanted = " or ".join(f"train-{version}.json with dev-{version}.json" for version in reversed(VERSIONS))
     raise UserError(f"{str(folder)!r} has no {wanted}; give the folder that holds them")
 
@@ -122,7 +117,7 @@ def load_hub(request: DataRequest) -> Corpus | LabelledData | QuestionData:
         ]
         for part in table.parts
     )
-    return QuestionData(request.spec, train, test, table.source)
+    return QuestionData(train, test, [], table.source)
 
 
 def _pairs(answers: dict[str, list[Any]]) -> tuple[tuple[str, int], ...]:
