@@ -5,10 +5,9 @@ The augmentation of a sample is a function of (seed, epoch, index); global rando
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from timm.data.constants import IMAGENET_DEFAULT_MEAN
 from torch import Tensor
@@ -21,14 +20,7 @@ from tokenmix.errors import UserError
 from tokenmix.lab.data.images.image_set import normalize
 from tokenmix.lab.data.indexed import IndexedDataset, hash_indices, restored_random_state, seed_all
 from tokenmix.lab.data.reading import LeftOut
-from tokenmix.lab.data.scenes.scenes import Objects, SceneData, Scenes
-
-
-def scale_steps(low: float, high: float, step: float) -> tuple[float, ...]:
-    """Scales from low to high: scale_steps(0.5, 2.0, 0.1) are the sixteen of the published segmentation recipes."""
-    if not 0 < low <= high or step <= 0:
-        raise UserError(f"scales from {low:g} to {high:g} by {step:g} are not possible; give 0 < low <= high, step > 0")
-    return tuple(float(s) for s in np.round(np.arange(low, high + step / 2, step), 6))
+from tokenmix.lab.data.scenes.scenes import IGNORE, Objects, Scene, SceneData, Scenes
 
 
 class RandomScale(v2.Transform):
@@ -50,102 +42,74 @@ class RandomScale(v2.Transform):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _SceneAugment:
+class SceneAugment:
     """Random scale, crop, flip and colours of an image and what is known of it.
-
-    Attributes:
-        seed: with the epoch and the index of a sample, all that it depends on.
-        crop: (height, width) that comes out, padded if need be; None leaves the size, which a detector settles itself.
-        ignore: class of what is padded where the scaled image is smaller than the crop.
-        scales: factors to choose from, see `scale_steps`.
-        flip: chance of a mirrored sample.
-        color_jitter: brightness, contrast and saturation change by up to this share.
-        fill: colour of what is padded, in 0..1; the mean that is subtracted makes it 0.
-    """
-
-    seed: int
-    crop: tuple[int, int] | None = None
-    ignore: int
-    scales: tuple[float, ...] = (1.0,)
-    flip: float = 0.5
-    color_jitter: float = 0.0
-    fill: Sequence[float] = IMAGENET_DEFAULT_MEAN
-    _chain: v2.Transform = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        crop, jitter = self.crop, self.color_jitter
-        if crop is not None and min(crop) < 1:
-            raise UserError(f"a crop of {crop[0]} x {crop[1]} is not possible; give at least 1 x 1")
-        if not self.scales or min(self.scales) <= 0:
-            raise UserError(f"scales must be above 0, got {tuple(self.scales)}")
-        if not 0 <= self.flip <= 1:
-            raise UserError(f"flip is a probability in [0, 1], got {self.flip:g}")
-        if not 0 <= jitter <= 1:
-            raise UserError(f"color_jitter must be in [0, 1], got {jitter:g}")
-        steps: list[v2.Transform] = [] if self.scales == (1.0,) else [RandomScale(self.scales)]
-        if crop is not None:
-            colour = [round(255 * level) for level in self.fill]
-            fill: Any = {tv_tensors.Image: colour, tv_tensors.Mask: self.ignore, "others": 0}
-            steps.append(v2.RandomCrop(crop, pad_if_needed=True, fill=fill))
-        steps += [v2.RandomHorizontalFlip(self.flip)] if self.flip else []
-        steps += [v2.ColorJitter(jitter, jitter, jitter)] if jitter else []
-        object.__setattr__(self, "_chain", v2.Compose(steps or [v2.Identity()]))
-
-    def _changed(self, parts: list[Any], epoch: int, index: int) -> list[Any]:
-        bits = hash_indices(self.seed, epoch, torch.tensor([index]), purpose=3)
-        with restored_random_state():
-            seed_all(int(bits[0]))
-            return list(self._chain(*parts))
-
-
-class PixelAugment(_SceneAugment):
-    """Random scale, crop, flip and colours of an image and the classes of its pixels.
-
-    Samples of one size cannot be scaled without a crop.
-    """
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.crop is None and set(self.scales) != {1.0}:
-            raise UserError(
-                f"scales {self.scales} without a crop give images of several sizes; give a crop, or scale 1"
-            )
-
-    def __call__(self, image: Tensor, classes: Tensor, epoch: int, index: int) -> tuple[Tensor, Tensor]:
-        """The image uint8 (3, H, W) and the classes (H, W) of the crop's size, of the types that they had."""
-        out = self._changed([tv_tensors.Image(image), tv_tensors.Mask(classes)], epoch, index)
-        return out[0].as_subclass(Tensor), out[1].as_subclass(Tensor)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ObjectAugment(_SceneAugment):
-    """Random scale, crop, flip and colours of an image and its objects.
 
     Objects smaller than `min_size` afterwards are dropped, and those of no area; a box that a crop cuts becomes what is
     left of it, with masks the box of what is left of the mask.
 
     Attributes:
+        seed: with the epoch and the index of a sample, all that it depends on.
+        crop: (height, width) that comes out, padded if need be; None leaves the size, which a detector settles itself.
+        ignore: class of what is padded where the scaled image is smaller than the crop.
+        scales: factors to choose from.
+        flip: chance of a mirrored sample.
+        color_jitter: brightness, contrast and saturation change by up to this share.
+        fill: colour of what is padded, in 0..1; the mean that is subtracted makes it 0.
         min_size: least width and height of an object in pixels.
     """
 
-    # A mask is padded with background.
-    ignore: int = field(init=False, default=0)
+    seed: int
+    crop: tuple[int, int] | None = None
+    ignore: int = IGNORE
+    scales: tuple[float, ...] = (1.0,)
+    flip: float = 0.5
+    color_jitter: float = 0.0
+    fill: Sequence[float] = IMAGENET_DEFAULT_MEAN
     min_size: float = 1.0
 
-    def __call__(self, image: Tensor, objects: Objects, epoch: int, index: int) -> tuple[Tensor, Objects]:
-        """uint8 (3, H, W) and the objects that are left."""
-        height, width = image.shape[1:]
-        parts: list[Any] = [
-            tv_tensors.Image(image),
-            tv_tensors.BoundingBoxes(objects.boxes, format="XYXY", canvas_size=(height, width)),  # type: ignore[call-arg]
-        ]
-        if objects.masks is not None:
-            parts.append(tv_tensors.Mask(objects.masks.byte()))
-        out = self._changed(parts, epoch, index)
-        boxes = F.clamp_bounding_boxes(out[1]).as_subclass(Tensor)
-        masks = out[2].as_subclass(Tensor).bool() if objects.masks is not None else None
+    def __post_init__(self) -> None:
+        if self.crop is not None and min(self.crop) < 1:
+            raise UserError(f"a crop of {self.crop[0]} x {self.crop[1]} is not possible; give at least 1 x 1")
+        if not self.scales or min(self.scales) <= 0:
+            raise UserError(f"scales must be above 0, got {tuple(self.scales)}")
+        if not 0 <= self.flip <= 1:
+            raise UserError(f"flip is a probability in [0, 1], got {self.flip:g}")
+        if not 0 <= self.color_jitter <= 1:
+            raise UserError(f"color_jitter must be in [0, 1], got {self.color_jitter:g}")
+
+    def __call__(self, scene: Scene, epoch: int, index: int) -> Scene:
+        """The scene in an epoch, with classes of the type that they had; crowds are left out, which nobody learns."""
+        parts: list[Any] = [tv_tensors.Image(scene.image)]
+        objects = None if scene.objects is None else scene.objects.kept(~scene.objects.crowd)
+        if scene.classes is not None:
+            parts.append(tv_tensors.Mask(scene.classes))
+        if objects is not None:
+            size = (scene.image.shape[1], scene.image.shape[2])
+            parts.append(tv_tensors.BoundingBoxes(objects.boxes, format="XYXY", canvas_size=size))  # type: ignore[call-arg]
+            if objects.masks is not None:
+                parts.append(tv_tensors.Mask(objects.masks.byte()))
+        steps: list[v2.Transform] = [] if self.scales == (1.0,) else [RandomScale(self.scales)]
+        if self.crop is not None:
+            colour = [round(255 * level) for level in self.fill]
+            # An object's mask is padded with background.
+            outside = 0 if scene.classes is None else self.ignore
+            fill: Any = {tv_tensors.Image: colour, tv_tensors.Mask: outside, "others": 0}
+            steps.append(v2.RandomCrop(self.crop, pad_if_needed=True, fill=fill))
+        steps += [v2.RandomHorizontalFlip(self.flip)] if self.flip else []
+        steps += [v2.ColorJitter(*3 * [self.color_jitter])] if self.color_jitter else []
+        with restored_random_state():
+            seed_all(int(hash_indices(self.seed, epoch, torch.tensor([index]), purpose=3)[0]))
+            image, *others = v2.Compose(steps or [v2.Identity()])(*parts)
+        changed = replace(scene, image=image.as_subclass(Tensor))
+        if scene.classes is not None:
+            return replace(changed, classes=others[0].as_subclass(Tensor))
+        if objects is None:
+            return changed
+        boxes = F.clamp_bounding_boxes(others[0]).as_subclass(Tensor)
+        masks = None if objects.masks is None else others[1].as_subclass(Tensor).bool()
         # An area that was given is that of the whole object.
-        return out[0].as_subclass(Tensor), left_over(boxes, replace(objects, area=None), masks, self.min_size)
+        return replace(changed, objects=left_over(boxes, replace(objects, area=None), masks, self.min_size))
 
 
 def left_over(boxes: Tensor, objects: Objects, masks: Tensor | None, min_size: float) -> Objects:
@@ -170,12 +134,16 @@ class SceneSamples(IndexedDataset):
 
     A scene that cannot be read is left out of its batch, and named on stderr. For a batch of which none can be read
     the next readable scene replaces it.
+
+    Args:
+        scenes: `data.train` or `data.test`.
+        augment: of training; None for whole images as they are.
     """
 
     unit = "images"
 
-    def __init__(self, scenes: Scenes) -> None:
-        self.scenes = scenes
+    def __init__(self, scenes: Scenes, augment: SceneAugment | None = None) -> None:
+        self.scenes, self.augment = scenes, augment
         self._left_out = LeftOut()
 
     def __len__(self) -> int:
@@ -209,20 +177,17 @@ class PixelSamples(SceneSamples):
 
     `read` gives {"image": float32 (B, 3, H, W), normalised, "classes": int64 (B, H, W), "index": int64 (B,)}. Whole
     images of several sizes in one batch are padded to the largest, below and on the right, with the ignored class; a
-    network that mixes all tokens sees that, so evaluate such sets one image at a time.
-
-    Args:
-        data: where mean, std and the ignored class are.
-        scenes: `data.train` or `data.test`.
-        augment: of training; None for whole images as they are.
-
-    Raises:
-        UserError: a scene without classes.
+    network that mixes all tokens sees that, so evaluate such sets one image at a time. `data` has mean, std and the
+    ignored class. A scene without classes is a `UserError`.
     """
 
-    def __init__(self, data: SceneData, scenes: Scenes, augment: PixelAugment | None = None) -> None:
-        super().__init__(scenes)
-        self.mean, self.std, self.ignore, self.augment = data.mean, data.std, data.ignore, augment
+    def __init__(self, data: SceneData, scenes: Scenes, augment: SceneAugment | None = None) -> None:
+        super().__init__(scenes, augment)
+        self.mean, self.std, self.ignore = data.mean, data.std, data.ignore
+        if augment is not None and augment.crop is None and set(augment.scales) != {1.0}:
+            raise UserError(
+                f"scales {augment.scales} without a crop give images of several sizes; give a crop, or scale 1"
+            )
 
     def read(self, indices: Tensor, epoch: int) -> dict[str, Any]:
         images, classes, kept = self._readable(indices, epoch)
@@ -242,9 +207,9 @@ class PixelSamples(SceneSamples):
         scene = self.scenes.scene(index)
         if scene.classes is None:
             raise UserError(f"{scene.name} has no classes of its pixels; load_scenes with want='classes'")
-        if self.augment is None:
-            return scene.image, scene.classes
-        return self.augment(scene.image, scene.classes, epoch, index)
+        scene = scene if self.augment is None else self.augment(scene, epoch, index)
+        assert scene.classes is not None
+        return scene.image, scene.classes
 
 
 class ObjectSamples(SceneSamples):
@@ -253,19 +218,8 @@ class ObjectSamples(SceneSamples):
     `read` gives {"images": list of float32 (3, H, W) in 0..1, not normalised since the detectors do it, "targets": list
     of dicts of boxes (M, 4), labels (M,) counted from 0, masks bool (M, H, W) if known, iscrowd (M,), area (M,) and
     image_id (), "index": int64 (B,)}. Objects of no area are left out, and regions of crowds with `augment`: neither
-    can be learned.
-
-    Args:
-        scenes: `data.train` or `data.test`.
-        augment: of training; None for whole images as they are.
-
-    Raises:
-        UserError: a scene without objects, which differs from a scene with zero objects.
+    can be learned. A scene without objects, which differs from one with zero objects, is a `UserError`.
     """
-
-    def __init__(self, scenes: Scenes, augment: ObjectAugment | None = None) -> None:
-        super().__init__(scenes)
-        self.augment = augment
 
     def read(self, indices: Tensor, epoch: int) -> dict[str, Any]:
         images, targets, kept = self._readable(indices, epoch)
@@ -273,13 +227,15 @@ class ObjectSamples(SceneSamples):
 
     def _one(self, index: int, epoch: int) -> tuple[Tensor, dict[str, Tensor]]:
         scene = self.scenes.scene(index)
-        image, objects = scene.image, scene.objects
+        objects = scene.objects
         if objects is None:
             raise UserError(f"{scene.name} has no objects; load_scenes with want='boxes' or 'masks'")
         if self.augment is None:
             objects = left_over(objects.boxes, objects, objects.masks, 0.0)
         else:
-            image, objects = self.augment(image, objects.kept(~objects.crowd), epoch, index)
+            scene = self.augment(scene, epoch, index)
+            objects = scene.objects
+            assert objects is not None
         target = {
             "boxes": objects.boxes,
             "labels": objects.labels,
@@ -287,7 +243,8 @@ class ObjectSamples(SceneSamples):
             "image_id": torch.tensor(index if scene.key is None else scene.key),
             "area": objects.areas(),
         }
-        return image.float().div_(255), target if objects.masks is None else {**target, "masks": objects.masks}
+        image = scene.image.float().div_(255)
+        return image, target if objects.masks is None else {**target, "masks": objects.masks}
 
 
 def _stacked(parts: Sequence[Tensor], size: tuple[int, int], fill: float) -> Tensor:

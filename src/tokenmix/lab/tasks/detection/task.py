@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tokenmix.errors import UserError
 from tokenmix.files import replace_file
 from tokenmix.lab.data.indexed import subset
-from tokenmix.lab.data.scenes import ObjectAugment, ObjectSamples, load_scenes, repeated
+from tokenmix.lab.data.scenes import ObjectSamples, SceneAugment, load_scenes, repeated
 from tokenmix.lab.tasks.detection.metrics import matched_rows, object_metrics
 from tokenmix.lab.tasks.detection.options import ObjectOptions
 from tokenmix.lab.tasks.detection.output import coco_results, draw_objects, image_numbers, object_rows
@@ -60,7 +60,7 @@ class ObjectTask(ImageTask):
         if like is None:
             _check_learnable(ObjectSamples(scenes), config, cls.want)
         crop = data.crop if options.crop is None else (options.crop, options.crop)
-        augment = ObjectAugment(
+        augment = SceneAugment(
             seed=config.loop.seed,
             crop=crop if options.crop != 0 else None,
             scales=options.scales,

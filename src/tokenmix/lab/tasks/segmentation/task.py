@@ -17,7 +17,7 @@ from tokenmix.errors import UserError
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.images import read_image
 from tokenmix.lab.data.indexed import spread
-from tokenmix.lab.data.scenes import PixelAugment, PixelSamples, SceneData, load_scenes, repeated
+from tokenmix.lab.data.scenes import PixelSamples, SceneAugment, SceneData, load_scenes, repeated
 from tokenmix.lab.tasks.images import (
     ImageTask,
     both_sides,
@@ -98,7 +98,7 @@ class PixelData(IndexedData):
         options: SegmentationOptions = config.options
         crop = both_sides(options.crop) if options.crop else data.crop
         still = options.augment == "none"
-        augment = PixelAugment(
+        augment = SceneAugment(
             seed=config.loop.seed,
             crop=crop,
             ignore=data.ignore,

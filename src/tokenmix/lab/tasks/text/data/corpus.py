@@ -43,7 +43,7 @@ FORMAT = 3
 
 
 class Documents:
-    """A re-iterable of documents, read one at a time."""
+    """Re-iterable documents, read one at a time."""
 
     def __init__(self, start: Callable[[], Iterator[str]]) -> None:
         self.start = start

@@ -199,7 +199,7 @@ def build_labelled(
     values = [_number(label) for label in given]
     ratings = None not in values and any(not value.is_integer() for value in values if value is not None)
     numbers = classes == "numbers" or (classes is None and ratings)
-    names = [] if numbers else list(classes or _ordered(given))
+    names = [] if numbers else list(classes or sorted(given, key=None if None in values else float))
     if len(names) > MOST_CLASSES:
         raise UserError(f"{spec} has {len(names)} different labels, such as {names[0]!r}; specify the label column")
     unknown = {row[-1] for row in test} - set(names)
@@ -208,19 +208,15 @@ def build_labelled(
             f"the test part of {spec} has the label {sorted(unknown)[0]!r}, which is missing in the training part; "
             "correct it, or add such rows there"
         )
-    learnt, tested = (_part(spec, part, names) for part in (train, test))
-    return LabelledData(learnt, tested, names, source, metrics=metrics)
-
-
-def _part(spec: str, rows: Sequence[tuple[str, ...]], names: list[str]) -> LabelledText:
-    places = {name: place for place, name in enumerate(names)}
-    labels: Any = [places[row[-1]] if names else _number(row[-1]) for row in rows]
-    if None in labels:
-        raise UserError(f"{spec} has the label {rows[labels.index(None)][-1]!r} among numbers; correct that row")
-    pairs = [row[1] for row in rows] if len(rows[0]) == 3 else None
-    return LabelledText(
-        [row[0] for row in rows], pairs, torch.tensor(labels, dtype=torch.int64 if names else torch.float32)
-    )
+    places, sides = {name: place for place, name in enumerate(names)}, []
+    for rows in (train, test):
+        labels: list[Any] = [places[row[-1]] if names else _number(row[-1]) for row in rows]
+        if None in labels:
+            raise UserError(f"{spec} has the label {rows[labels.index(None)][-1]!r} among numbers; correct that row")
+        pairs = [row[1] for row in rows] if len(rows[0]) == 3 else None
+        kept = torch.tensor(labels, dtype=torch.int64 if names else torch.float32)
+        sides.append(LabelledText([row[0] for row in rows], pairs, kept))
+    return LabelledData(sides[0], sides[1], names, source, metrics=metrics)
 
 
 def _number(label: str) -> float | None:
@@ -229,10 +225,3 @@ def _number(label: str) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) else None
-
-
-def _ordered(labels: set[str]) -> list[str]:
-    try:
-        return sorted(labels, key=float)
-    except ValueError:
-        return sorted(labels)
