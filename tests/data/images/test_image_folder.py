@@ -109,7 +109,7 @@ def test_broken_files_of_a_test_folder_are_skipped(image_folder: Make):
 def test_large_set_is_read_from_files(image_folder: Make, monkeypatch: pytest.MonkeyPatch):
     folder = image_folder(count=5)
     whole = load(folder)
-    monkeypatch.setattr("tokenmix.lab.data.images.folders.MEMORY_BYTES", 0)
+    monkeypatch.setattr("tokenmix.lab.data.images.sets.MEMORY_BYTES", 0)
     lazy = load(folder)
     assert not lazy.train.in_memory
     assert pixels(lazy.train) == pixels(whole.train)
@@ -121,7 +121,7 @@ def test_file_that_breaks_later_is_left_out_of_its_batch(
     image_folder: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     folder = image_folder(count=5)
-    monkeypatch.setattr("tokenmix.lab.data.images.folders.MEMORY_BYTES", 0)
+    monkeypatch.setattr("tokenmix.lab.data.images.sets.MEMORY_BYTES", 0)
     data = load(folder)
     data.train.source(2).write_bytes(b"")  # type: ignore[attr-defined]
     samples = data.train.prepared(augment="light", mean=data.mean, std=data.std)

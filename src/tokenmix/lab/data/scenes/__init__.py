@@ -1,7 +1,18 @@
 """Reading scenes: images with a class for each pixel, with boxes, or with a mask for each object."""
 
-from tokenmix.lab.data.scenes.samples import ObjectSamples, PixelSamples, SceneAugment, SceneSamples
-from tokenmix.lab.data.scenes.scenes import Objects, Scene, SceneData, Scenes, Want, load_scenes, repeated
+from tokenmix.lab.data.scenes.scenes import (
+    Objects,
+    ObjectSamples,
+    PixelSamples,
+    Scene,
+    SceneAugment,
+    SceneData,
+    Scenes,
+    SceneSamples,
+    Want,
+    load_scenes,
+    repeated,
+)
 
 __all__ = [
     "ObjectSamples",

@@ -14,8 +14,7 @@ from tokenmix.errors import UserError
 from tokenmix.lab.data.indexed import balanced_order, hold_out, spread
 from tokenmix.lab.tasks.classes import class_counts
 from tokenmix.lab.tasks.points.data import Cloud, CloudSamples, load_points, read_points
-from tokenmix.lab.tasks.points.data.cloud import unit_ball
-from tokenmix.lab.tasks.points.data.samples import point_features, scale_axes
+from tokenmix.lab.tasks.points.data.clouds import point_features, scale_axes, unit_ball
 from tokenmix.lab.tasks.points.options import CloudOptions
 from tokenmix.lab.tasks.summary import published_beside
 from tokenmix.lab.train.config import TrainConfig

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tokenmix.errors import UserError, needs
 from tokenmix.lab.data.reading import read_file
-from tokenmix.lab.tasks.points.data.cloud import Cloud, check_cloud
+from tokenmix.lab.tasks.points.data.clouds import Cloud, check_cloud
 from tokenmix.lab.tasks.points.data.ply import parse_ply
 
 NUM_POINTS = 2048

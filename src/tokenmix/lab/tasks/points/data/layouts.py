@@ -17,12 +17,11 @@ from torch import Tensor
 
 from tokenmix.errors import UserError
 from tokenmix.files import inside
-from tokenmix.lab.data.class_folders import Item, held_out, labelled_files
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.lookup import DataRequest
-from tokenmix.lab.data.reading import Skipped, parse_json, read_each, read_file
+from tokenmix.lab.data.reading import Item, Skipped, held_out, labelled_files, parse_json, read_each, read_file
 from tokenmix.lab.data.store import Names, Stored, fetched_of_files
-from tokenmix.lab.tasks.points.data.cloud import Cloud, PackedClouds, PointData, unit_ball
+from tokenmix.lab.tasks.points.data.clouds import Cloud, PackedClouds, PointData, unit_ball
 from tokenmix.lab.tasks.points.data.files import ENDINGS, NUM_POINTS, read_points
 
 MAX_PARTS = 1000
