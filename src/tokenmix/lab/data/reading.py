@@ -4,6 +4,7 @@ Links are followed, but each folder and each file is taken once. Files are sorte
 numbers everywhere.
 """
 
+import hashlib
 import heapq
 import json
 import math
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tokenmix.errors import MissingExtra, UserError
-from tokenmix.files import read_bytes
+from tokenmix.files import open_regular, read_bytes
 from tokenmix.lab.data.fetch import log
 
 NAMED = 10
@@ -289,9 +290,9 @@ def _holds(outer: str, inner: str) -> bool:
     return f"{inner}/".startswith(f"{outer.rstrip('/')}/")
 
 
-def held_out(items: list[Item], classes: Sequence[str], digest: Callable[[str], bytes], what: str) -> Tensor:
+def held_out(items: list[Item], classes: Sequence[str], what: str) -> Tensor:
     """Which files are for testing, bool (N,): a fifth of each class, by content, so that copies stay on one side."""
-    digests = [digest(path) for path, _ in items]
+    digests = [_digest(path) for path, _ in items]
     test = torch.zeros(len(items), dtype=torch.bool)
     for label, name in enumerate(classes):
         places = [place for place, item in enumerate(items) if item[1] == label]
@@ -302,3 +303,15 @@ def held_out(items: list[Item], classes: Sequence[str], digest: Callable[[str], 
         chosen = set(distinct[: max(1, round(TEST_SHARE * len(distinct)))])
         test[[place for place in places if digests[place] in chosen]] = True
     return test
+
+
+def _digest(path: str) -> bytes:
+    """A hash of the length and the first 64 KiB: distinguishes files without reading a huge set twice."""
+    try:
+        with open_regular(Path(path)) as file:
+            head = file.read(1 << 16)
+        salt = os.path.getsize(path).to_bytes(8, "little")
+    except (OSError, UserError):
+        # It is left out, and named, where it is read.
+        head, salt = os.fsencode(path), b""
+    return hashlib.blake2b(head, digest_size=16, salt=salt).digest()

@@ -5,7 +5,6 @@ Small folders are read at once, ImageNet's layout when needed. Digits: scikit-le
 of clothing (Xiao, Rasul and Vollgraf, 2017), fetched once and read by torchvision.
 """
 
-import hashlib
 import os
 import zlib
 from functools import cache, partial
@@ -19,7 +18,6 @@ from torchvision.datasets import FashionMNIST
 from torchvision.datasets.utils import extract_archive
 
 from tokenmix.errors import UserError
-from tokenmix.files import open_regular
 from tokenmix.lab.data.fetch import FetchError, apt_package, check_digest, download, first_that_works
 from tokenmix.lab.data.images.decode import decode, picture_endings, stored_size
 from tokenmix.lab.data.images.image_set import (
@@ -102,7 +100,7 @@ def load_folder(request: DataRequest) -> ImageData:
         tested, _, more = _read_all(test, size, channels, "test", in_memory=in_memory)
         skipped += more
     else:
-        apart = held_out(readable, classes, _digest, "image")
+        apart = held_out(readable, classes, "image")
         images, tested = (images.subset(torch.nonzero(part).flatten()) for part in (~apart, apart))
     log_skipped(skipped, f" of {folder}")
     warn_of_shrinking(lambda place: Path(readable[place][0]), len(readable), size)
@@ -146,13 +144,6 @@ def _read_all(
     if not in_memory:
         return FileImages(readable, size, channels=channels), readable, skipped
     return InMemoryImages(images[kept] if skipped else images, _labels(readable)), readable, skipped
-
-
-def _digest(path: str) -> bytes:
-    """A hash of the length and the first 64 KiB: distinguishes images without reading a huge set twice."""
-    with open_regular(Path(path)) as file:
-        head = file.read(1 << 16)
-    return hashlib.blake2b(head, digest_size=16, salt=os.path.getsize(path).to_bytes(8, "little")).digest()
 
 
 TEST_DIGITS = 360
