@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokenmix.lab.data.images import ImageData, ImageSamples, load_images
+from tokenmix.lab.data.images import ImageData, load_images
 from tokenmix.lab.data.loader import make_loader
 from tokenmix.lab.inspect.maps import map_numbers
 from tokenmix.losses import DiagonalityForm, diagonality_loss
@@ -39,7 +39,7 @@ def train(
     model: nn.Module, data: ImageData, *, steps: int, seed: int, weight: float, form: DiagonalityForm, factor: float
 ) -> None:
     """docs/trained.py's training, with the loss on the scores and the factor on the rate of Theta and Psi."""
-    loader = make_loader(ImageSamples(data.train, mean=data.mean, std=data.std), batch_size=32, shuffle=True, seed=seed)
+    loader = make_loader(data.train.prepared(mean=data.mean, std=data.std), batch_size=32, shuffle=True, seed=seed)
     optimizer, peaks = optimizer_of(model, 2e-3, factor)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, peaks, total_steps=steps)
     for _, batch in zip(range(steps), loader):
@@ -67,7 +67,7 @@ def scores_of(model: Any, images: Tensor) -> list[Tensor]:
 @torch.no_grad()
 def accuracy(model: nn.Module, data: ImageData) -> float:
     """Share of the test images that are right."""
-    loader = make_loader(ImageSamples(data.test, mean=data.mean, std=data.std), batch_size=100, shuffle=False, seed=0)
+    loader = make_loader(data.test.prepared(mean=data.mean, std=data.std), batch_size=100, shuffle=False, seed=0)
     right = [(model(batch["image"]).argmax(1) == batch["label"]).sum() for batch in loader]
     return int(sum(right)) / len(data.test)
 
@@ -93,7 +93,7 @@ def main() -> None:
     seconds = time.perf_counter() - start
     model.eval()
     images = next(
-        iter(make_loader(ImageSamples(data.test, mean=data.mean, std=data.std), batch_size=64, shuffle=False, seed=0))
+        iter(make_loader(data.test.prepared(mean=data.mean, std=data.std), batch_size=64, shuffle=False, seed=0))
     )
     numbers = map_numbers(model.attention_maps(images["image"]))  # type: ignore[operator]
     found = {

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tokenmix.lab.data.images import ImageData, ImageSamples, load_images, normalize
+from tokenmix.lab.data.images import ImageData, load_images, normalize
 from tokenmix.lab.data.loader import make_loader
 from tokenmix.models import create_model
 
@@ -72,7 +72,7 @@ class Trained:
 
 def _train(model: nn.Module) -> None:
     data = fashion()
-    loader = make_loader(ImageSamples(data.train, mean=data.mean, std=data.std), batch_size=BATCH, shuffle=True, seed=0)
+    loader = make_loader(data.train.prepared(mean=data.mean, std=data.std), batch_size=BATCH, shuffle=True, seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=STEPS)
     for _, batch in zip(range(STEPS), loader):
@@ -86,7 +86,7 @@ def _train(model: nn.Module) -> None:
 @torch.no_grad()
 def _accuracy(model: nn.Module) -> float:
     data = fashion()
-    loader = make_loader(ImageSamples(data.test, mean=data.mean, std=data.std), batch_size=100, shuffle=False, seed=0)
+    loader = make_loader(data.test.prepared(mean=data.mean, std=data.std), batch_size=100, shuffle=False, seed=0)
     right = [(model.eval()(batch["image"]).argmax(1) == batch["label"]).sum() for batch in loader]
     return int(sum(right)) / len(data.test)
 

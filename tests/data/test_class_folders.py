@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenmix.lab.data.class_folders import class_files
+from tokenmix.lab.data.reading import class_files
 
 
 @pytest.fixture

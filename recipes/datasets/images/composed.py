@@ -5,7 +5,7 @@ it after later items were pasted over it. Items of the training images lie on tr
 test images on test columns, so nothing of a test scene was in a training scene.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,12 +16,12 @@ from torchvision.datasets import FashionMNIST
 from recipes.datasets.images import blue_marble
 from tokenmix.errors import UserError
 from tokenmix.lab.data.images.image_set import channel_statistics
-from tokenmix.lab.data.images.named_sets import fetch_fashion_mnist
+from tokenmix.lab.data.images.sets import fetch_fashion_mnist
 from tokenmix.lab.data.lookup import DataRequest
-from tokenmix.lab.data.scenes.scenes import Objects, Scene, SceneData, Scenes, objects_of_masks
+from tokenmix.lab.data.scenes.scenes import Scene, SceneData, Scenes, objects_of
 from tokenmix.lab.data.store import fetched
 
-__all__ = ["ComposedScenes", "load_composed"]
+__all__ = ["load_composed"]
 
 SIDE = 128
 COUNTS = {"train": 2000, "test": 400}
@@ -48,59 +48,45 @@ PALETTE = [
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What the scenes of a part are composed of.
+class Composer:
+    """Makes the scene of an index.
 
     Attributes:
+        part: train or test.
         image: the map, uint8 (3, H, W).
         blocks: left edges of the blocks of columns that belong to the part.
         items: uint8 (n, 28, 28).
         labels: (n,).
+        seed: with the index, all that a scene depends on.
+        side: of a scene, in pixels.
+        with_masks: scenes have the masks of their objects, else boxes alone.
     """
 
+    part: str
     image: Tensor
     blocks: list[int]
     items: Tensor
     labels: Tensor
+    seed: int
+    side: int
+    with_masks: bool
 
-
-class ComposedScenes(Scenes):
-    """Numbered scenes, made when they are read."""
-
-    def __init__(self, parts: Parts, *, part: str, seed: int, side: int, count: int, with_masks: bool) -> None:
-        self.parts, self.part, self.seed, self.side = parts, part, seed, side
-        self.count, self.with_masks = count, with_masks
-
-    def __len__(self) -> int:
-        return self.count
-
-    def name(self, index: int) -> str:
-        """The number, and of which part."""
-        return f"composed {self.part} scene {index}"
-
-    def scene(self, index: int) -> Scene:
+    def __call__(self, index: int) -> Scene:
         """Three to eight items on a piece of the map."""
         rng = np.random.default_rng([abs(self.seed), ["train", "test"].index(self.part), index])
-        image = _background(self.parts, self.side, rng)
+        left = self.blocks[int(rng.integers(len(self.blocks)))] + int(rng.integers(blue_marble.BLOCK - self.side + 1))
+        top = int(rng.integers(self.image.shape[1] - self.side + 1))
+        image = self.image[:, top : top + self.side, left : left + self.side].clone()
         owner = torch.full((self.side, self.side), -1)
         placed = _Placed([], [])
         labels: list[int] = []
         for _ in range(rng.integers(ITEMS[0], ITEMS[1] + 1)):
-            which = int(rng.integers(len(self.parts.items)))
-            if _paste(image, owner, self.parts.items[which], placed, rng):
-                labels.append(int(self.parts.labels[which]))
-        masks = owner == torch.arange(len(labels))[:, None, None]
-        objects = objects_of_masks(masks, labels)
-        if not self.with_masks:
-            objects = Objects(objects.boxes, objects.labels, None, objects.crowd)
-        return Scene(image, self.name(index), objects=objects, key=index)
-
-
-def _background(parts: Parts, side: int, rng: np.random.Generator) -> Tensor:
-    block = parts.blocks[int(rng.integers(len(parts.blocks)))]
-    left = block + int(rng.integers(blue_marble.BLOCK - side + 1))
-    top = int(rng.integers(parts.image.shape[1] - side + 1))
-    return parts.image[:, top : top + side, left : left + side].clone()
+            which = int(rng.integers(len(self.items)))
+            if _paste(image, owner, self.items[which], placed, rng):
+                labels.append(int(self.labels[which]))
+        objects = objects_of(labels, masks=owner == torch.arange(len(labels))[:, None, None])
+        objects = objects if self.with_masks else replace(objects, masks=None)
+        return Scene(image, f"composed {self.part} scene {index}", objects=objects)
 
 
 @dataclass
@@ -138,20 +124,25 @@ def load_composed(request: DataRequest) -> SceneData:
     side = _side(request.variant)
     world = blue_marble.whole_map(request.root)
     items, notes = fetched("fashion-mnist", request.root, fetch_fashion_mnist)
+    blocks = range(world.image.shape[2] // blue_marble.BLOCK)
     scenes = {
-        part: ComposedScenes(
-            _parts(world.image, items, part),
-            part=part,
-            seed=request.seed if part == "train" else 0,
-            side=side,
-            count=COUNTS[part],
-            with_masks=request.kind == "masks",
+        part: Scenes(
+            range(COUNTS[part]),
+            Composer(
+                part,
+                world.image,
+                [b * blue_marble.BLOCK for b in blocks if (b in blue_marble.TEST_BLOCKS) == (part == "test")],
+                items[f"{key}_images"],
+                items[f"{key}_labels"],
+                seed=request.seed if part == "train" else 0,
+                side=side,
+                with_masks=request.kind == "masks",
+            ),
         )
-        for part in COUNTS
+        for part, key in (("train", "train"), ("test", "t10k"))
     }
     mean, std = channel_statistics(scenes["train"].scene(i).image for i in range(64))
     return SceneData(
-        spec=request.spec,
         train=scenes["train"],
         test=scenes["test"],
         classes=FashionMNIST.classes,
@@ -162,16 +153,6 @@ def load_composed(request: DataRequest) -> SceneData:
         source=f"composed scenes of real items: Fashion-MNIST ({notes['source']}, MIT) on Blue Marble (public domain)",
         notes={"seed": request.seed, "threshold": THRESHOLD, "items": list(ITEMS)},
     )
-
-
-def _parts(image: Tensor, items: dict[str, Tensor], part: str) -> Parts:
-    blocks = [
-        b * blue_marble.BLOCK
-        for b in range(image.shape[2] // blue_marble.BLOCK)
-        if (b in blue_marble.TEST_BLOCKS) == (part == "test")
-    ]
-    key = "train" if part == "train" else "t10k"
-    return Parts(image, blocks, items[f"{key}_images"], items[f"{key}_labels"])
 
 
 def _side(variant: str) -> int:

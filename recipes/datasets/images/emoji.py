@@ -24,8 +24,7 @@ from torch import Tensor
 from recipes.datasets.packages import npm_archive
 from tokenmix.errors import unknown_name
 from tokenmix.lab.data.fetch import FetchError
-from tokenmix.lab.data.images.image_set import InMemoryImages, resize_images
-from tokenmix.lab.data.images.load import ImageData
+from tokenmix.lab.data.images.image_set import ImageData, InMemoryImages, resize_images
 from tokenmix.lab.data.lookup import DataRequest, stored_path
 from tokenmix.lab.data.store import Stored, fetched
 

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenmix.lab.data.images.image_set import InMemoryImages, resize_images
-from tokenmix.lab.data.images.load import ImageData
-from tokenmix.lab.data.images.named_sets import fetch_fashion_mnist
+from tokenmix.lab.data.images.image_set import ImageData, InMemoryImages, resize_images
+from tokenmix.lab.data.images.sets import fetch_fashion_mnist
 from tokenmix.lab.data.lookup import DataRequest
 from tokenmix.lab.data.store import fetched
 

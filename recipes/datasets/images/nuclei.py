@@ -5,17 +5,18 @@ segmentation runs on real masks, too little to compare anything: the left half o
 half for testing.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from recipes.datasets.images.windows import CutScenes, Window
+from recipes.datasets.images.windows import Window, cut_scenes
 from recipes.datasets.packages import Wheel, read_wheel
 from tokenmix.lab.data.fetch import FetchError
 from tokenmix.lab.data.images.decode import UnreadableImage, decode_numbers
 from tokenmix.lab.data.images.image_set import channel_statistics
 from tokenmix.lab.data.lookup import DataRequest, stored_path
-from tokenmix.lab.data.scenes.scenes import Objects, Scene, SceneData, objects_of_masks
+from tokenmix.lab.data.scenes.scenes import Scene, SceneData, objects_of
 from tokenmix.lab.data.store import Stored, fetched
 
 __all__ = ["fetch_nuclei", "load_nuclei"]
@@ -34,9 +35,10 @@ def load_nuclei(request: DataRequest) -> SceneData:
     tensors, notes = fetched(NAME, request.root, fetch_nuclei)
     numbers = tensors["objects"].long()
     masks = numbers == torch.arange(1, int(numbers.max()) + 1)[:, None, None]
-    objects = objects_of_masks(masks[masks.flatten(1).any(1)], [0] * int(masks.flatten(1).any(1).sum()))
+    masks = masks[masks.flatten(1).any(1)]
+    objects = objects_of([0] * len(masks), masks=masks)
     if request.kind == "boxes":
-        objects = Objects(objects.boxes, objects.labels, None, objects.crowd)
+        objects = replace(objects, masks=None)
     whole = Scene(tensors["image"].expand(3, -1, -1), NAME, objects=objects)
     height, width = numbers.shape
     train, test = (
@@ -45,9 +47,8 @@ def load_nuclei(request: DataRequest) -> SceneData:
     )
     mean, std = channel_statistics([whole.image[:, :, : width // 2]])
     return SceneData(
-        spec=request.spec,
-        train=CutScenes([whole], train),
-        test=CutScenes([whole], test),
+        train=cut_scenes([whole], train),
+        test=cut_scenes([whole], test),
         classes=["nucleus"],
         palette=[(240, 120, 60)],
         mean=mean,

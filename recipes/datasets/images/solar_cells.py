@@ -12,8 +12,7 @@ import torch
 from recipes.datasets.packages import Wheel, read_wheel
 from tokenmix.lab.data.fetch import FetchError
 from tokenmix.lab.data.images.decode import UnreadableImage, decode_numbers
-from tokenmix.lab.data.images.image_set import InMemoryImages, resize_images
-from tokenmix.lab.data.images.load import ImageData
+from tokenmix.lab.data.images.image_set import ImageData, InMemoryImages, resize_images
 from tokenmix.lab.data.lookup import DataRequest, stored_path
 from tokenmix.lab.data.store import Stored, fetched
 

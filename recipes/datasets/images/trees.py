@@ -11,14 +11,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from recipes.datasets.images.windows import CutScenes, Window, starts
+from recipes.datasets.images.windows import Window, cut_scenes, starts
 from recipes.datasets.packages import Wheel, read_wheel
 from tokenmix.errors import UserError
 from tokenmix.lab.data.fetch import FetchError
 from tokenmix.lab.data.images.decode import UnreadableImage, decode_stored
 from tokenmix.lab.data.images.image_set import channel_statistics
 from tokenmix.lab.data.lookup import DataRequest, stored_path
-from tokenmix.lab.data.scenes.scenes import Scene, SceneData, objects_of_boxes
+from tokenmix.lab.data.scenes.scenes import Scene, SceneData, objects_of
 from tokenmix.lab.data.scenes.voc import read_boxes
 from tokenmix.lab.data.store import Stored, fetched
 
@@ -49,15 +49,14 @@ def load_trees(request: DataRequest) -> SceneData:
         Scene(
             tensors[f"image_{i}"],
             name,
-            objects=objects_of_boxes(tensors[f"boxes_{i}"], [0] * len(tensors[f"boxes_{i}"])),
+            objects=objects_of([0] * len(tensors[f"boxes_{i}"]), boxes=tensors[f"boxes_{i}"]),
         )
         for i, name in enumerate(PHOTOGRAPHS)
     ]
     mean, std = channel_statistics([photographs[0].image])
     return SceneData(
-        spec=request.spec,
-        train=CutScenes(photographs, _overlapping(photographs[0].image, tile)),
-        test=CutScenes(photographs, [w for i in range(1, 4) for w in _side_by_side(i, photographs[i].image, tile)]),
+        train=cut_scenes(photographs, _overlapping(photographs[0].image, tile)),
+        test=cut_scenes(photographs, [w for i in range(1, 4) for w in _side_by_side(i, photographs[i].image, tile)]),
         classes=["tree"],
         palette=[(60, 200, 60)],
         mean=mean,

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from tokenmix.lab.data.scenes.scenes import Objects, Scene, Scenes
+from tokenmix.lab.data.scenes.scenes import Scene, Scenes
 
-__all__ = ["CutScenes", "Window", "cut", "starts"]
+__all__ = ["Window", "cut", "cut_scenes", "starts"]
 
 # An object of which less than this share is inside the window is left out: what is seen of it is hardly an object.
 VISIBLE = 0.5
@@ -25,24 +26,14 @@ class Window:
     width: int
 
 
-class CutScenes(Scenes):
+def cut_scenes(whole: Sequence[Scene], windows: Sequence[Window]) -> Scenes[Window]:
     """The scenes that windows on larger ones show."""
+    return Scenes(windows, partial(_shown, whole))
 
-    def __init__(self, whole: Sequence[Scene], windows: Sequence[Window]) -> None:
-        self.whole, self.windows = whole, windows
 
-    def __len__(self) -> int:
-        return len(self.windows)
-
-    def scene(self, index: int) -> Scene:
-        """What the window shows; objects of which less than half is inside are left out."""
-        window = self.windows[index]
-        return replace(cut(self.whole[window.place], window), name=self.name(index), key=index)
-
-    def name(self, index: int) -> str:
-        """The large scene, and where in it."""
-        window = self.windows[index]
-        return f"{self.whole[window.place].name} from row {window.top}, column {window.left}"
+def _shown(whole: Sequence[Scene], window: Window) -> Scene:
+    scene = whole[window.place]
+    return replace(cut(scene, window), name=f"{scene.name} from row {window.top}, column {window.left}")
 
 
 def starts(length: int, side: int, overlap: int = 0) -> list[int]:
@@ -54,25 +45,20 @@ def starts(length: int, side: int, overlap: int = 0) -> list[int]:
 
 
 def cut(scene: Scene, window: Window) -> Scene:
-    """The part of a scene that a window shows."""
+    """The part of a scene that a window shows; objects of which less than half is inside are left out."""
     rows = slice(window.top, window.top + window.height)
     columns = slice(window.left, window.left + window.width)
-    objects = None if scene.objects is None else _cut_objects(scene.objects, window)
     classes = None if scene.classes is None else scene.classes[rows, columns]
+    objects = scene.objects
+    if objects is not None:
+        moved = objects.boxes - torch.tensor([window.left, window.top, window.left, window.top])
+        boxes = torch.minimum(
+            moved.clamp_min(0), torch.tensor([window.width, window.height, window.width, window.height])
+        )
+        keep = _area(boxes) >= VISIBLE * _area(moved).clamp_min(1e-6)
+        masks = None if objects.masks is None else objects.masks[:, rows, columns]
+        objects = replace(objects, boxes=boxes, masks=masks).kept(keep)
     return replace(scene, image=scene.image[:, rows, columns], classes=classes, objects=objects)
-
-
-def _cut_objects(objects: Objects, window: Window) -> Objects:
-    corner = torch.tensor([window.left, window.top, window.left, window.top])
-    most = torch.tensor([window.width, window.height, window.width, window.height])
-    moved = objects.boxes - corner
-    boxes = torch.minimum(moved.clamp_min(0), most)
-    keep = _area(boxes) >= VISIBLE * _area(moved).clamp_min(1e-6)
-    masks = objects.masks
-    if masks is not None:
-        rows = slice(window.top, window.top + window.height)
-        masks = masks[keep, rows, window.left : window.left + window.width]
-    return Objects(boxes[keep], objects.labels[keep], masks, objects.crowd[keep])
 
 
 def _area(boxes: Tensor) -> Tensor:

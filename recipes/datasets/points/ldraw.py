@@ -22,7 +22,7 @@ from tokenmix.errors import UserError
 from tokenmix.lab.data.fetch import FetchError
 from tokenmix.lab.data.lookup import DataRequest, stored_path
 from tokenmix.lab.data.store import Names, Stored, fetched
-from tokenmix.lab.tasks.points.data.cloud import PackedClouds, PointData
+from tokenmix.lab.tasks.points.data.clouds import PackedClouds, PointData
 
 __all__ = ["MIN_CLASS", "OTHER", "STORED", "load_ldraw", "read_package"]
 
@@ -57,7 +57,8 @@ def load_ldraw(request: DataRequest) -> PointData:
     sides = [kept & (tensors["test"] == side) for side in (0, 1)]
     train, test = (_side(tensors, labels, names, where, with_parts) for where in sides)
     parts = _parts_of(labels[kept], tensors["parts"][kept], classes) if with_parts else {}
-    return PointData("ldraw", train, test, classes, parts, list(PART_NAMES) if parts else [], True, source)
+    names = list(PART_NAMES) if parts else []
+    return PointData(train, test, classes, source, parts=parts, part_names=names, has_normals=True)
 
 
 def _side(

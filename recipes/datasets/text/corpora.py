@@ -58,7 +58,7 @@ def load_corpus(request: DataRequest) -> Corpus:
     """The corpus of this name, fetched once."""
     name, root = request.name, request.root
     if name == "english":
-        return _concatenated(name, [load_corpus(replace(request, name=part)) for part in ENGLISH])
+        return _concatenated([load_corpus(replace(request, name=part)) for part in ENGLISH])
     if name == "wordnet":
         return _glosses(root)
     tensors, notes = fetched(
@@ -68,16 +68,16 @@ def load_corpus(request: DataRequest) -> Corpus:
     held = tensors["test"].bool()
     train, test = (Documents(partial(_some, texts, torch.nonzero(held == side).flatten())) for side in (False, True))
     source = f"{name}: {notes['source']}, in {stored_path(f'text-{name}', root)}"
-    return Corpus(name, train, test, source, notes["digest"])
+    return Corpus(train, test, [], source, digest=notes["digest"])
 
 
-def _concatenated(name: str, parts: Sequence[Corpus]) -> Corpus:
+def _concatenated(parts: Sequence[Corpus]) -> Corpus:
     """Several corpora one after the other."""
     train, test = (
         Documents(partial(chain.from_iterable, [getattr(part, side) for part in parts])) for side in ("train", "test")
     )
     digest = hashlib.sha256(" ".join(part.digest for part in parts).encode()).hexdigest()
-    return Corpus(name, train, test, "; ".join(part.source for part in parts), digest)
+    return Corpus(train, test, [], "; ".join(part.source for part in parts), digest=digest)
 
 
 def _some(texts: Names, places: torch.Tensor) -> Iterator[str]:
@@ -88,7 +88,7 @@ def _glosses(root: Path | None) -> Corpus:
     """Each gloss is a document. Equal glosses lie on the same side."""
     synsets, source, digest = read_wordnet(root)
     train, test = (Documents(partial(_gloss_side, [s.gloss for s in synsets], side)) for side in (False, True))
-    return Corpus("wordnet", train, test, source, digest)
+    return Corpus(train, test, [], source, digest=digest)
 
 
 def _gloss_side(glosses: Iterable[str], test: bool) -> Iterator[str]:

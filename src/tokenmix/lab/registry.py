@@ -1,10 +1,8 @@
 """Registries of tasks and data sets by name. Each is registered once, by the package that defines it."""
 
 import importlib
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from tokenmix.errors import UserError, unknown_name
@@ -71,18 +69,10 @@ class DataEntry(Entry):
     img_size: int | None = None
 
 
-# A checkout has the data sets of its recipes as well; an installed wheel does not.
-_CHECKOUT = Path(__file__).parents[3]
-
-
 def _load() -> None:
-    """Import what registers: our own packages, a checkout's recipes/datasets, the installed plug-ins."""
+    """Import what registers: our own packages, and the installed plug-ins."""
     for package in ("tokenmix.lab.data", "tokenmix.lab.tasks"):
         importlib.import_module(package)
-    if (_CHECKOUT / "recipes" / "datasets" / "__init__.py").is_file():
-        if str(_CHECKOUT) not in sys.path:
-            sys.path.append(str(_CHECKOUT))
-        importlib.import_module("recipes.datasets")
     load_plugins()
 
 

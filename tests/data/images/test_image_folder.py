@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from tokenmix.errors import UserError
-from tokenmix.lab.data.images import ImageData, ImageSamples, load_images
+from tokenmix.lab.data.images import ImageData, load_images
 from tokenmix.lab.data.loader import make_loader
 
 Make = Callable[..., Path]
@@ -109,7 +109,7 @@ def test_broken_files_of_a_test_folder_are_skipped(image_folder: Make):
 def test_large_set_is_read_from_files(image_folder: Make, monkeypatch: pytest.MonkeyPatch):
     folder = image_folder(count=5)
     whole = load(folder)
-    monkeypatch.setattr("tokenmix.lab.data.images.folders.MEMORY_BYTES", 0)
+    monkeypatch.setattr("tokenmix.lab.data.images.sets.MEMORY_BYTES", 0)
     lazy = load(folder)
     assert not lazy.train.in_memory
     assert pixels(lazy.train) == pixels(whole.train)
@@ -121,10 +121,10 @@ def test_file_that_breaks_later_is_left_out_of_its_batch(
     image_folder: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     folder = image_folder(count=5)
-    monkeypatch.setattr("tokenmix.lab.data.images.folders.MEMORY_BYTES", 0)
+    monkeypatch.setattr("tokenmix.lab.data.images.sets.MEMORY_BYTES", 0)
     data = load(folder)
     data.train.source(2).write_bytes(b"")  # type: ignore[attr-defined]
-    samples = ImageSamples(data.train, augment="light", mean=data.mean, std=data.std)
+    samples = data.train.prepared(augment="light", mean=data.mean, std=data.std)
     loader = make_loader(samples, batch_size=8, shuffle=False, seed=0)
     for _ in range(2):
         (batch,) = loader

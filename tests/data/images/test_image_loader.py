@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tokenmix.errors import UserError
-from tokenmix.lab.data.images import ImageSamples, InMemoryImages, load_images, normalize
+from tokenmix.lab.data.images import InMemoryImages, load_images, normalize
 from tokenmix.lab.data.loader import EpochLoader, make_loader
 
 
@@ -22,7 +22,7 @@ def image_set(count: int, size: int = 8) -> InMemoryImages:
 
 def loader(count: int = 50, epoch: int = 0, **options: Any) -> EpochLoader:
     augment, seed = options.pop("augment", "light"), options.pop("seed", 0)
-    samples = ImageSamples(image_set(count), mean=(0.4,), std=(0.2,), augment=augment, seed=seed)
+    samples = image_set(count).prepared(mean=(0.4,), std=(0.2,), augment=augment, seed=seed)
     made = make_loader(samples, **{"batch_size": 8, "shuffle": True, "seed": seed, **options})
     made.set_epoch(epoch)
     return made
@@ -86,7 +86,7 @@ def test_resuming_reads_nothing_of_what_was_seen():
 
     whole = image_set(50)
     watched = Watched(whole.images, whole.labels, flip=True, fill=0)
-    samples = ImageSamples(watched, mean=(0,), std=(1,))
+    samples = watched.prepared(mean=(0,), std=(1,))
     rest = make_loader(samples, batch_size=8, shuffle=True, seed=0, start_batch=5)
     assert sum(len(batch["index"]) for batch in rest) == 10
     assert len(seen) == 10
@@ -159,7 +159,7 @@ def test_lightning_sets_the_epoch():
 
 def test_digits_are_never_mirrored():
     data = load_images("digits")
-    samples = ImageSamples(data.train, augment="light", mean=(0,), std=(1 / 255,))
+    samples = data.train.prepared(augment="light", mean=(0,), std=(1 / 255,))
     made = make_loader(samples, batch_size=64, shuffle=False, seed=0)
     batch = next(iter(made))
     for image, original in zip(batch["image"].round().byte(), data.train.pixels(batch["index"])[0]):

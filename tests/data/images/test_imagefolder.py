@@ -13,7 +13,7 @@ from timm.data.transforms import RandomResizedCropAndInterpolation
 from timm.data.transforms_factory import transforms_imagenet_eval
 
 from tokenmix.errors import UserError
-from tokenmix.lab.data.images import ImageData, ImageSamples, load_images, read_image
+from tokenmix.lab.data.images import ImageData, load_images, read_image
 from tokenmix.lab.data.images.augment import Erase
 from tokenmix.lab.data.images.image_set import RANDOM_CROP, LazyImages
 from tokenmix.lab.data.indexed import hash_indices
@@ -46,7 +46,7 @@ def load(folder: Path, **options: Any) -> ImageData:
 def batches(data: ImageData, **options: Any) -> list[dict[str, torch.Tensor]]:
     chosen = {"augment": "light", "seed": 0, **options}
     order = {key: chosen.pop(key) for key in ("batch_size", "shuffle", "workers") if key in chosen}
-    samples = ImageSamples(data.train, mean=data.mean, std=data.std, **chosen)
+    samples = data.train.prepared(mean=data.mean, std=data.std, **chosen)
     loader = make_loader(samples, **{"batch_size": 4, "shuffle": True, "seed": chosen["seed"], **order})
     loader.set_epoch(1)
     return list(loader)

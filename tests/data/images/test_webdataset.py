@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tokenmix.errors import UserError
-from tokenmix.lab.data.images import ImageData, ImageSamples, load_images
+from tokenmix.lab.data.images import ImageData, load_images
 from tokenmix.lab.data.images import decode as decoding
 from tokenmix.lab.data.images import webdataset as shards_module
 from tokenmix.lab.data.images.webdataset import ShardImages, expand, shuffled
@@ -70,7 +70,7 @@ def shards(tmp_path: Path) -> Callable[..., str]:
 
 def loader(data: ImageData, epoch: int = 0, **options: Any) -> EpochLoader:
     order = {"batch_size": 4, "shuffle": True, "seed": 0, **options}
-    samples = ImageSamples(data.train, mean=(0, 0, 0), std=(1, 1, 1), augment="light", seed=order["seed"])
+    samples = data.train.prepared(mean=(0, 0, 0), std=(1, 1, 1), augment="light", seed=order["seed"])
     made = make_loader(samples, **order)
     made.set_epoch(epoch)
     return made
@@ -136,7 +136,7 @@ def test_processes_read_shards_of_their_own(shards: Callable[..., str]):
     assert read[0] != {int(train.shard[i]) for i in order(data, epoch=0, rank=0, world_size=2)}
     with pytest.raises(UserError, match="4 shards cannot be distributed over 5 processes"):
         order(data, rank=0, world_size=5)
-    samples = ImageSamples(train, mean=data.mean, std=data.std)
+    samples = train.prepared(mean=data.mean, std=data.std)
     with pytest.raises(UserError, match="give --devices 4 or fewer"):
         make_loader(samples, batch_size=2, shuffle=True, seed=0, world_size=5)
 

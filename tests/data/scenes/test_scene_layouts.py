@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from tokenmix.errors import UserError
-from tokenmix.lab.data.scenes import ObjectAugment, ObjectSamples, PixelSamples, load_scenes
+from tokenmix.lab.data.scenes import ObjectSamples, PixelSamples, SceneAugment, load_scenes
 from tokenmix.lab.data.scenes.coco import decode_mask, encode_mask
 
 SIZE = (12, 10)  # width, height
@@ -500,7 +500,7 @@ def test_the_area_of_coco_is_the_annotations(coco: Path, want: Any):
     given, own = (ObjectSamples(part).read(torch.tensor([0]), 0)["targets"][0] for part in (data.test, data.train))
     assert given["area"].tolist() == [7.5, 0.0]
     assert own["area"].tolist() == [12, 20], "without area it is that of the mask or the box"
-    cropped = ObjectSamples(data.test, ObjectAugment(seed=0, flip=0)).read(torch.tensor([0]), 0)["targets"][0]
+    cropped = ObjectSamples(data.test, SceneAugment(seed=0, flip=0)).read(torch.tensor([0]), 0)["targets"][0]
     assert cropped["area"].tolist() == [12], "the area of a whole object is not that of its part"
 
 

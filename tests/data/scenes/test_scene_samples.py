@@ -11,17 +11,15 @@ from torchvision.ops import masks_to_boxes
 from tokenmix.errors import UserError
 from tokenmix.lab.data.loader import make_loader
 from tokenmix.lab.data.scenes import (
-    ObjectAugment,
     Objects,
     ObjectSamples,
-    PixelAugment,
     PixelSamples,
     Scene,
+    SceneAugment,
     SceneData,
     Scenes,
-    scale_steps,
 )
-from tokenmix.lab.data.scenes.scenes import no_objects, objects_of_boxes, objects_of_masks
+from tokenmix.lab.data.scenes.scenes import objects_of
 
 
 class Listed(Scenes):
@@ -35,9 +33,6 @@ class Listed(Scenes):
 
     def scene(self, index: int) -> Scene:
         return self.scenes[index]
-
-    def name(self, index: int) -> str:
-        return self.scenes[index].name
 
 
 def pixels(seed: int, height: int = 20, width: int = 30) -> Scene:
@@ -66,7 +61,7 @@ def items() -> Objects:
     masks[0, 2:8, 3:9] = True
     masks[1, 10:20, 25:30] = True
     masks[2, 0:2, 28:30] = True
-    return objects_of_masks(masks, [4, 0, 2])
+    return objects_of([4, 0, 2], masks=masks)
 
 
 class Damaged(Listed):
@@ -78,7 +73,7 @@ class Damaged(Listed):
 
     def scene(self, index: int) -> Scene:
         if index in self.bad:
-            raise UserError(f"{self.name(index)} is truncated")
+            raise UserError(f"{self.scenes[index].name} is truncated")
         return super().scene(index)
 
 
@@ -104,7 +99,7 @@ def test_a_scene_that_cannot_be_read_is_left_out_counted_and_named(capsys: pytes
 def test_image_and_classes_stay_together():
     scenes = [pixels(seed) for seed in range(6)]
     data = set_of(*scenes)
-    augment = PixelAugment(seed=3, crop=(16, 24), ignore=255, scales=(1.0, 1.0), flip=0.5, fill=(1.0,) * 3)
+    augment = SceneAugment(seed=3, crop=(16, 24), ignore=255, scales=(1.0, 1.0), flip=0.5, fill=(1.0,) * 3)
     batch = PixelSamples(data, data.train, augment).read(torch.arange(6), epoch=2)
     assert batch["image"].shape == (6, 3, 16, 24)
     assert batch["image"].dtype == torch.float32
@@ -117,7 +112,7 @@ def test_image_and_classes_stay_together():
 
 def test_what_is_padded_is_ignored_and_of_the_fill():
     data = set_of(pixels(0, 8, 8))
-    augment = PixelAugment(seed=0, crop=(16, 12), ignore=255, scales=(0.5,), flip=0.0, fill=(1.0, 1.0, 1.0))
+    augment = SceneAugment(seed=0, crop=(16, 12), ignore=255, scales=(0.5,), flip=0.0, fill=(1.0, 1.0, 1.0))
     batch = PixelSamples(data, data.train, augment).read(torch.tensor([0]), epoch=0)
     ignored = batch["classes"] == 255
     assert int((~ignored).sum()) == 4 * 4
@@ -127,7 +122,7 @@ def test_what_is_padded_is_ignored_and_of_the_fill():
 
 def test_batches_are_a_function_of_seed_epoch_and_index():
     data = set_of(*(pixels(seed) for seed in range(5)))
-    augment = PixelAugment(seed=1, crop=(8, 8), ignore=255, scales=scale_steps(0.5, 2, 0.25), color_jitter=0.3)
+    augment = SceneAugment(seed=1, crop=(8, 8), ignore=255, scales=(0.5, 0.75, 1.25, 2.0), color_jitter=0.3)
     samples = PixelSamples(data, data.train, augment)
     states = random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state()  # type: ignore[union-attr]
     first = samples.read(torch.arange(5), epoch=4)
@@ -138,13 +133,13 @@ def test_batches_are_a_function_of_seed_epoch_and_index():
     assert torch.equal(backwards["image"], first["image"][[4, 2]])
     assert torch.equal(pickle.loads(pickle.dumps(samples)).read(torch.arange(5), 4)["image"], first["image"])
     assert not torch.equal(samples.read(torch.arange(5), epoch=5)["image"], first["image"])
-    other = PixelAugment(seed=2, crop=(8, 8), ignore=255, scales=scale_steps(0.5, 2, 0.25), color_jitter=0.3)
+    other = SceneAugment(seed=2, crop=(8, 8), ignore=255, scales=(0.5, 0.75, 1.25, 2.0), color_jitter=0.3)
     assert not torch.equal(PixelSamples(data, data.train, other).read(torch.arange(5), 4)["image"], first["image"])
 
 
 def test_a_loader_reads_scenes():
     data = set_of(*(pixels(seed) for seed in range(5)))
-    samples = PixelSamples(data, data.train, PixelAugment(seed=1, crop=(8, 8), ignore=255))
+    samples = PixelSamples(data, data.train, SceneAugment(seed=1, crop=(8, 8), ignore=255))
     batches = list(make_loader(samples, batch_size=2, shuffle=True, seed=0))
     assert sorted(torch.cat([b["index"] for b in batches]).tolist()) == [0, 1, 2, 3, 4]
 
@@ -161,7 +156,7 @@ def test_whole_images_of_several_sizes_are_padded_below_and_on_the_right():
 
 def test_boxes_follow_their_masks():
     scene = Scene(torch.zeros(3, 20, 30, dtype=torch.uint8), "items", objects=items(), key=77)
-    augment = ObjectAugment(seed=0, crop=(20, 24), scales=(0.7, 1.0, 1.4), flip=0.5, min_size=2)
+    augment = SceneAugment(seed=0, crop=(20, 24), scales=(0.7, 1.0, 1.4), flip=0.5, min_size=2)
     sizes = set()
     for epoch in range(20):
         batch = ObjectSamples(Listed(scene), augment).read(torch.tensor([0]), epoch)
@@ -182,12 +177,12 @@ def test_boxes_follow_their_masks():
 
 def test_flip_moves_boxes_and_masks():
     scene = Scene(torch.zeros(3, 20, 30, dtype=torch.uint8), "items", objects=items())
-    target = ObjectSamples(Listed(scene), ObjectAugment(seed=0, flip=1.0)).read(torch.tensor([0]), 0)["targets"][0]
+    target = ObjectSamples(Listed(scene), SceneAugment(seed=0, flip=1.0)).read(torch.tensor([0]), 0)["targets"][0]
     assert target["boxes"][0].tolist() == [21, 2, 27, 8]
     assert target["labels"].tolist() == [4, 0, 2]
     only_boxes = Objects(items().boxes, items().labels, None, items().crowd)
     scene = Scene(scene.image, "items", objects=only_boxes)
-    target = ObjectSamples(Listed(scene), ObjectAugment(seed=0, flip=1.0)).read(torch.tensor([0]), 0)["targets"][0]
+    target = ObjectSamples(Listed(scene), SceneAugment(seed=0, flip=1.0)).read(torch.tensor([0]), 0)["targets"][0]
     assert target["boxes"][0].tolist() == [21, 2, 27, 8]
     assert target["area"].tolist() == [36, 50, 4]
     assert "masks" not in target
@@ -195,18 +190,22 @@ def test_flip_moves_boxes_and_masks():
 
 def test_boxes_of_no_area_are_dropped_and_crowds_are_not_learnt():
     boxes = torch.tensor([[1.0, 1, 5, 5], [3, 3, 3, 9], [2, 2, 9, 9]])
-    scene = Scene(torch.zeros(3, 10, 10).byte(), "x", objects=objects_of_boxes(boxes, [0, 1, 2], [False, False, True]))
+    scene = Scene(
+        torch.zeros(3, 10, 10).byte(), "x", objects=objects_of([0, 1, 2], boxes=boxes, crowd=[False, False, True])
+    )
     tested = ObjectSamples(Listed(scene)).read(torch.tensor([0]), 0)["targets"][0]
     assert tested["labels"].tolist() == [0, 2]
     assert tested["iscrowd"].tolist() == [False, True]
-    learnt = ObjectSamples(Listed(scene), ObjectAugment(seed=0)).read(torch.tensor([0]), 0)["targets"][0]
+    learnt = ObjectSamples(Listed(scene), SceneAugment(seed=0)).read(torch.tensor([0]), 0)["targets"][0]
     assert learnt["labels"].tolist() == [0]
 
 
 @pytest.mark.parametrize("size", [None, (10, 12)])
 def test_an_image_without_objects_is_background(size: tuple[int, int] | None):
-    scene = Scene(torch.zeros(3, 10, 12).byte(), "sea", objects=no_objects(size))
-    for augment in (None, ObjectAugment(seed=0, crop=(8, 8), scales=(0.5, 2.0))):
+    masks = None if size is None else torch.empty((0, *size), dtype=torch.bool)
+    none = objects_of([], boxes=torch.empty(0, 4), masks=masks)
+    scene = Scene(torch.zeros(3, 10, 12).byte(), "sea", objects=none)
+    for augment in (None, SceneAugment(seed=0, crop=(8, 8), scales=(0.5, 2.0))):
         target = ObjectSamples(Listed(scene), augment).read(torch.tensor([0]), 0)["targets"][0]
         assert target["boxes"].shape == (0, 4)
         assert target["labels"].dtype == torch.int64
@@ -232,12 +231,8 @@ def test_scenes_without_what_is_asked_for():
     ],
 )
 def test_settings_that_are_not_possible(change: dict, message: str):
+    def made() -> None:
+        PixelSamples(set_of(pixels(0)), Listed(), SceneAugment(**{"seed": 0, "crop": (8, 8), **change}))
+
     with pytest.raises(UserError, match=message):
-        PixelAugment(**{"seed": 0, "crop": (8, 8), "ignore": 255, **change})
-
-
-def test_scale_steps():
-    assert scale_steps(0.5, 2.0, 0.1)[:3] == (0.5, 0.6, 0.7)
-    assert len(scale_steps(0.5, 2.0, 0.1)) == 16
-    with pytest.raises(UserError, match="not possible"):
-        scale_steps(2, 1, 0.1)
+        made()

@@ -14,7 +14,7 @@ from torch import Tensor
 from predictions import check_predictions
 from tokenmix.errors import UserError
 from tokenmix.lab import cli
-from tokenmix.lab.tasks.points.data.samples import scale_axes
+from tokenmix.lab.tasks.points.data.clouds import scale_axes
 from tokenmix.lab.tasks.points.segmentation import PointSegmentation, cloud_iou
 from tokenmix.lab.tasks.points.task import PointClassification
 from tokenmix.lab.train import run as runs

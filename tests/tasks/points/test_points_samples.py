@@ -7,8 +7,7 @@ from tokenmix.errors import UserError
 from tokenmix.lab.data.loader import make_loader
 from tokenmix.lab.data.store import Names
 from tokenmix.lab.tasks.points.data import NO_PART, CloudSamples, PackedClouds
-from tokenmix.lab.tasks.points.data.cloud import Cloud, unit_ball
-from tokenmix.lab.tasks.points.data.samples import farthest
+from tokenmix.lab.tasks.points.data.clouds import Cloud, farthest, unit_ball
 
 SIZES = [40, 12, 16, 100]
 

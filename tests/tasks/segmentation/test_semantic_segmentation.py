@@ -11,7 +11,7 @@ from PIL import Image, ImageColor
 from predictions import check_predictions
 from tokenmix.errors import UserError
 from tokenmix.lab.data.scenes import SceneData
-from tokenmix.lab.data.scenes.scenes import ChosenScenes, Scene, Scenes
+from tokenmix.lab.data.scenes.scenes import Scene, Scenes
 from tokenmix.lab.inspect.run import inspect_run
 from tokenmix.lab.tasks.segmentation import inference
 from tokenmix.lab.tasks.segmentation import task as semantic_segmentation
@@ -215,7 +215,7 @@ def test_training_images_of_one_class_are_named(tmp_path, monkeypatch, capsys):
     def alone(spec, **_):
         data = fields(spec)
         shown = [i for i in range(16) if len(set(data.train.scene(i).classes.unique().tolist()) - {IGNORE}) == 1]
-        return dataclasses.replace(data, train=ChosenScenes(data.train, torch.tensor(shown[:1])))
+        return dataclasses.replace(data, train=data.train.subset(torch.tensor(shown[:1])))
 
     monkeypatch.setattr(semantic_segmentation, "load_scenes", alone)
     train(CONFIG.replace(out=tmp_path / "run", epochs=1, batch_size=1, validation=0), quiet=True)

@@ -172,7 +172,7 @@ def test_a_regex_that_gives_up_is_one_line(tmp_path: Path, capfd: pytest.Capture
     with pytest.raises(UserError, match="cannot read these questions"):
         EncodedQuestions([Question("1", "who?", texts[1], ())], tokenizer, max_length=64, stride=8, max_question=8)
     with pytest.raises(UserError, match="cannot read this text"):
-        tokenized(Corpus("hard", texts, texts, "", "0"), tokenizer, tmp_path / "cache")
+        tokenized(Corpus(texts, texts, [], "", digest="0"), tokenizer, tmp_path / "cache")
     assert "panicked" not in capfd.readouterr().err
 
 

@@ -9,8 +9,8 @@ from tokenmix.lab.registry import Kind, register_dataset
 __all__ = ["DataInfo", "DataRequest", "fetch_data", "list_data", "register_dataset"]
 
 LAYOUTS: tuple[tuple[str, tuple[Kind, ...], str, str], ...] = (
-    ("folder", ("images",), ", one sub-folder per class", "images.folders:load_folder"),
-    ("imagefolder", ("images",), ", photographs in ImageNet's layout", "images.folders:load_imagefolder"),
+    ("folder", ("images",), ", one sub-folder per class", "images.sets:load_folder"),
+    ("imagefolder", ("images",), ", photographs in ImageNet's layout", "images.sets:load_imagefolder"),
     (
         "wds",
         ("images",),
@@ -39,7 +39,7 @@ SIDES = {"folder": 64, "imagefolder": 224, "wds": 224}
 
 register_dataset(
     "fashion-mnist",
-    "tokenmix.lab.data.images.named_sets:load_fashion_mnist",
+    "tokenmix.lab.data.images.sets:load_fashion_mnist",
     about="60,000 + 10,000 grey 28 x 28, 10 classes, 31 MB",
     licence="MIT",
     origin="publisher, else Debian dataset-fashion-mnist",
@@ -48,7 +48,7 @@ register_dataset(
 )
 register_dataset(
     "digits",
-    "tokenmix.lab.data.images.named_sets:load_digits",
+    "tokenmix.lab.data.images.sets:load_digits",
     about="1,437 + 360 grey 8 x 8, 10 classes",
     licence="BSD-3-Clause",
     origin="embedded in scikit-learn",

@@ -1,20 +1,23 @@
-"""Indexed samples that are read a batch at a time, which of them are used, and draws that depend on the index alone.
+"""Data sets: samples that are read a batch at a time, which of them are used, and draws by the index alone.
 
 Other people's transforms draw from global random states; here they do so under a seed and leave no trace.
 """
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, Self, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tokenmix.errors import UserError
+from tokenmix.lab.data.reading import Skipped
 
+S = TypeVar("S")
 # A part that is held out: one sample in so many, none below the least (epochs could not be distinguished).
 SHARE, LEAST, MOST = 10, 10, 10_000
 
@@ -90,36 +93,6 @@ class IndexedDataset(ABC):
         return
 
 
-class WrappedDataset(IndexedDataset):
-    """The samples of another data set, in its order; subclasses change one or the other."""
-
-    def __init__(self, dataset: IndexedDataset) -> None:
-        self.dataset, self.unit, self.reads_in_order = dataset, dataset.unit, dataset.reads_in_order
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def read(self, indices: Tensor, epoch: int) -> Any:
-        return self.dataset.read(indices, epoch)
-
-    def training_order(self, seed: int, epoch: int, rank: int, world_size: int) -> np.ndarray:
-        return self.dataset.training_order(seed, epoch, rank, world_size)
-
-    def check_shares(self, world_size: int) -> None:
-        self.dataset.check_shares(world_size)
-
-
-class _Chosen(IndexedDataset):
-    def __init__(self, dataset: IndexedDataset, indices: Tensor) -> None:
-        self.dataset, self.indices, self.unit = dataset, indices, dataset.unit
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def read(self, indices: Tensor, epoch: int) -> Any:
-        return self.dataset.read(self.indices[indices], epoch)
-
-
 def subset(dataset: IndexedDataset, count: int | None) -> IndexedDataset:
     """`count` of the samples, evenly spread over them, so that no document or place has them all; all for None."""
     return dataset.chosen(spread(len(dataset), count))
@@ -137,7 +110,8 @@ def balanced_order(dataset: IndexedDataset, labels: Tensor, sampler: str) -> Ind
     Args:
         dataset: training samples.
         labels: int64 (n,), their classes.
-        sampler: shuffle, the order of the data set; or balanced.
+        sampler: shuffle, the order of the data set; or balanced, in which an epoch takes as many of each class, give or
+            take one, and as many in all as there are.
 
     Raises:
         UserError: balanced, of samples that are read in an order of their own, such as shards.
@@ -149,17 +123,24 @@ def balanced_order(dataset: IndexedDataset, labels: Tensor, sampler: str) -> Ind
             f"these {dataset.unit} are read from shards end to end, in the shares that they have there; give "
             "--class-weights balanced instead of --sampler balanced"
         )
-    return _Balanced(dataset, labels)
+    return _Chosen(dataset, torch.arange(len(dataset)), labels.numpy())
 
 
-class _Balanced(WrappedDataset):
-    """Samples of which an epoch takes as many of each class, give or take one, and as many in all as there are."""
+class _Chosen(IndexedDataset):
+    """Samples of another data set by their indices; in a balanced order if their labels are given."""
 
-    def __init__(self, dataset: IndexedDataset, labels: Tensor) -> None:
-        super().__init__(dataset)
-        self.labels = labels.numpy()
+    def __init__(self, dataset: IndexedDataset, indices: Tensor, labels: np.ndarray | None = None) -> None:
+        self.dataset, self.indices, self.labels, self.unit = dataset, indices, labels, dataset.unit
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def read(self, indices: Tensor, epoch: int) -> Any:
+        return self.dataset.read(self.indices[indices], epoch)
 
     def training_order(self, seed: int, epoch: int, rank: int, world_size: int) -> np.ndarray:
+        if self.labels is None:
+            return super().training_order(seed, epoch, rank, world_size)
         rng, count = np.random.default_rng([abs(seed), epoch]), -(-len(self) // world_size) * world_size
         classes = rng.permutation(np.unique(self.labels))
         drawn = []
@@ -221,42 +202,53 @@ def hold_out(labels: Tensor, asked: int | None, limit: int | None = None) -> tup
     return (~held).nonzero().flatten(), held.nonzero().flatten()
 
 
-class Samples(Protocol):
-    """What can be limited and split."""
+@dataclass(frozen=True)
+class DataSet(Generic[S]):
+    """Samples for training and testing, whatever a sample is: what a reader returns.
 
-    def __len__(self) -> int: ...
-    def subset(self, indices: Tensor) -> Self:
-        """The samples with these indices, in this order."""
-        ...
-
-
-S = TypeVar("S", bound=Samples)
-
-
-def train_validation_test(
-    train: S,
-    test: S,
-    labels: tuple[Tensor, Tensor],
-    *,
-    limit: int | None,
-    limit_eval: int | None,
-    validation: int | None,
-    seed: int,
-) -> tuple[S, S | None, S]:
-    """Training samples, those of them that are held out for validation if any, and test samples.
-
-    Args:
-        train, test: all of them.
-        labels: of the training and of the test samples, whose shares are kept.
-        limit: keep this many training samples, chosen by the seed, of those that are not held out.
-        limit_eval: keep this many test samples, the same for every seed.
-        validation: as `validation_size` takes it.
-        seed: chooses the samples that `limit` keeps, nothing else.
+    Attributes:
+        train, test: the samples.
+        classes: name of each label.
+        source: one line: which home or package, version, licence, path.
+        skipped: files that were left out.
+        spec: what was asked for, which `load_data` fills in.
+        validation: those of the training samples that are held out to choose by; None if there are none.
     """
-    kept, held = hold_out(labels[0], validation, limit)
-    kept, tested = kept[choose(labels[0][kept], limit, seed)], choose(labels[1], limit_eval, 0)
-    return (
-        train if len(kept) == len(train) else train.subset(kept),
-        train.subset(held) if len(held) else None,
-        test if len(tested) == len(test) else test.subset(tested),
-    )
+
+    train: S
+    test: S
+    classes: list[str]
+    source: str
+    skipped: Sequence[Skipped] = ()
+    spec: str = ""
+    validation: S | None = None
+
+    def split(
+        self,
+        labels: tuple[Tensor, Tensor] | None = None,
+        *,
+        limit: int | None = None,
+        limit_eval: int | None = None,
+        validation: int | None = 0,
+        seed: int = 0,
+    ) -> Self:
+        """With samples held out for validation, and with limits; of samples that have a method `subset`.
+
+        Args:
+            labels: of the training and of the test samples, whose shares are kept.
+            limit: keep this many training samples, chosen by the seed, of those that are not held out.
+            limit_eval: keep this many test samples, the same for every seed.
+            validation: as `validation_size` takes it.
+            seed: chooses the samples that `limit` keeps, nothing else.
+        """
+        train: Any = self.train
+        test: Any = self.test
+        learnt, measured = labels or (torch.zeros(len(train)), torch.zeros(len(test)))
+        kept, held = hold_out(learnt, validation, limit)
+        kept, tested = kept[choose(learnt[kept], limit, seed)], choose(measured, limit_eval, 0)
+        return replace(
+            self,
+            train=train if len(kept) == len(train) else train.subset(kept),
+            validation=train.subset(held) if len(held) else None,
+            test=test if len(tested) == len(test) else test.subset(tested),
+        )

@@ -20,7 +20,7 @@ from tokenmix.trust import safe_children
 Key = tuple[int, Tensor]
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(eq=False)
 class EpochSampler(Sampler[Key]):
     """Keys (epoch, indices) of the batches of one epoch for one of `world_size` processes.
 
@@ -43,12 +43,6 @@ class EpochSampler(Sampler[Key]):
         """The epoch whose order comes next; Lightning calls it before each one."""
         self.epoch = epoch
 
-    def order(self) -> Tensor:
-        """The indices that this rank takes in this epoch."""
-        if self.shuffle:
-            return torch.from_numpy(self.dataset.training_order(self.seed, self.epoch, self.rank, self.world_size))
-        return torch.arange(self.rank, len(self.dataset), self.world_size)
-
     def __len__(self) -> int:
         count, world = len(self.dataset), self.world_size
         mine = -(-count // world) if self.shuffle else len(range(self.rank, count, world))
@@ -57,7 +51,11 @@ class EpochSampler(Sampler[Key]):
     def __iter__(self) -> Iterator[Key]:
         # Only the pass that a run is resumed in starts late.
         start, self.start_batch = self.start_batch, 0
-        epoch, order = self.epoch, self.order()
+        epoch = self.epoch
+        if self.shuffle:
+            order = torch.from_numpy(self.dataset.training_order(self.seed, epoch, self.rank, self.world_size))
+        else:
+            order = torch.arange(self.rank, len(self.dataset), self.world_size)
         for batch in range(start, len(self)):
             yield epoch, order[batch * self.batch_size : (batch + 1) * self.batch_size]
 
@@ -116,7 +114,7 @@ def make_loader(
     """A loader whose batches are a function of (seed, epoch, rank); nothing of it draws from the global random state.
 
     Args:
-        dataset: for example `ImageSamples`, or `PackedText`.
+        dataset: for example `ImageSet.prepared`, or `PackedText`.
         batch_size: samples of one batch of one process.
         shuffle: in a new order each epoch (training); else in the set's own order.
         seed: of the order.
@@ -125,25 +123,12 @@ def make_loader(
         start_batch: the first pass begins at this batch without reading those before; `len` stays that of a whole pass.
         rank, world_size: this process among those that share the samples.
         pin_memory: copy batches to page-locked memory, for CUDA.
-
-    Raises:
-        UserError: a batch size below 1, no full batch although `drop_last`, or samples that that many processes cannot
-            share.
     """
     if batch_size < 1:
         raise UserError(f"batch_size must be at least 1, got {batch_size}")
     if workers:
         _check_open_files(workers)
-    sampler = EpochSampler(
-        dataset=dataset,
-        batch_size=batch_size,
-        shuffle=shuffle,
-        seed=seed,
-        drop_last=drop_last,
-        start_batch=start_batch,
-        rank=rank,
-        world_size=world_size,
-    )
+    sampler = EpochSampler(dataset, batch_size, shuffle, seed, drop_last, start_batch, rank, world_size)
     if drop_last and not len(sampler):
         raise UserError(
             f"a batch of {batch_size} x {world_size} does not fit into {len(dataset)} {dataset.unit}; "
@@ -155,7 +140,7 @@ def make_loader(
 
 
 def _check_open_files(workers: int) -> None:
-    """Raise `UserError` where loader processes would wait for ever for a file descriptor, which carries each tensor."""
+    """`UserError` where loader processes would wait for ever for a file descriptor, which carries each tensor."""
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = 64 + 32 * workers
     if limit == resource.RLIM_INFINITY or limit >= needed:

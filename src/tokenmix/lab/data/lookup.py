@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,8 @@ def load_data(
         if "://" in piece or "::" in piece:
             check_address(piece)
     with reaching():
-        return load_object(entry.load)(DataRequest(entry.name, variant, kind, root, seed, img_size, channels))
+        data = load_object(entry.load)(DataRequest(entry.name, variant, kind, root, seed, img_size, channels))
+    return replace(data, spec=spec)
 
 
 def fetch_data(spec: str, root: Path | None = None) -> str:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from tokenmix.errors import UserError
 from tokenmix.lab.data.fetch import log
-from tokenmix.lab.data.images import ImageData, ImageSamples
+from tokenmix.lab.data.images import ImageData
 from tokenmix.lab.data.images.decode import UnreadableImage, decode_stored
 from tokenmix.lab.data.images.strips import PNG, png_chunk
 from tokenmix.lab.data.indexed import IndexedDataset, balanced_order
@@ -119,10 +119,10 @@ def image_data(
     images: ImageData, config: TrainConfig, mean: Sequence[float], std: Sequence[float], **augment: Any
 ) -> IndexedData:
     """Images normalised with `mean` and `std`, for training augmented; `images` has the config's limits already."""
-    train: IndexedDataset = ImageSamples(images.train, mean=mean, std=std, seed=config.loop.seed, **augment)
+    train: IndexedDataset = images.train.prepared(mean=mean, std=std, seed=config.loop.seed, **augment)
     train = balanced_order(train, images.train.labels, getattr(config.options, "sampler", "shuffle"))
-    test = ImageSamples(images.test, mean=mean, std=std)
-    held = None if images.validation is None else ImageSamples(images.validation, mean=mean, std=std)
+    test = images.test.prepared(mean=mean, std=std)
+    held = None if images.validation is None else images.validation.prepared(mean=mean, std=std)
     made = IndexedData(train, test, held, config=config, description=images.describe())
     made.images = images
     return made

@@ -1,6 +1,9 @@
 """Where the config of a run comes from: a task's defaults, a recipe, a run folder, and what is given."""
 
 import dataclasses
+import functools
+import importlib
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +23,14 @@ HOME = Path(__file__).parents[4] / "recipes"
 NOT_HERE = ("out", "resume", "recipe", "config", "merge")
 COMPARISON = "compare_"
 """How the names of the files begin that are comparisons."""
+
+
+@functools.cache
+def load_recipe_data() -> None:
+    """Register the data sets of a checkout's recipes, as a plug-in does. In Python, `import recipes.datasets` does."""
+    if (HOME / "datasets" / "__init__.py").is_file():
+        sys.path.append(str(HOME.parent))
+        importlib.import_module("recipes.datasets")
 
 
 def list_recipes() -> list[str]:
@@ -54,6 +65,7 @@ def _load(kind: str, name: str, known: list[str], default: Callable[[str], D]) -
         values = tomllib.loads(path.read_text())
     except (OSError, RecursionError, ValueError) as error:  # A number of 5,000 digits is no TOMLDecodeError.
         raise UserError(f"{path} cannot be read ({error}); correct it, or give another file") from None
+    load_recipe_data()
     if "variants" in values:
         values.setdefault("mixers", [])
     config = read_document(values, f"the {kind} {path}", default)

@@ -2,12 +2,10 @@
 
 from tokenmix.lab.data.images.augment import make_augment
 from tokenmix.lab.data.images.decode import read_image
-from tokenmix.lab.data.images.image_set import ImageSamples, ImageSet, InMemoryImages, normalize
-from tokenmix.lab.data.images.load import ImageData, load_images
+from tokenmix.lab.data.images.image_set import ImageData, ImageSet, InMemoryImages, load_images, normalize
 
 __all__ = [
     "ImageData",
-    "ImageSamples",
     "ImageSet",
     "InMemoryImages",
     "load_images",

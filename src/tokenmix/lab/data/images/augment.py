@@ -121,54 +121,48 @@ class AutoAugment:
         transform = self._transform(min(images.shape[-2:]))
         # Other bits than those of the shift.
         seeds = hash_indices(self.shift_flip.seed, epoch, ~indices)
+        changed = torch.empty_like(images)
         with restored_random_state():
-            return torch.stack([_transformed(image, int(seed), transform) for image, seed in zip(images, seeds)])
+            for out, image, seed in zip(changed, images, seeds):
+                seed_all(int(seed))
+                # timm's operations fill with a colour, so grey images make the trip as RGB.
+                array = image.expand(3, -1, -1).permute(1, 2, 0).numpy()
+                made = transform(Image.fromarray(np.ascontiguousarray(array))).convert(
+                    "L" if len(image) == 1 else "RGB"
+                )
+                out[:] = torch.from_numpy(np.array(made)).reshape(*image.shape[1:], -1).permute(2, 0, 1)
+        return changed
 
     def __getstate__(self) -> dict[str, Any]:
         # timm's operations are closures, which cannot be pickled for a loader process that is not forked.
         return {**self.__dict__, "_transforms": {}}
 
     def _transform(self, size: int) -> Transform:
-        if size not in self._transforms:
-            self._transforms[size] = _make_transform(self.policy, size, self.shift_flip.fill)
-        return self._transforms[size]
-
-
-def _make_transform(policy: str, size: int, fill: int | None) -> Transform:
-    kind, *sections = policy.split("-")
-    if kind == "jitter":
-        return ColorJitter(*(3 * [float(sections[0])]))
-    level = 128 if fill is None else fill
-    hints = {"translate_const": int(0.45 * size), "img_mean": (level,) * 3}
-    try:
-        wrong = [section for section in sections if not SECTION.fullmatch(section)]
-        if wrong:
-            raise ValueError(f"unknown section {wrong[0]!r}")
-        transform: Any = MAKERS.get(kind, timm_augment.auto_augment_transform)(policy, hints)
-    except (AssertionError, ValueError, KeyError) as error:
-        raise UserError(
-            f"timm cannot read the augmentation {policy!r} ({error}); an example is rand-m9-mstd0.5-inc1"
-        ) from None
-    operations = transform.ops if hasattr(transform, "ops") else chain(*transform.policy)
-    for operation in operations:
-        if operation.aug_fn is timm_augment.posterize:
-            operation.aug_fn = _posterize
-    return transform
+        if size in self._transforms:
+            return self._transforms[size]
+        kind, *sections = self.policy.split("-")
+        if kind == "jitter":
+            return self._transforms.setdefault(size, ColorJitter(*(3 * [float(sections[0])])))
+        level = 128 if self.shift_flip.fill is None else self.shift_flip.fill
+        hints = {"translate_const": int(0.45 * size), "img_mean": (level,) * 3}
+        try:
+            wrong = [section for section in sections if not SECTION.fullmatch(section)]
+            if wrong:
+                raise ValueError(f"unknown section {wrong[0]!r}")
+            transform: Any = MAKERS.get(kind, timm_augment.auto_augment_transform)(self.policy, hints)
+        except (AssertionError, ValueError, KeyError) as error:
+            raise UserError(
+                f"timm cannot read the augmentation {self.policy!r} ({error}); an example is rand-m9-mstd0.5-inc1"
+            ) from None
+        for operation in transform.ops if hasattr(transform, "ops") else chain(*transform.policy):
+            if operation.aug_fn is timm_augment.posterize:
+                operation.aug_fn = _posterize
+        return self._transforms.setdefault(size, transform)
 
 
 def _posterize(image: Image.Image, bits: int, **options: Any) -> Image.Image:
     """timm's operation asks for 0 bits at its strongest, which newer releases of Pillow refuse."""
     return timm_augment.posterize(image, max(bits, 1), **options)
-
-
-def _transformed(image: Tensor, seed: int, transform: Transform) -> Tensor:
-    seed_all(seed)
-    # timm's operations fill with a colour, so grey images make the trip as RGB.
-    array = image.expand(3, -1, -1).permute(1, 2, 0).numpy()
-    changed = transform(Image.fromarray(np.ascontiguousarray(array)))
-    if image.shape[0] == 1:
-        changed = changed.convert("L")
-    return torch.from_numpy(np.array(changed)).reshape(*image.shape[1:], -1).permute(2, 0, 1)
 
 
 class Erase:

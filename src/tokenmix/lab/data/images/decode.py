@@ -54,7 +54,7 @@ SIDEWAYS = (TURNS[5], TURNS[6], TURNS[7], TURNS[8])
 PIXEL_CHUNKS = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"eXIf")
 ORIENTED_TEXTS = (b"XML:com.adobe.xmp\0\0", b"Raw profile type exif\0")
 LONGEST_TEXT = 1 << 16
-_pillow_limit, _one_large = threading.Lock(), threading.Lock()
+_pillow_limit = threading.Lock()
 
 
 def size_of(img_size: int | tuple[int, int]) -> tuple[int, int]:
@@ -140,23 +140,18 @@ def decode_numbers(source: str | Path | bytes) -> Tensor:
             raise UnreadableImage(
                 f"is a picture of mode {image.mode}, with no class numbers in it; give a palette or grey"
             )
-        top = _largest_level(image)
+        tiles: Any = getattr(image, "tile", None)
+        args = tiles[0].args if tiles else ()
+        raw, *rest = args if isinstance(args, tuple) else (args,)
+        # The grey level that is stored as white, where Pillow stretches the levels.
+        top = {"2": 3, "4": 15}.get(str(raw).partition("L;")[2][:1])
+        if image.format == "PPM":
+            top = int(rest[-1]) if rest else None
         values = np.array(image)
         whole = 65535 if values.itemsize > 1 else 255
         if image.mode != "P" and top is not None and top != whole:
             values = np.rint(np.arange(whole + 1) * (top / whole)).astype(values.dtype)[values]
         return torch.from_numpy(values.astype(np.int64 if values.itemsize > 1 else np.uint8, copy=False))
-
-
-def _largest_level(image: Image.Image) -> int | None:
-    """The grey level that is stored as white, where Pillow stretches the levels; None where it does not."""
-    tiles: Any = getattr(image, "tile", None)
-    args = tiles[0].args if tiles else ()
-    raw, *rest = args if isinstance(args, tuple) else (args,)
-    if image.format == "PPM":
-        return int(rest[-1]) if rest else None
-    bits = str(raw).partition("L;")[2][:1]
-    return 2 ** int(bits) - 1 if bits in ("2", "4") else None
 
 
 def stored_size(source: str | Path | bytes) -> tuple[int, int]:
@@ -284,12 +279,6 @@ def _tensor(image: Image.Image, channels: int) -> Tensor:
     return pixels
 
 
-def probe(path: str | Path) -> None:
-    """Raise `UnreadableImage` if the head of the file shows that it cannot be decoded; the pixels are not read."""
-    with _opened(path):
-        pass
-
-
 @contextlib.contextmanager
 def _opened(source: str | Path | bytes) -> Iterator[Image.Image]:
     with contextlib.ExitStack() as stack:
@@ -297,11 +286,14 @@ def _opened(source: str | Path | bytes) -> Iterator[Image.Image]:
             file = stack.enter_context(_file(source))
             if file.seek(0, os.SEEK_END) == 0:
                 raise UnreadableImage("is empty (0 bytes)")
-            image = stack.enter_context(_open(_needed(file)))
+            Image.init()
+            with _unlimited():
+                image = Image.open(_needed(file), formats=[name for name in FORMATS if name in Image.OPEN])
+            stack.enter_context(image)
             if image.width * image.height > MAX_PIXELS:
                 raise UnreadableImage(f"has {image.width} x {image.height} pixels, more than {MAX_PIXELS:,}")
             if image.width * image.height > LARGE_PIXELS:
-                stack.enter_context(_one_large)
+                # One at a time, and nothing else is opened meanwhile.
                 stack.enter_context(_unlimited())
             yield image
         except (UnreadableImage, UserError):
@@ -314,7 +306,9 @@ def _opened(source: str | Path | bytes) -> Iterator[Image.Image]:
             raise UnreadableImage("is not an image of a known format") from None
         # Decoders meet damaged data with any exception: OSError, SyntaxError, struct.error, ValueError, zlib.error, ...
         except Exception as error:
-            raise UnreadableImage(_reason(error)) from None
+            text = " ".join(str(error).split()) or type(error).__name__
+            cut = "is truncated" if "truncated" in text.lower() else "cannot be decoded"
+            raise UnreadableImage(f"{cut} ({text})") from None
 
 
 def _file(source: str | Path | bytes) -> BinaryIO:
@@ -327,31 +321,14 @@ def _file(source: str | Path | bytes) -> BinaryIO:
         raise UnreadableImage(f"is {what}, not a file") from None
 
 
-def _reason(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return f"is truncated ({text})" if "truncated" in text.lower() else f"cannot be decoded ({text})"
-
-
-def _open(file: BinaryIO) -> Image.Image:
-    """Open without Pillow's own limit, which is a setting of the whole process and warns at 89 million pixels."""
-    Image.init()
+@contextlib.contextmanager
+def _unlimited() -> Iterator[None]:
+    """Without Pillow's own limit, which is a setting of the whole process and warns at 89 million pixels."""
     with _pillow_limit:
         limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
-            return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
+            yield
         finally:
-            Image.MAX_IMAGE_PIXELS = limit
-
-
-@contextlib.contextmanager
-def _unlimited() -> Iterator[None]:
-    """The same while the pixels are decoded; only one thread at a time is here."""
-    with _pillow_limit:
-        limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
-    try:
-        yield
-    finally:
-        with _pillow_limit:
             Image.MAX_IMAGE_PIXELS = limit
 
 

@@ -1,24 +1,30 @@
-"""Sets of images with labels, all of one size, in memory or decoded each time they are read; and batches of them."""
+"""Sets of images with labels, all of one size, in memory or decoded each time they are read; and sets by name."""
 
 import contextlib
 import copy
+import os
 import random
 import statistics
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any, Self
 
 import torch
 from PIL import Image
+from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.data.transforms import RandomResizedCropAndInterpolation
 from torch import Tensor
 from torch.nn import functional as F
 
 from tokenmix.errors import UserError
 from tokenmix.lab.data.fetch import log
-from tokenmix.lab.data.images.augment import Erase, make_augment
-from tokenmix.lab.data.images.decode import Box, decode, decode_part, stored_size
-from tokenmix.lab.data.indexed import IndexedDataset, WrappedDataset, hash_indices, restored_random_state, seed_all
+from tokenmix.lab.data.images.augment import Augment, Erase, make_augment
+from tokenmix.lab.data.images.decode import Box, decode, decode_part, size_of, stored_size
+from tokenmix.lab.data.indexed import DataSet, IndexedDataset, hash_indices, restored_random_state, seed_all, spread
+from tokenmix.lab.data.lookup import load_data, short_name
 from tokenmix.lab.data.reading import LeftOut, UnreadableImage
 
 CHANNELS = 3
@@ -28,6 +34,7 @@ CROP_PCT = 0.875
 RANDOM_CROP = 1
 # Images whose sizes are looked at, and by how much the median may be scaled down without a word.
 SIZES_SEEN, SHRINKING = 16, 2
+STATISTICS_SAMPLE = 2048
 
 
 def warn_of_shrinking(source: Callable[[int], Path | bytes], count: int, size: tuple[int, int]) -> None:
@@ -48,9 +55,10 @@ def warn_of_shrinking(source: Callable[[int], Path | bytes], count: int, size: t
 
 
 class ImageSet(IndexedDataset):
-    """Images of one size with labels, as they are stored; item i is (uint8 (C, H, W), label).
+    """Images of one size with labels; item i is (uint8 (C, H, W), label).
 
-    `ImageSamples` makes batches of them for a classifier.
+    `read` gives {"image": (B, C, H, W), "label": int64 (B,), "index": int64 (B,)}, without images that cannot be read
+    any more; of what `prepared` returns the images are float32, as a classifier takes them, else uint8 as stored.
 
     Attributes:
         labels: int64 (N,).
@@ -72,6 +80,8 @@ class ImageSet(IndexedDataset):
     in_memory: bool = False
     photographs: bool = False
     crop_pct: float = 1.0
+    _prepare: Callable[[Tensor, int, Tensor], Tensor] | None = None
+    _crop_seed: int | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -93,13 +103,65 @@ class ImageSet(IndexedDataset):
         """As `pixels`, but a random part of each photograph, a function of (seed, epoch, index)."""
         return self.pixels(indices)
 
-    @abstractmethod
-    def subset(self, indices: Tensor) -> "ImageSet":
+    def subset(self, indices: Tensor) -> Self:
         """The images with these indices, in this order."""
+        part = copy.copy(self)
+        part.labels = self.labels[indices]
+        return part
+
+    def prepared(
+        self,
+        *,
+        mean: Sequence[float],
+        std: Sequence[float],
+        augment: str = "none",
+        color_jitter: float = 0.0,
+        reprob: float = 0.0,
+        seed: int = 0,
+    ) -> Self:
+        """The images as a classifier takes them: augmented, normalised and erased a whole batch at a time.
+
+        Args:
+            mean, std: per channel, in 0..1.
+            augment, color_jitter: see `make_augment`; photographs are first cropped at random unless it is `none`.
+            reprob: share of the images from which a box is erased.
+            seed: of the augmentation.
+
+        Raises:
+            UserError: an augmentation that `make_augment` or `Erase` does not know.
+        """
+        # A random part of a photograph is shifted as it is.
+        crops = self.photographs and augment != "none"
+        change = make_augment(
+            augment, seed=seed, flip=self.flip, fill=self.fill, color_jitter=color_jitter, shift=not crops
+        )
+        part = copy.copy(self)
+        part._crop_seed = seed if crops else None
+        erase = Erase(reprob, seed) if reprob else None
+        part._prepare = partial(_prepared, change=change, mean=mean, std=std, erase=erase)
+        return part
 
     def read(self, indices: Tensor, epoch: int) -> dict[str, Tensor]:
-        images, kept = self.pixels(indices)
+        seed = self._crop_seed
+        images, kept = self.pixels(indices) if seed is None else self.random_crops(indices, seed, epoch)
+        images = images if self._prepare is None else self._prepare(images, epoch, kept)
         return {"image": images, "label": self.labels[kept], "index": kept}
+
+
+def _prepared(
+    images: Tensor,
+    epoch: int,
+    indices: Tensor,
+    *,
+    change: Augment,
+    mean: Sequence[float],
+    std: Sequence[float],
+    erase: Erase | None,
+) -> Tensor:
+    batch = normalize(change(images, epoch, indices), mean, std)
+    if erase is not None:
+        erase(batch, epoch, indices)
+    return batch
 
 
 class InMemoryImages(ImageSet):
@@ -114,8 +176,10 @@ class InMemoryImages(ImageSet):
     def pixels(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         return self.images.index_select(0, indices), indices
 
-    def subset(self, indices: Tensor) -> "InMemoryImages":
-        return InMemoryImages(self.images[indices], self.labels[indices], flip=self.flip, fill=self.fill)
+    def subset(self, indices: Tensor) -> Self:
+        part = super().subset(indices)
+        part.images = self.images[indices]
+        return part
 
 
 class LazyImages(ImageSet):
@@ -133,15 +197,14 @@ class LazyImages(ImageSet):
         self.places = torch.arange(len(labels))
         self._left_out = LeftOut()
 
-    def subset(self, indices: Tensor) -> "LazyImages":
-        """The images with these indices in this set, of whose files the list is shared."""
-        kept = copy.copy(self)
-        kept.labels, kept.places, kept._left_out = self.labels[indices], self.places[indices], LeftOut()
-        return kept
+    def subset(self, indices: Tensor) -> Self:
+        part = super().subset(indices)
+        part.places, part._left_out = self.places[indices], LeftOut()
+        return part
 
+    @abstractmethod
     def source(self, index: int) -> Path | bytes:
         """The file, or the bytes of the file."""
-        raise NotImplementedError
 
     def name(self, index: int) -> str:
         """Where the image is, for a message."""
@@ -188,52 +251,6 @@ def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
     return images.to(torch.float32).mul_(scale).add_(shift)
 
 
-class ImageSamples(WrappedDataset):
-    """Labelled images as a classifier takes them: read, augmented, normalised and erased a whole batch at a time.
-
-    `read` gives {"image": float32 (B, C, H, W), "label": int64 (B,), "index": int64 (B,)}, without images that cannot
-    be read any more.
-
-    Args:
-        images: `ImageData.train` or `.test`.
-        mean, std: per channel, in 0..1.
-        augment, color_jitter: see `make_augment`; photographs are first cropped at random unless it is `none`.
-        reprob: share of the images from which a box is erased.
-        seed: of the augmentation.
-
-    Raises:
-        UserError: an augmentation that `make_augment` or `Erase` does not know.
-    """
-
-    def __init__(
-        self,
-        images: ImageSet,
-        *,
-        mean: Sequence[float],
-        std: Sequence[float],
-        augment: str = "none",
-        color_jitter: float = 0.0,
-        reprob: float = 0.0,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(images)
-        self.images, self.mean, self.std, self.seed = images, mean, std, seed
-        # A random part of a photograph is shifted as it is.
-        self.crops = images.photographs and augment != "none"
-        self.augment = make_augment(
-            augment, seed=seed, flip=images.flip, fill=images.fill, color_jitter=color_jitter, shift=not self.crops
-        )
-        self.erase = Erase(reprob, seed) if reprob else None
-
-    def read(self, indices: Tensor, epoch: int) -> dict[str, Tensor]:
-        images = self.images
-        pixels, kept = images.random_crops(indices, self.seed, epoch) if self.crops else images.pixels(indices)
-        batch = normalize(self.augment(pixels, epoch, kept), self.mean, self.std)
-        if self.erase is not None:
-            self.erase(batch, epoch, kept)
-        return {"image": batch, "label": images.labels[kept], "index": kept}
-
-
 def resize_images(images: Tensor, size: tuple[int, int] | None) -> Tensor:
     """uint8 (N, C, H, W) at another size, bilinear and antialiased; unchanged if the size is None or their own."""
     if size is None or tuple(images.shape[-2:]) == size:
@@ -271,3 +288,126 @@ def channel_statistics(parts: Iterable[Tensor]) -> tuple[tuple[float, ...], tupl
     std = (weights * (levels - mean[:, None]).square()).sum(1).sqrt()
     # Images of one level have no spread; dividing by less than one level would only blow up rounding.
     return tuple(mean.tolist()), tuple(std.clamp_min(1 / 255).tolist())
+
+
+@dataclass(frozen=True)
+class ImageData(DataSet[ImageSet]):
+    """Labelled images, all of one size; `load_images` fills in `mean` and `std`.
+
+    Attributes:
+        mean, std: per channel, in 0..1, measured on the training images.
+    """
+
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The spec as a part of a file name."""
+        return short_name(self.spec)
+
+    @property
+    def channels(self) -> int:
+        """1 or 3."""
+        return self.train.channels
+
+    @property
+    def img_size(self) -> tuple[int, int]:
+        """(height, width)."""
+        return self.train.size
+
+    @property
+    def flip(self) -> bool:
+        """A mirrored image is still of its class."""
+        return self.train.flip
+
+    @property
+    def crop_pct(self) -> float:
+        """Share of a test image that its centre crop keeps."""
+        return self.train.crop_pct
+
+    def describe(self) -> dict[str, Any]:
+        """What a run folder's data.json keeps; only JSON types."""
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {
+            "name": self.name,
+            "spec": self.spec,
+            "source": self.source,
+            "classes": self.classes,
+            "counts": {
+                part: dict(zip(self.classes, torch.bincount(images.labels, minlength=len(self.classes)).tolist()))
+                for part, images in parts.items()
+                if images is not None
+            },
+            "channels": self.channels,
+            "img_size": list(self.img_size),
+            "mean": list(self.mean),
+            "std": list(self.std),
+            "flip": self.flip,
+            "fill": self.train.fill,
+            "crop_pct": self.crop_pct,
+            "skipped": len(self.skipped),
+            # Bytes of a path that are not UTF-8 would make a JSON that other readers refuse.
+            "skipped_first": [
+                {"path": os.fsencode(s.path).decode("utf-8", "replace"), "reason": s.reason} for s in self.skipped[:20]
+            ],
+        }
+
+
+def load_images(
+    spec: str,
+    *,
+    img_size: int | tuple[int, int] | None = None,
+    limit: int | None = None,
+    limit_eval: int | None = None,
+    validation: int | None = 0,
+    seed: int = 0,
+    crop_pct: float | None = None,
+    channels: int | None = None,
+    root: Path | None = None,
+) -> ImageData:
+    """Training and test images of a data set.
+
+    Which images are for testing and validation never depends on the seed, so a run never saw the images it is evaluated
+    on.
+
+    Args:
+        spec: a name of `tokenmix list data`, such as `fashion-mnist`, `folder:PATH`, `imagefolder:PATH` or
+            `wds:TRAIN_SHARDS,TEST_SHARDS`.
+        img_size: side of the square (or height and width) that images are resized to; the set's own if not given, 64
+            for a folder, 224 for photographs.
+        limit: keep this many training images, in the shares of the classes, chosen by the seed.
+        limit_eval: keep this many test images, in the shares of the classes, the same for every seed.
+        validation: hold out this many training images; a tenth of those used if None. `limit` is taken of the others.
+        seed: chooses the images that `limit` keeps, nothing else.
+        crop_pct: share of a photograph's centre that testing keeps, 0.875 if not given; for imagefolder and wds alone.
+        channels: 3, or 1 for grey; the set's own if not given, 3 for the user's own files.
+        root: the cache; $TOKENMIX_DATA or ~/.cache/tokenmix/data if not given.
+
+    Raises:
+        UserError: unknown set, unusable folder, or a data set that cannot be obtained.
+    """
+    size = None if img_size is None else size_of(img_size)
+    if channels not in (None, 1, 3):
+        raise UserError(f"channels must be 1 or 3, got {channels}")
+    if crop_pct is not None and not 0 < crop_pct <= 1:
+        raise UserError(f"crop_pct must be in (0, 1], got {crop_pct}")
+    loaded: ImageData = load_data(spec, "images", root=root, img_size=size, channels=channels)
+    train, test = (with_channels(images, channels) for images in (loaded.train, loaded.test))
+    if crop_pct is not None:
+        for images in (train, test):
+            if not images.photographs:
+                raise UserError(f"crop_pct={crop_pct:g} is for imagefolder and wds; leave it out for {spec!r}")
+            images.crop_pct = crop_pct
+    data = replace(loaded, train=train, test=test).split(
+        (train.labels, test.labels), limit=limit, limit_eval=limit_eval, validation=validation, seed=seed
+    )
+    images = data.train
+    if images.photographs:
+        # ImageNet's: nothing is decoded at the start.
+        both = (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
+        mean, std = both if images.channels == 3 else ((statistics.mean(values),) for values in both)
+    else:
+        places = spread(len(images), None if images.in_memory else STATISTICS_SAMPLE)
+        mean, std = channel_statistics(images.pixels(part)[0] for part in places.split(4096))
+    return replace(data, mean=mean, std=std)

@@ -9,13 +9,12 @@ import os
 import re
 import tarfile
 import zlib
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from glob import glob
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,8 +24,7 @@ from tokenmix.errors import UserError
 from tokenmix.files import open_regular, user_path
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.images.decode import picture_endings
-from tokenmix.lab.data.images.image_set import CHANNELS, LazyImages, warn_of_shrinking
-from tokenmix.lab.data.images.load import ImageData
+from tokenmix.lab.data.images.image_set import CHANNELS, ImageData, LazyImages, warn_of_shrinking
 from tokenmix.lab.data.lookup import DataRequest, cache_root
 from tokenmix.lab.data.reading import Skipped, UnreadableImage, log_skipped, names_in, parse_json
 from tokenmix.lab.data.remote import glob_urls, is_url, local_copies, local_copy_if_any, origin
@@ -46,7 +44,6 @@ INDEX = 2
 # Samples among which the next one is drawn: about four shards of ImageNet's usual size.
 BUFFER = 5000
 TEST_SHARE = 0.2
-OPEN_FILES = 32
 
 
 class Found(NamedTuple):
@@ -146,8 +143,21 @@ def _sample(key: str, parts: dict[str, tuple[int, int]], handle: int) -> Found:
         return Found(key, wrong=f"has no picture, only .{', .'.join(sorted(parts))}")
     if picture[1] == 0:
         return Found(key, wrong="is empty (0 bytes)")
+    # The whole number in .cls, else "label" in .json, also as text or written 1.0.
+    ending = next((ending for ending in ("cls", "json") if ending in parts), None)
+    if ending is None:
+        return Found(key, wrong="has no label: neither .cls nor .json")
     try:
-        label = _label(parts, handle)
+        value: object = os.pread(handle, parts[ending][1], parts[ending][0]).decode("utf-8-sig")
+        if ending == "json":
+            held = parse_json(str(value), "its .json")
+            if not isinstance(held, dict) or "label" not in held:
+                raise ValueError('its .json has no "label"')
+            value = held["label"]
+        written = str(value).strip() if isinstance(value, int | float | str) else ""
+        if isinstance(value, bool) or not re.fullmatch(r"[+-]?[0-9]+(\.0*)?", written):
+            raise ValueError(f"{str(value)[:40]!r} is not a whole number")
+        label = int(written.partition(".")[0])
     except ValueError as error:
         return Found(key, wrong=f"has no label: {error}")
     if not 0 <= label < MOST_CLASSES:
@@ -155,42 +165,20 @@ def _sample(key: str, parts: dict[str, tuple[int, int]], handle: int) -> Found:
     return Found(key, *picture, label)
 
 
-def _label(parts: dict[str, tuple[int, int]], handle: int) -> int:
-    """The whole number in .cls, else "label" in .json, also as text or written 1.0; `ValueError` if there is none."""
-    ending = next((ending for ending in ("cls", "json") if ending in parts), None)
-    if ending is None:
-        raise ValueError("neither .cls nor .json")
-    offset, size = parts[ending]
-    value: object = os.pread(handle, size, offset).decode("utf-8-sig")
-    if ending == "json":
-        held = parse_json(str(value), "its .json")
-        if not isinstance(held, dict) or "label" not in held:
-            raise ValueError('its .json has no "label"')
-        value = held["label"]
-    written = str(value).strip() if isinstance(value, int | float | str) else ""
-    if isinstance(value, bool) or not re.fullmatch(r"[+-]?[0-9]+(\.0*)?", written):
-        raise ValueError(f"{str(value)[:40]!r} is not a whole number")
-    return int(written.partition(".")[0])
-
-
 class ShardImages(LazyImages):
-    """The images of shards, each read by its offset in its shard.
-
-    Args:
-        paths: the shards, whose index is taken from the cache if none of them has changed since.
-        size: (height, width) of the images.
-        channels: 3, or 1 for grey.
-        root: the cache.
+    """The images of shards, each read by its offset; the index is taken from the cache `root` if no shard has changed.
 
     Attributes:
         skipped: what is not a sample.
         again: names of samples whose key came before in their shard.
     """
 
+    reads_in_order = True
+
     def __init__(
         self, paths: Sequence[Path], size: tuple[int, int], channels: int = CHANNELS, root: Path | None = None
     ) -> None:
-        self._open: OrderedDict[int, int] = OrderedDict()
+        self._read_ahead: set[int] = set()
         name = f"shards/index-{INDEX}-of-{paths[0].stem}"
         index, notes = fetched_of_files(name, paths, root, lambda folder: _scan_all(paths))
         super().__init__(index["label"], size, channels=channels, photographs=True)
@@ -208,7 +196,12 @@ class ShardImages(LazyImages):
         offset, size = int(self.offset[place]), int(self.length[place])
         shard = int(self.shard[place])
         try:
-            data = os.pread(self._handle(shard), size, offset)
+            with open_regular(self.paths[shard]) as file:
+                if shard not in self._read_ahead and hasattr(os, "posix_fadvise"):
+                    # The system reads the shard from end to end: what the buffer picks lies in memory by then.
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+                    self._read_ahead.add(shard)
+                data = os.pread(file.fileno(), size, offset)
         except OSError as error:
             raise UserError(
                 f"the shard {self.paths[shard]} cannot be read any more ({error.strerror}); put it back"
@@ -216,8 +209,6 @@ class ShardImages(LazyImages):
         if len(data) < size:
             raise UnreadableImage("is truncated (the shard is shorter than it was)")
         return data
-
-    reads_in_order = True
 
     def check_shares(self, world_size: int) -> None:
         """Each process needs a shard of its own."""
@@ -243,25 +234,6 @@ class ShardImages(LazyImages):
         stream = np.concatenate([by_shard[start:stop] for start, stop in zip(starts, stops)])
         order = shuffled(stream, BUFFER, np.random.default_rng([abs(seed), epoch, 1, rank]))
         return np.resize(order, -(-len(self) // world_size))
-
-    def _handle(self, shard: int) -> int:
-        if shard in self._open:
-            self._open.move_to_end(shard)
-            return self._open[shard]
-        if len(self._open) >= OPEN_FILES:
-            os.close(self._open.popitem(last=False)[1])
-        handle = self._open[shard] = os.open(self.paths[shard], os.O_RDONLY)
-        if hasattr(os, "posix_fadvise"):
-            # The system reads the shard from end to end, so that what the buffer picks from it lies in memory by then.
-            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_WILLNEED)
-        return handle
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": OrderedDict()}
-
-    def __del__(self) -> None:
-        for handle in self._open.values():
-            os.close(handle)
 
 
 def shuffled(stream: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:

@@ -1,37 +1,29 @@
 """Reading scenes: images with a class for each pixel, with boxes, or with a mask for each object."""
 
-from tokenmix.lab.data.scenes.samples import (
-    ObjectAugment,
-    ObjectSamples,
-    PixelAugment,
-    PixelSamples,
-    SceneSamples,
-    scale_steps,
-)
 from tokenmix.lab.data.scenes.scenes import (
     Objects,
+    ObjectSamples,
+    PixelSamples,
     Scene,
+    SceneAugment,
     SceneData,
     Scenes,
+    SceneSamples,
     Want,
-    hold_out_scenes,
     load_scenes,
     repeated,
 )
 
 __all__ = [
-    "ObjectAugment",
     "ObjectSamples",
     "Objects",
-    "PixelAugment",
     "PixelSamples",
     "Scene",
+    "SceneAugment",
     "SceneData",
     "SceneSamples",
     "Scenes",
     "Want",
-    "hold_out_scenes",
     "load_scenes",
     "repeated",
-    "scale_steps",
 ]

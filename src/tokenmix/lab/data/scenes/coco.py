@@ -6,7 +6,7 @@ kept: they are background. The val part is for testing.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from math import nan
 from pathlib import Path
@@ -23,14 +23,12 @@ from tokenmix.files import inside
 from tokenmix.lab.data.lookup import DataRequest
 from tokenmix.lab.data.reading import Skipped, parse_json, read_file
 from tokenmix.lab.data.scenes.scenes import (
-    Objects,
     Scene,
     SceneData,
     Scenes,
     bit_palette,
     folder_in,
-    no_objects,
-    objects_of_boxes,
+    objects_of,
     read_stored,
     warn_of_absent,
 )
@@ -43,12 +41,11 @@ MOST, MOST_BITS = 2**53, 40
 ANNOTATION = {"id": (int, str), "image_id": (int,), "category_id": (int,), "bbox": (list,)}
 
 
-class CocoScenes(Scenes):
-    """The images of an annotation file, opened on demand; `UserError` naming an entry that is wrong.
+class CocoScenes(Scenes[tuple[dict[str, Any], list[dict[str, Any]]]]):
+    """The images of an annotation file, each with its annotations of some area; `UserError` naming an entry that is
+    wrong.
 
     Attributes:
-        images: id, file name, height and width of each.
-        annotations: those of each image, in its order, without those of no area within it.
         categories: number and name of each.
         dropped: image files with the number of their boxes of no area within the image.
     """
@@ -63,30 +60,38 @@ class CocoScenes(Scenes):
                 f"{path} holds a {type(given).__name__}, not images, annotations and categories; "
                 "give a COCO instances file"
             )
-        self.images, kinds = _entries(given, "images", IMAGE, path), _entries(given, "categories", CATEGORY, path)
-        for key, entries, name in (("images", self.images, "id"), *(("categories", kinds, n) for n in ("id", "name"))):
-            _check_distinct(entries, key, name, path)
+        images, kinds = _entries(given, "images", IMAGE, path), _entries(given, "categories", CATEGORY, path)
+        for key, entries, name in (("images", images, "id"), *(("categories", kinds, n) for n in ("id", "name"))):
+            value, count = Counter(entry[name] for entry in entries).most_common(1)[0] if entries else (None, 0)
+            if count > 1:
+                raise UserError(f"{path} has {count} {key} of the {name} {value}; each needs its own")
         self.categories = dict(sorted((c["id"], c["name"]) for c in kinds))
-        if not self.images or not kinds:
-            raise UserError(f"{path} has no {'categories' if self.images else 'images'}; nothing can be read from it")
+        if not images or not kinds:
+            raise UserError(f"{path} has no {'categories' if images else 'images'}; nothing can be read from it")
         self.labels = {number: label for label, number in enumerate(self.categories)}
-        self.annotations: list[list[dict[str, Any]]] = [[] for _ in self.images]
         self.dropped: Counter[Path] = Counter()
-        places = {image["id"]: place for place, image in enumerate(self.images)}
+        by_id = {image["id"]: (image, list[dict[str, Any]]()) for image in images}
         for entry in _entries(given, "annotations", ANNOTATION, path):
-            _check_annotation(entry, places, self.categories, path)
-            place = places[entry["image_id"]]
-            (left, top, width, height), image = entry["bbox"], self.images[place]
+            _check_annotation(entry, by_id, self.categories, path)
+            image, kept = by_id[entry["image_id"]]
+            left, top, width, height = entry["bbox"]
             if min(left + width, image["width"]) > max(left, 0) and min(top + height, image["height"]) > max(top, 0):
-                self.annotations[place].append(entry)
+                kept.append(entry)
             else:
-                self.dropped[folder / self.images[place]["file_name"]] += 1
+                self.dropped[folder / image["file_name"]] += 1
+        super().__init__(list(by_id.values()), self._scene)
 
-    def __len__(self) -> int:
-        return len(self.images)
+    @property
+    def annotations(self) -> list[dict[str, Any]]:
+        """Those of all images."""
+        return [entry for _, found in self.items for entry in found]
 
-    def scene(self, index: int) -> Scene:
-        given, path = self.images[index], self._file(index)
+    def _scene(self, item: tuple[dict[str, Any], list[dict[str, Any]]]) -> Scene:
+        given, found = item
+        name = given["file_name"]
+        # The user's own links in the folder may lead out of it, a name may not.
+        clean = not Path(name).is_absolute() and ".." not in Path(name).parts
+        path = self.folder / name if clean else inside(self.folder, name)
         image = read_stored(path)
         size = (image.shape[1], image.shape[2])
         if (given["height"], given["width"]) != size:
@@ -94,34 +99,23 @@ class CocoScenes(Scenes):
                 f"{path} has {size[1]} x {size[0]} pixels, {self.path} says {given['width']} x {given['height']}; "
                 "both must agree"
             )
-        return Scene(image, str(path), objects=self._objects(index, size), key=int(given["id"]))
-
-    def _file(self, index: int) -> Path:
-        name = self.images[index]["file_name"]
-        # The user's own links in the folder may lead out of it, a name may not.
-        clean = not Path(name).is_absolute() and ".." not in Path(name).parts
-        return self.folder / name if clean else inside(self.folder, name)
-
-    def _objects(self, index: int, size: tuple[int, int]) -> Objects:
-        found = self.annotations[index]
-        if not found:
-            return no_objects(size if self.with_masks else None)
-        boxes = torch.tensor([a["bbox"] for a in found], dtype=torch.float32)
+        boxes = torch.tensor([a["bbox"] for a in found], dtype=torch.float32).reshape(-1, 4)
         boxes[:, 2:] += boxes[:, :2]
         labels, crowd = [self.labels[a["category_id"]] for a in found], [bool(a.get("iscrowd", 0)) for a in found]
-        objects = objects_of_boxes(clip_boxes_to_image(boxes, size), labels, crowd)
+        objects = objects_of(labels, boxes=clip_boxes_to_image(boxes, size), crowd=crowd)
         if self.with_masks:
             check_mask_memory(len(found), size)
-            objects = replace(objects, masks=torch.stack([self._mask(a, size, index) for a in found]))
-        given = torch.tensor([nan if a.get("area") is None else a["area"] for a in found], dtype=torch.float32)
-        return replace(objects, area=given.where(given.isfinite(), objects.areas()))
-
-    def _mask(self, annotation: dict[str, Any], size: tuple[int, int], index: int) -> Tensor:
-        try:
-            return decode_mask(annotation.get("segmentation"), *size)
-        except UserError as reason:
-            where = f"{self.path}, annotation {annotation.get('id')} of {self._file(index)}"
-            raise UserError(f"{where}: {reason}; correct or remove it") from None
+            masks = torch.empty((len(found), *size), dtype=torch.bool)
+            for mask, annotation in zip(masks, found):
+                try:
+                    mask[:] = decode_mask(annotation.get("segmentation"), *size)
+                except UserError as reason:
+                    where = f"{self.path}, annotation {annotation.get('id')} of {path}"
+                    raise UserError(f"{where}: {reason}; correct or remove it") from None
+            objects = replace(objects, masks=masks)
+        area = torch.tensor([nan if a.get("area") is None else a["area"] for a in found], dtype=torch.float32)
+        objects = replace(objects, area=area.where(area.isfinite(), objects.areas()))
+        return Scene(image, str(path), objects=objects, key=int(given["id"]))
 
 
 def load_coco(request: DataRequest) -> SceneData:
@@ -139,17 +133,15 @@ def load_coco(request: DataRequest) -> SceneData:
     if train.categories != test.categories:
         raise UserError(f"{train.path} and {test.path} have different categories; both splits must have the same")
     for part, purpose in ((train, "learn from"), (test, "evaluate on")):
-        known = [entry for found in part.annotations for entry in found]
-        if all(entry.get("iscrowd") for entry in known):
-            beside = " that are no crowd" if known else ""
+        if all(entry.get("iscrowd") for entry in part.annotations):
+            beside = " that are no crowd" if part.annotations else ""
             raise UserError(
                 f"{part.path} has no annotations with an area{beside}, so there is nothing to {purpose}; add some"
             )
-    shown = {entry["category_id"] for found in train.annotations for entry in found}
+    shown = {entry["category_id"] for entry in train.annotations}
     warn_of_absent([name for number, name in train.categories.items() if number not in shown], train.path)
     dropped = {**train.dropped, **test.dropped}
     return SceneData(
-        spec=request.spec,
         train=train,
         test=test,
         classes=list(train.categories.values()),
@@ -176,15 +168,9 @@ def _entries(
     return entries
 
 
-def _check_distinct(entries: Sequence[Mapping[str, Any]], key: str, name: str, path: Path) -> None:
-    value, count = Counter(entry[name] for entry in entries).most_common(1)[0] if entries else (None, 0)
-    if count > 1:
-        raise UserError(f"{path} has {count} {key} of the {name} {value}; each needs its own")
-
-
-def _check_annotation(entry: dict[str, Any], places: dict[int, int], categories: dict[int, str], path: Path) -> None:
+def _check_annotation(entry: dict[str, Any], images: Container[int], categories: Container[int], path: Path) -> None:
     where = f"{path}, annotation {entry['id']},"
-    if entry["image_id"] not in places:
+    if entry["image_id"] not in images:
         raise UserError(
             f"{where} belongs to image {entry['image_id']}, which is not among the images; "
             "add that, or remove the annotation"
@@ -265,24 +251,21 @@ def _lengths_of_string(coded: str | bytes) -> list[int]:
 
 
 def _from_polygons(polygons: list[Any], height: int, width: int) -> Tensor:
+    """`UserError` for polygons that crash pycocotools, which allocates one entry per step of the outline, unchecked."""
+    reach = 2 * max(height, width)
     for polygon in polygons:
-        _check_polygon(polygon, height, width)
+        given = str(polygon)[:40]
+        numbers = isinstance(polygon, list) and all(isinstance(x, int | float) for x in polygon)
+        if not numbers or len(polygon) < 6 or len(polygon) % 2:
+            raise UserError(f"the polygon {given} is not a list of three or more corners, x and y each")
+        if not all(abs(x) <= reach for x in polygon):
+            raise UserError(f"the polygon {given} is far outside the image of {width} x {height} pixels")
+        corners = np.array(polygon, dtype=np.float64).reshape(-1, 2)
+        steps = np.abs(corners - np.roll(corners, 1, axis=0)).max(1).sum()
+        if steps > height * width + 8 * reach:
+            raise UserError(f"the polygon {given} has a longer outline than {width} x {height} pixels can hold")
     tools = _pycocotools()
     return _from_runs(tools.merge(tools.frPyObjects(polygons, height, width)), height, width)
-
-
-def _check_polygon(polygon: Any, height: int, width: int) -> None:
-    """`UserError` for polygons that crash pycocotools, which allocates one entry per step of the outline, unchecked."""
-    reach, given = 2 * max(height, width), str(polygon)[:40]
-    numbers = isinstance(polygon, list) and all(isinstance(x, int | float) for x in polygon)
-    if not numbers or len(polygon) < 6 or len(polygon) % 2:
-        raise UserError(f"the polygon {given} is not a list of three or more corners, x and y each")
-    if not all(abs(x) <= reach for x in polygon):
-        raise UserError(f"the polygon {given} is far outside the image of {width} x {height} pixels")
-    corners = np.array(polygon, dtype=np.float64).reshape(-1, 2)
-    steps = np.abs(corners - np.roll(corners, 1, axis=0)).max(1).sum()
-    if steps > height * width + 8 * reach:
-        raise UserError(f"the polygon {given} has a longer outline than {width} x {height} pixels can hold")
 
 
 def _pycocotools() -> Any:

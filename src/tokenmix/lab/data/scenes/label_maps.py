@@ -6,6 +6,7 @@ Cityscapes Dataset for Semantic Urban Scene Understanding", 2016, whose table of
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -44,34 +45,29 @@ TRAIN_IDS = {**{kind.train_id: kind.train_id for kind in EVALUATED}, IGNORE: IGN
 def load_ade20k(request: DataRequest) -> SceneData:
     """Training and validation images of ADEChallengeData2016, given itself or the folder it is in.
 
-    0 in a label image means unlabelled and is ignored; the classes 1 to 150 become 0 to 149.
+    0 in a label image means unlabelled and is ignored; the classes 1 to 150 become 0 to 149. A class has the first of
+    its names in objectInfo150.txt, which the data set includes; else its number.
     """
     root = folder_in(request.path, ("", "ADEChallengeData2016"), "annotations", "ADEChallengeData2016")
     table = numbers_table({0: IGNORE, **{number: number - 1 for number in range(1, ADE20K + 1)}})
     train, test = (
-        PairScenes(_masks_below(root / "images" / part, root / "annotations" / part), table)
+        pair_scenes(_masks_below(root / "images" / part, root / "annotations" / part), table)
         for part in ("training", "validation")
     )
+    path, classes = root / "objectInfo150.txt", [f"class {number}" for number in range(1, ADE20K + 1)]
+    if path.is_file():
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[1:]
+        classes = [line.split("\t")[-1].split(",")[0].strip() for line in lines if line]
+        if len(classes) != ADE20K:
+            raise UserError(f"{path} names {len(classes)} classes, not {ADE20K}; take the set's own file or remove it")
     return SceneData(
-        spec=request.spec,
         train=train,
         test=test,
-        classes=_ade20k_names(root),
+        classes=classes,
         palette=bit_palette(ADE20K + 1)[1:],
         crop=(512, 512),
         source=f"ADE20K in {root}",
     )
-
-
-def _ade20k_names(root: Path) -> list[str]:
-    """The first of a class's names in objectInfo150.txt, which the data set includes; else its number."""
-    path = root / "objectInfo150.txt"
-    if not path.is_file():
-        return [f"class {number}" for number in range(1, ADE20K + 1)]
-    rows = [line.split("\t") for line in path.read_text(encoding="utf-8", errors="replace").splitlines()[1:] if line]
-    if len(rows) != ADE20K:
-        raise UserError(f"{path} names {len(rows)} classes, not {ADE20K}; take the set's own file or remove it")
-    return [row[-1].split(",")[0].strip() for row in rows]
 
 
 def load_cityscapes(request: DataRequest) -> SceneData:
@@ -87,13 +83,12 @@ def load_cityscapes(request: DataRequest) -> SceneData:
         stems = [labels / p.parent.relative_to(images) / p.stem.removesuffix("_leftImg8bit") for p in found]
         ready = [stem.with_name(f"{stem.name}_gtFine_labelTrainIds.png") for stem in stems]
         if all(path.is_file() for path in ready):
-            parts.append(PairScenes(list(zip(found, ready)), numbers_table(TRAIN_IDS)))
+            parts.append(pair_scenes(list(zip(found, ready)), numbers_table(TRAIN_IDS)))
         else:
             published = [stem.with_name(f"{stem.name}_gtFine_labelIds.png") for stem in stems]
-            parts.append(PairScenes(list(zip(found, published)), numbers_table(LABEL_IDS)))
+            parts.append(pair_scenes(list(zip(found, published)), numbers_table(LABEL_IDS)))
     train, test = parts
     return SceneData(
-        spec=request.spec,
         train=train,
         test=test,
         classes=[kind.name for kind in EVALUATED],
@@ -124,9 +119,8 @@ def load_masks(request: DataRequest) -> SceneData:
     classes = _own_names(root, train)
     table = numbers_table({IGNORE: IGNORE, **{i: i for i in range(len(classes))}})
     return SceneData(
-        spec=request.spec,
-        train=PairScenes(train, table),
-        test=PairScenes(test, table),
+        train=pair_scenes(train, table),
+        test=pair_scenes(test, table),
         classes=classes,
         palette=bit_palette(len(classes)),
         source=f"images and masks in {root}",
@@ -202,54 +196,45 @@ def checked_pairs(pairs: Sequence[tuple[Path, Path]]) -> Sequence[tuple[Path, Pa
     return pairs
 
 
-class PairScenes(Scenes):
+def pair_scenes(pairs: Sequence[tuple[Path, Path]], table: Tensor) -> Scenes[tuple[Path, Path]]:
     """Images and their label images, opened on demand.
 
     Args:
-        pairs: (image, label image).
+        pairs: (image, label image), of which every file exists, else `UserError`.
         table: int64 (L,): the class of each number in a label image, 255 at most, or -1 where there is no such number.
-
-    Raises:
-        UserError: a pair of which a file does not exist.
     """
+    return Scenes(checked_pairs(pairs), partial(_read_pair, table=table))
 
-    def __init__(self, pairs: Sequence[tuple[Path, Path]], table: Tensor) -> None:
-        self.pairs, self.table = checked_pairs(pairs), table
 
-    def __len__(self) -> int:
-        return len(self.pairs)
+def _read_pair(pair: tuple[Path, Path], table: Tensor) -> Scene:
+    image = read_stored(pair[0])
+    return Scene(image, str(pair[0]), classes=read_labels(pair, table, image))
 
-    def scene(self, index: int) -> Scene:
-        """The image and its classes; `UserError` naming the file if they cannot be, or do not fit together."""
-        path = self.pairs[index][0]
-        image = read_stored(path)
-        return Scene(image, str(path), classes=self.labels(index, image), key=index)
 
-    def labels(self, index: int, image: Tensor) -> Tensor:
-        """The classes alone, uint8 (H, W), which must fit the image."""
-        path, labels_path = self.pairs[index]
-        numbers = _read_numbers(labels_path)
-        if numbers.shape != image.shape[1:]:
-            raise UserError(
-                f"{labels_path} has {numbers.shape[1]} x {numbers.shape[0]} pixels, its image {path} "
-                f"{image.shape[2]} x {image.shape[1]}; both must have the same size"
-            )
-        # Part after part, as the table takes int64.
-        return torch.cat([self._classes(part, labels_path) for part in numbers.split(PART_ROWS)])
-
-    def _classes(self, numbers: Tensor, path: Path) -> Tensor:
-        numbers = numbers.long()
-        inside = (numbers >= 0) & (numbers < len(self.table))
-        classes = torch.where(inside, self.table[numbers.clamp(0, len(self.table) - 1)], OUT_OF_RANGE)
+def read_labels(pair: tuple[Path, Path], table: Tensor, image: Tensor) -> Tensor:
+    """The classes of a label image, uint8 (H, W); `UserError` naming it if it cannot be read or not fit the image."""
+    numbers = _read_numbers(pair[1])
+    if numbers.shape != image.shape[1:]:
+        raise UserError(
+            f"{pair[1]} has {numbers.shape[1]} x {numbers.shape[0]} pixels, its image {pair[0]} "
+            f"{image.shape[2]} x {image.shape[1]}; both must have the same size"
+        )
+    parts = []
+    # Part after part, as the table takes int64.
+    for part in numbers.split(PART_ROWS):
+        part = part.long()
+        inside = (part >= 0) & (part < len(table))
+        classes = torch.where(inside, table[part.clamp(0, len(table) - 1)], OUT_OF_RANGE)
         if (classes == OUT_OF_RANGE).any():
-            wrong = int(numbers[classes == OUT_OF_RANGE][0])
-            known = torch.nonzero(self.table != OUT_OF_RANGE).flatten().tolist()
-            raise UserError(f"{path} has the label {wrong}, out of range: known are {_ranges(known)}; correct it")
-        return classes.byte()
+            wrong = int(part[classes == OUT_OF_RANGE][0])
+            known = torch.nonzero(table != OUT_OF_RANGE).flatten().tolist()
+            raise UserError(f"{pair[1]} has the label {wrong}, out of range: known are {_ranges(known)}; correct it")
+        parts.append(classes.byte())
+    return torch.cat(parts)
 
 
 def numbers_table(classes: Mapping[int, int]) -> Tensor:
-    """The table of `PairScenes` that knows these numbers and no others."""
+    """The table of `pair_scenes` that knows these numbers and no others."""
     return torch.tensor([classes.get(number, OUT_OF_RANGE) for number in range(256)])
 
 

@@ -1,26 +1,34 @@
-"""An image with what is known of its pixels and objects, sets of them, and what their readers share."""
+"""An image with what is known of its pixels and objects, sets of them, and batches, augmented by torchvision.
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+The augmentation of a sample is a function of (seed, epoch, index); global random states are unchanged.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
+from torchvision import tv_tensors
 from torchvision.ops import masks_to_boxes
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
 
 from tokenmix.errors import UserError
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.images.decode import UnreadableImage, decode_stored
-from tokenmix.lab.data.indexed import hold_out
+from tokenmix.lab.data.images.image_set import normalize
+from tokenmix.lab.data.indexed import DataSet, IndexedDataset, hash_indices, restored_random_state, seed_all
 from tokenmix.lab.data.lookup import load_data
-from tokenmix.lab.data.reading import NAMED, Skipped
+from tokenmix.lab.data.reading import NAMED, LeftOut
 
 Want = Literal["classes", "boxes", "masks"]
 IGNORE = 255
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -66,77 +74,62 @@ class Scene:
         name: its file, or what else finds it again.
         classes: uint8 or int64 (H, W), the class of each pixel or `SceneData.ignore`; None for tasks on objects.
         objects: None for tasks on pixels.
-        key: the number that a published layout gives the image, such as COCO's image_id; else its index.
+        key: the number that a published layout gives the image, such as COCO's image_id; None for its index.
     """
 
     image: Tensor
     name: str
     classes: Tensor | None = None
     objects: Objects | None = None
-    key: int = 0
+    key: int | None = None
 
 
-class Scenes(ABC):
-    """Numbered scenes of any size, opened one by one; `UserError` naming the file if one cannot be read."""
+class Scenes(Generic[T]):
+    """Numbered scenes of any size, opened one by one.
 
-    @abstractmethod
-    def __len__(self) -> int:
-        """How many there are."""
+    Args:
+        items: what the scenes are read from, such as files.
+        read: the scene of an item, without augmentation; `UserError` naming its file if it cannot be read.
+    """
 
-    @abstractmethod
-    def scene(self, index: int) -> Scene:
-        """The scene with this index, as it is, without augmentation."""
-
-
-class ChosenScenes(Scenes):
-    """A subset of other scenes, by index."""
-
-    def __init__(self, scenes: Scenes, places: Tensor) -> None:
-        self.scenes, self.places = scenes, places
+    def __init__(self, items: Sequence[T], read: Callable[[T], Scene]) -> None:
+        self.items, self.read = items, read
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.items)
 
     def scene(self, index: int) -> Scene:
-        return self.scenes.scene(int(self.places[index]))
+        """The scene with this index."""
+        return self.read(self.items[index])
+
+    def subset(self, indices: Tensor) -> "Scenes[int]":
+        """The scenes with these indices, in this order."""
+        return Scenes(indices.tolist(), self.scene)
 
 
 def repeated(scenes: Scenes, times: int) -> Scenes:
     """Each scene `times` times in a row, so that any even spread over the numbers has many scenes."""
-    return ChosenScenes(scenes, torch.arange(len(scenes)).repeat_interleave(times))
+    return scenes.subset(torch.arange(len(scenes)).repeat_interleave(times))
 
 
 @dataclass(frozen=True, kw_only=True)
-class SceneData:
+class SceneData(DataSet[Scenes]):
     """Scenes for training and testing.
 
     Attributes:
-        spec: what `load_scenes` was asked for.
-        train, test: scenes.
-        validation: those of the training scenes that are held out to choose by; None if there are none.
-        classes: name of each label.
         palette: colour of each class for figures, 0 to 255.
-        source: one line: which home or package, version, licence, path.
         ignore: label of pixels that are neither learned nor counted.
         mean, std: per channel, in 0..1; ImageNet's where nothing is decoded at the start.
         crop: (height, width) that suits training on this set, if the user names none; None for whole scenes.
-        skipped: files that were left out.
         notes: what the published layout says besides, as values for JSON, such as COCO's category numbers.
     """
 
-    spec: str
-    train: Scenes
-    test: Scenes
-    classes: list[str]
     palette: Sequence[tuple[int, int, int]]
-    source: str
     ignore: int = IGNORE
     mean: tuple[float, ...] = IMAGENET_DEFAULT_MEAN
     std: tuple[float, ...] = IMAGENET_DEFAULT_STD
     crop: tuple[int, int] | None = None
-    skipped: Sequence[Skipped] = ()
     notes: dict[str, Any] = field(default_factory=dict)
-    validation: Scenes | None = None
 
 
 def load_scenes(spec: str, *, want: Want, seed: int = 0, root: Path | None = None) -> SceneData:
@@ -158,36 +151,23 @@ def load_scenes(spec: str, *, want: Want, seed: int = 0, root: Path | None = Non
     return load_data(spec, want, root=root, seed=seed)
 
 
-def hold_out_scenes(data: SceneData, asked: int | None) -> SceneData:
-    """The data with that many of the training scenes held out for validation; a tenth of them if None."""
-    kept, held = hold_out(torch.zeros(len(data.train)), asked)
-    if not len(held):
-        return data
-    return replace(data, train=ChosenScenes(data.train, kept), validation=ChosenScenes(data.train, held))
-
-
-def objects_of_boxes(
-    boxes: np.ndarray | Tensor, labels: Tensor | list[int], crowd: list[bool] | None = None
+def objects_of(
+    labels: Tensor | list[int],
+    *,
+    boxes: np.ndarray | Tensor | None = None,
+    masks: Tensor | None = None,
+    crowd: list[bool] | None = None,
 ) -> Objects:
-    """Objects of which only boxes are known, (M, 4) left, top, right, bottom."""
+    """Objects of which boxes (M, 4), left, top, right, bottom, or masks bool (M, H, W) with a pixel or more are known.
+
+    The boxes of masks end after the last pixel.
+    """
+    if boxes is None:
+        assert masks is not None
+        boxes = masks_to_boxes(masks).float() + torch.tensor([0.0, 0.0, 1.0, 1.0])
     corners = torch.as_tensor(boxes, dtype=torch.float32).reshape(-1, 4)
-    return _objects(corners, labels, None, crowd)
-
-
-def objects_of_masks(masks: Tensor, labels: Tensor | list[int], crowd: list[bool] | None = None) -> Objects:
-    """Objects by their masks, bool (M, H, W), each with a pixel or more; the boxes end after the last pixel."""
-    boxes = masks_to_boxes(masks).float() + torch.tensor([0.0, 0.0, 1.0, 1.0])
-    return _objects(boxes, labels, masks, crowd)
-
-
-def no_objects(size: tuple[int, int] | None) -> Objects:
-    """None of them, with masks of this size (height, width) if one is given."""
-    return _objects(torch.empty(0, 4), [], None if size is None else torch.empty((0, *size), dtype=torch.bool), None)
-
-
-def _objects(boxes: Tensor, labels: Tensor | list[int], masks: Tensor | None, crowd: list[bool] | None) -> Objects:
-    marked = torch.tensor([False] * len(boxes) if crowd is None else crowd, dtype=torch.bool)
-    return Objects(boxes, torch.as_tensor(labels, dtype=torch.int64), masks, marked)
+    marked = torch.tensor([False] * len(corners) if crowd is None else crowd, dtype=torch.bool)
+    return Objects(corners, torch.as_tensor(labels, dtype=torch.int64), masks, marked)
 
 
 def warn_of_absent(absent: Sequence[str], source: Path | str, ignore: str = "") -> None:
@@ -225,3 +205,237 @@ def folder_in(path: Path, candidates: Sequence[str], marker: str, layout: str) -
     raise UserError(
         f"{path} has no {marker} in it, so it is not in the layout of {layout}; give the folder that has it"
     )
+
+
+class RandomScale(v2.Transform):
+    """Resize by one of several factors, each as likely: images bilinear, classes by the nearest."""
+
+    def __init__(self, scales: Sequence[float]) -> None:
+        super().__init__()
+        self.scales = tuple(scales)
+
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        """The size that all of a sample's parts take."""
+        scale = self.scales[int(torch.randint(len(self.scales), ()))]
+        height, width = v2.functional.get_size(flat_inputs[0])
+        return {"size": [max(round(height * scale), 1), max(round(width * scale), 1)]}
+
+    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
+        """Of one part."""
+        return F.resize(inpt, params["size"], antialias=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SceneAugment:
+    """Random scale, crop, flip and colours of an image and what is known of it.
+
+    Objects smaller than `min_size` afterwards are dropped, and those of no area; a box that a crop cuts becomes what is
+    left of it, with masks the box of what is left of the mask.
+
+    Attributes:
+        seed: with the epoch and the index of a sample, all that it depends on.
+        crop: (height, width) that comes out, padded if need be; None leaves the size, which a detector settles itself.
+        ignore: class of what is padded where the scaled image is smaller than the crop.
+        scales: factors to choose from.
+        flip: chance of a mirrored sample.
+        color_jitter: brightness, contrast and saturation change by up to this share.
+        fill: colour of what is padded, in 0..1; the mean that is subtracted makes it 0.
+        min_size: least width and height of an object in pixels.
+    """
+
+    seed: int
+    crop: tuple[int, int] | None = None
+    ignore: int = IGNORE
+    scales: tuple[float, ...] = (1.0,)
+    flip: float = 0.5
+    color_jitter: float = 0.0
+    fill: Sequence[float] = IMAGENET_DEFAULT_MEAN
+    min_size: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.crop is not None and min(self.crop) < 1:
+            raise UserError(f"a crop of {self.crop[0]} x {self.crop[1]} is not possible; give at least 1 x 1")
+        if not self.scales or min(self.scales) <= 0:
+            raise UserError(f"scales must be above 0, got {tuple(self.scales)}")
+        if not 0 <= self.flip <= 1:
+            raise UserError(f"flip is a probability in [0, 1], got {self.flip:g}")
+        if not 0 <= self.color_jitter <= 1:
+            raise UserError(f"color_jitter must be in [0, 1], got {self.color_jitter:g}")
+
+    def __call__(self, scene: Scene, epoch: int, index: int) -> Scene:
+        """The scene in an epoch, with classes of the type that they had; crowds are left out, which nobody learns."""
+        parts: list[Any] = [tv_tensors.Image(scene.image)]
+        objects = None if scene.objects is None else scene.objects.kept(~scene.objects.crowd)
+        if scene.classes is not None:
+            parts.append(tv_tensors.Mask(scene.classes))
+        if objects is not None:
+            size = (scene.image.shape[1], scene.image.shape[2])
+            parts.append(tv_tensors.BoundingBoxes(objects.boxes, format="XYXY", canvas_size=size))  # type: ignore[call-arg]
+            if objects.masks is not None:
+                parts.append(tv_tensors.Mask(objects.masks.byte()))
+        steps: list[v2.Transform] = [] if self.scales == (1.0,) else [RandomScale(self.scales)]
+        if self.crop is not None:
+            colour = [round(255 * level) for level in self.fill]
+            # An object's mask is padded with background.
+            outside = 0 if scene.classes is None else self.ignore
+            fill: Any = {tv_tensors.Image: colour, tv_tensors.Mask: outside, "others": 0}
+            steps.append(v2.RandomCrop(self.crop, pad_if_needed=True, fill=fill))
+        steps += [v2.RandomHorizontalFlip(self.flip)] if self.flip else []
+        steps += [v2.ColorJitter(*3 * [self.color_jitter])] if self.color_jitter else []
+        with restored_random_state():
+            seed_all(int(hash_indices(self.seed, epoch, torch.tensor([index]), purpose=3)[0]))
+            image, *others = v2.Compose(steps or [v2.Identity()])(*parts)
+        changed = replace(scene, image=image.as_subclass(Tensor))
+        if scene.classes is not None:
+            return replace(changed, classes=others[0].as_subclass(Tensor))
+        if objects is None:
+            return changed
+        boxes = F.clamp_bounding_boxes(others[0]).as_subclass(Tensor)
+        masks = None if objects.masks is None else others[1].as_subclass(Tensor).bool()
+        # An area that was given is that of the whole object.
+        return replace(changed, objects=left_over(boxes, replace(objects, area=None), masks, self.min_size))
+
+
+def left_over(boxes: Tensor, objects: Objects, masks: Tensor | None, min_size: float) -> Objects:
+    """The objects of these changed boxes and masks that are still large enough."""
+    keep = torch.ones(len(boxes), dtype=torch.bool)
+    if masks is not None:
+        keep &= masks.flatten(1).any(1)
+        boxes = boxes.clone()
+        # The last pixel belongs to the object: its box ends one further.
+        boxes[keep] = masks_to_boxes(masks[keep]) + torch.tensor([0.0, 0.0, 1.0, 1.0])
+    sides = boxes[:, 2:] - boxes[:, :2]
+    keep &= (sides > 0).all(1) & (sides >= min_size).all(1)
+    return replace(objects, boxes=boxes, masks=masks).kept(keep)
+
+
+# After that many unreadable scenes in a row the set itself must be wrong.
+TRIED = 10
+
+
+class SceneSamples(IndexedDataset):
+    """Scenes as a task takes them; what a sample is, `PixelSamples` and `ObjectSamples` say.
+
+    A scene that cannot be read is left out of its batch, and named on stderr. For a batch of which none can be read
+    the next readable scene replaces it.
+
+    Args:
+        scenes: `data.train` or `data.test`.
+        augment: of training; None for whole images as they are.
+    """
+
+    unit = "images"
+
+    def __init__(self, scenes: Scenes, augment: SceneAugment | None = None) -> None:
+        self.scenes, self.augment = scenes, augment
+        self._left_out = LeftOut()
+
+    def __len__(self) -> int:
+        return len(self.scenes)
+
+    @abstractmethod
+    def _one(self, index: int, epoch: int) -> tuple[Any, Any]:
+        """The scene with this index as the task takes it; `UserError` if it cannot be read."""
+
+    def _readable(self, indices: Tensor, epoch: int) -> tuple[list[Any], list[Any], Tensor]:
+        """The two halves of each scene that can be read, and its index."""
+        wanted, found, problem = indices.tolist(), [], None
+        following = [index % len(self) for index in range(wanted[-1] + 1, wanted[-1] + 1 + TRIED)]
+        for number, index in enumerate([*wanted, *following]):
+            if found and number >= len(wanted):
+                break
+            try:
+                found.append((*self._one(index, epoch), index))
+            except UserError as reason:
+                self._left_out.add(index, str(reason))
+                problem = problem or reason
+        if not found:
+            assert problem is not None
+            raise problem
+        left, right, kept = (list(part) for part in zip(*found))
+        return left, right, torch.tensor(kept)
+
+
+class PixelSamples(SceneSamples):
+    """Images with the class of each pixel.
+
+    `read` gives {"image": float32 (B, 3, H, W), normalised, "classes": int64 (B, H, W), "index": int64 (B,)}. Whole
+    images of several sizes in one batch are padded to the largest, below and on the right, with the ignored class; a
+    network that mixes all tokens sees that, so evaluate such sets one image at a time. `data` has mean, std and the
+    ignored class. A scene without classes is a `UserError`.
+    """
+
+    def __init__(self, data: SceneData, scenes: Scenes, augment: SceneAugment | None = None) -> None:
+        super().__init__(scenes, augment)
+        self.mean, self.std, self.ignore = data.mean, data.std, data.ignore
+        if augment is not None and augment.crop is None and set(augment.scales) != {1.0}:
+            raise UserError(
+                f"scales {augment.scales} without a crop give images of several sizes; give a crop, or scale 1"
+            )
+
+    def read(self, indices: Tensor, epoch: int) -> dict[str, Any]:
+        images, classes, kept = self._readable(indices, epoch)
+        height, width = (max(part.shape[side] for part in classes) for side in (0, 1))
+        return {
+            "image": _stacked([normalize(image, self.mean, self.std) for image in images], (height, width), 0.0),
+            "classes": _stacked([labels.long() for labels in classes], (height, width), self.ignore),
+            "index": kept,
+        }
+
+    def shown(self, index: int) -> set[int]:
+        """The classes in this image, or in the first after it that can be read, without the ignored one."""
+        _, (classes, *_), _ = self._readable(torch.tensor([index]), 0)
+        return set(classes.unique().tolist()) - {self.ignore}
+
+    def _one(self, index: int, epoch: int) -> tuple[Tensor, Tensor]:
+        scene = self.scenes.scene(index)
+        if scene.classes is None:
+            raise UserError(f"{scene.name} has no classes of its pixels; load_scenes with want='classes'")
+        scene = scene if self.augment is None else self.augment(scene, epoch, index)
+        assert scene.classes is not None
+        return scene.image, scene.classes
+
+
+class ObjectSamples(SceneSamples):
+    """Images with their objects, as torchvision's detectors take them.
+
+    `read` gives {"images": list of float32 (3, H, W) in 0..1, not normalised since the detectors do it, "targets": list
+    of dicts of boxes (M, 4), labels (M,) counted from 0, masks bool (M, H, W) if known, iscrowd (M,), area (M,) and
+    image_id (), "index": int64 (B,)}. Objects of no area are left out, and regions of crowds with `augment`: neither
+    can be learned. A scene without objects, which differs from one with zero objects, is a `UserError`.
+    """
+
+    def read(self, indices: Tensor, epoch: int) -> dict[str, Any]:
+        images, targets, kept = self._readable(indices, epoch)
+        return {"images": images, "targets": targets, "index": kept}
+
+    def _one(self, index: int, epoch: int) -> tuple[Tensor, dict[str, Tensor]]:
+        scene = self.scenes.scene(index)
+        objects = scene.objects
+        if objects is None:
+            raise UserError(f"{scene.name} has no objects; load_scenes with want='boxes' or 'masks'")
+        if self.augment is None:
+            objects = left_over(objects.boxes, objects, objects.masks, 0.0)
+        else:
+            scene = self.augment(scene, epoch, index)
+            objects = scene.objects
+            assert objects is not None
+        target = {
+            "boxes": objects.boxes,
+            "labels": objects.labels,
+            "iscrowd": objects.crowd,
+            "image_id": torch.tensor(index if scene.key is None else scene.key),
+            "area": objects.areas(),
+        }
+        image = scene.image.float().div_(255)
+        return image, target if objects.masks is None else {**target, "masks": objects.masks}
+
+
+def _stacked(parts: Sequence[Tensor], size: tuple[int, int], fill: float) -> Tensor:
+    """The parts in the corner of a batch of this height and width."""
+    if all(part.shape[-2:] == size for part in parts):
+        return torch.stack(list(parts))
+    out = parts[0].new_full((len(parts), *parts[0].shape[:-2], *size), fill)
+    for place, part in zip(out, parts):
+        place[..., : part.shape[-2], : part.shape[-1]] = part
+    return out

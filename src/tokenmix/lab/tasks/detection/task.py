@@ -16,7 +16,7 @@ from torchvision.ops import box_convert
 from tokenmix.errors import UserError
 from tokenmix.files import replace_file
 from tokenmix.lab.data.indexed import subset
-from tokenmix.lab.data.scenes import ObjectAugment, ObjectSamples, hold_out_scenes, load_scenes, repeated
+from tokenmix.lab.data.scenes import ObjectSamples, SceneAugment, load_scenes, repeated
 from tokenmix.lab.data.scenes.coco import encode_mask
 from tokenmix.lab.tasks.detection import ObjectOptions
 from tokenmix.lab.tasks.detection.metrics import matched_rows, object_metrics
@@ -54,8 +54,9 @@ class ObjectTask(ImageTask):
 
     @classmethod
     def load_data(cls, config: TrainConfig, like: Description | None = None) -> IndexedData:
-        data = load_scenes(config.data.data, want=cls.want, seed=config.loop.seed)
-        data = hold_out_scenes(data, config.data.validation)
+        data = load_scenes(config.data.data, want=cls.want, seed=config.loop.seed).split(
+            validation=config.data.validation
+        )
         if like is not None:
             check_names(config.data.data, data.classes, like["classes"])
         options: ObjectOptions = config.options
@@ -63,7 +64,7 @@ class ObjectTask(ImageTask):
         if like is None:
             _check_learnable(ObjectSamples(scenes), config, cls.want)
         crop = data.crop if options.crop is None else (options.crop, options.crop)
-        augment = ObjectAugment(
+        augment = SceneAugment(
             seed=config.loop.seed,
             crop=crop if options.crop != 0 else None,
             scales=options.scales,

@@ -1,6 +1,5 @@
 """Image generation: class-conditional GANs by the hinge loss, judged by a classifier's features; and their samples."""
 
-import copy
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from torchvision.utils import make_grid
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.files import make_folder, replacing, user_path
 from tokenmix.lab.data.images import ImageData, ImageSet, load_images
-from tokenmix.lab.data.indexed import hash_indices, train_validation_test
+from tokenmix.lab.data.indexed import hash_indices
 from tokenmix.lab.tasks.generation import GenerationOptions
 from tokenmix.lab.tasks.generation.features import (
     INCEPTION,
@@ -279,14 +278,14 @@ def keep_classes(
     numbers = torch.tensor([known.index(name) for name in names])
 
     def of_classes(whole: ImageSet) -> ImageSet:
-        part = copy.copy(whole.subset(torch.isin(whole.labels, numbers).nonzero().flatten()))
+        part = whole.subset(torch.isin(whole.labels, numbers).nonzero().flatten())
         part.labels = (part.labels[:, None] == numbers).long().argmax(1)
         return part
 
     train, test = of_classes(images.train), of_classes(images.test)
-    labels, limits = (train.labels, test.labels), {"limit": limit, "limit_eval": limit_eval, "validation": validation}
-    train, held, test = train_validation_test(train, test, labels, **limits, seed=seed)
-    return dataclasses.replace(images, train=train, test=test, validation=held, classes=names)
+    return dataclasses.replace(images, train=train, test=test, classes=names).split(
+        (train.labels, test.labels), limit=limit, limit_eval=limit_eval, validation=validation, seed=seed
+    )
 
 
 def check_class_names(names: Sequence[str], known: Sequence[str], what: str) -> None:

@@ -18,8 +18,7 @@ from tokenmix.lab.data.indexed import balanced_order, hold_out, spread
 from tokenmix.lab.tasks.classes import ClassTask, class_counts, likeliest, told
 from tokenmix.lab.tasks.points import CloudClassificationOptions, CloudOptions
 from tokenmix.lab.tasks.points.data import Cloud, CloudSamples, load_points, read_points
-from tokenmix.lab.tasks.points.data.cloud import unit_ball
-from tokenmix.lab.tasks.points.data.samples import point_features, scale_axes
+from tokenmix.lab.tasks.points.data.clouds import point_features, scale_axes, unit_ball
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.metrics import Rows

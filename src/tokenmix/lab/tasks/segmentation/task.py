@@ -19,7 +19,7 @@ from tokenmix.files import replace_file, replacing, write_json
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.images import read_image
 from tokenmix.lab.data.indexed import spread
-from tokenmix.lab.data.scenes import PixelAugment, PixelSamples, SceneData, hold_out_scenes, load_scenes, repeated
+from tokenmix.lab.data.scenes import PixelSamples, SceneAugment, SceneData, load_scenes, repeated
 from tokenmix.lab.data.scenes.coco import encode_mask
 from tokenmix.lab.tasks.images import (
     PART_ROWS,
@@ -110,8 +110,9 @@ class SemanticSegmentation(ImageTask):
     @classmethod
     def load_data(cls, config: TrainConfig, like: Description | None = None) -> IndexedData:
         options: SegmentationOptions = config.options
-        data = load_scenes(config.data.data, want="classes", seed=config.loop.seed)
-        data = hold_out_scenes(data, config.data.validation)
+        data = load_scenes(config.data.data, want="classes", seed=config.loop.seed).split(
+            validation=config.data.validation
+        )
         if len(data.classes) > MOST_CLASSES:
             raise UserError(
                 f"{config.data.data!r} has {len(data.classes)} classes; a mask has colours for {MOST_CLASSES}"
@@ -122,7 +123,7 @@ class SemanticSegmentation(ImageTask):
         else:
             _check_learnable(data, options.crops, config.data.limit)
         crop = both_sides(options.crop) if options.crop else data.crop
-        augment = PixelAugment(
+        augment = SceneAugment(
             seed=config.loop.seed,
             crop=crop,
             ignore=data.ignore,

@@ -1,9 +1,8 @@
 """Reading point clouds: files of the usual formats, data sets with classes and parts, and batches of them."""
 
-from tokenmix.lab.tasks.points.data.cloud import NO_PART, Cloud, PackedClouds, PointData, load_points
+from tokenmix.lab.tasks.points.data.clouds import NO_PART, Cloud, CloudSamples, PackedClouds, PointData, load_points
 from tokenmix.lab.tasks.points.data.files import read_points
 from tokenmix.lab.tasks.points.data.ply import write_ply
-from tokenmix.lab.tasks.points.data.samples import CloudSamples
 
 __all__ = [
     "NO_PART",

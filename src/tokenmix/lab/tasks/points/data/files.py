@@ -7,6 +7,7 @@ import re
 import warnings
 import zipfile
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Literal
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from tokenmix.errors import UserError, needs
 from tokenmix.lab.data.reading import read_file
-from tokenmix.lab.tasks.points.data.cloud import Cloud, check_cloud
+from tokenmix.lab.tasks.points.data.clouds import Cloud, check_cloud
 from tokenmix.lab.tasks.points.data.ply import parse_ply
 
 NUM_POINTS = 2048
@@ -64,6 +65,7 @@ def read_points(
         numbers = points[np.isfinite(points).all(1)].astype(np.float64)
         columns = {**columns, "points": points - numbers.mean(0) if len(numbers) else points}
     normals, colors, faces, parts = (columns.get(key) for key in ("normals", "colors", "faces", "parts"))
+    faces = None if faces is None or not len(faces) else faces
     cloud = Cloud(
         _floats(columns["points"]),
         None if normals is None else torch.nn.functional.normalize(_floats(normals), dim=1),
@@ -230,17 +232,19 @@ def _off(content: bytes, name: str) -> dict[str, np.ndarray]:
             f"{name} declares {vertices} vertices and {faces} faces, but has {len(lines) - 1} lines of them; "
             "copy it again"
         )
-    points, triangles = np.zeros((vertices, 3)), _Triangles()
+    points, triangles = np.zeros((vertices, 3)), array("q")
     for place, line in enumerate(lines[1 : 1 + vertices + faces]):
         try:
             if place < vertices:
                 points[place] = _corner(line.split())
             else:
-                size, *corners = line.split()
-                triangles.add([int(corner) for corner in corners[: int(size)]], int(size))
+                size, *corners = map(int, line.split()[: 1 + int(line.split()[0])])
+                if len(corners) != size:
+                    raise ValueError
+                triangles.extend(fan(corners))
         except (ValueError, OverflowError):
             raise UserError(f"{name} has the line {line[:60]!r}, which is not a vertex or face; fix it") from None
-    return {"points": points, **triangles.found()}
+    return {"points": points, "faces": np.array(triangles).reshape(-1, 3)}
 
 
 def _obj(content: bytes, name: str) -> dict[str, np.ndarray]:
@@ -252,7 +256,7 @@ def _obj(content: bytes, name: str) -> dict[str, np.ndarray]:
         UserError: a vertex or a face that is none.
     """
     vertices: list[list[float]] = []
-    triangles = _Triangles()
+    triangles = array("q")
     # A line that ends in a backslash continues in the next.
     for line in _lines(re.sub(rb"\\(\r\n|\r|\n)", b" ", content), name):
         kind, *words = line.partition("#")[0].split() or [""]
@@ -261,20 +265,19 @@ def _obj(content: bytes, name: str) -> dict[str, np.ndarray]:
                 vertices.append([*_corner(words), *map(float, words[3:6])])
             elif kind == "f":
                 corners = [int(word.partition("/")[0]) for word in words]
-                places = [place - 1 if place > 0 else len(vertices) + place for place in corners]
-                triangles.add(places, len(places))
+                triangles.extend(fan([place - 1 if place > 0 else len(vertices) + place for place in corners]))
         except (ValueError, OverflowError):
             raise UserError(
                 f"{name} has the line {line.strip()[:60]!r}, which is not a vertex or face; fix it"
             ) from None
-    faces = triangles.found()
-    outside = next((place for place in faces.get("faces", np.zeros(0)).flat if not 0 <= place < len(vertices)), None)
+    faces = np.array(triangles).reshape(-1, 3)
+    outside = next((place for place in triangles if not 0 <= place < len(vertices)), None)
     if outside is not None:
         raise UserError(
             f"{name}: a face refers to vertex {outside + 1}, but there are {len(vertices)}, counted from 1; export it "
             "again"
         )
-    found = {"points": np.array([vertex[:3] for vertex in vertices]).reshape(-1, 3), **faces}
+    found = {"points": np.array([vertex[:3] for vertex in vertices]).reshape(-1, 3), "faces": faces}
     if vertices and all(len(vertex) == 6 for vertex in vertices):
         found["colors"] = np.array([vertex[3:] for vertex in vertices])
     return found
@@ -285,22 +288,9 @@ def _corner(words: list[str]) -> tuple[float, float, float]:
     return float(x), float(y), float(z)
 
 
-class _Triangles:
-    """Polygons as triangles about their first corner; edges and lone corners have no surface."""
-
-    def __init__(self) -> None:
-        self.corners = array("q")
-
-    def add(self, polygon: list[int], size: int) -> None:
-        """`ValueError` unless it has so many corners."""
-        if len(polygon) != size:
-            raise ValueError
-        for i in range(1, size - 1):
-            self.corners.extend((polygon[0], polygon[i], polygon[i + 1]))
-
-    def found(self) -> dict[str, np.ndarray]:
-        """`faces`, if there are any."""
-        return {"faces": np.array(self.corners).reshape(-1, 3)} if self.corners else {}
+def fan(polygon: Sequence[int]) -> list[int]:
+    """The corners of a polygon's triangles about its first corner; edges and lone corners have no surface."""
+    return [polygon[i] for second in range(1, len(polygon) - 1) for i in (0, second, second + 1)]
 
 
 def _lines(content: bytes, name: str) -> list[str]:

@@ -3,13 +3,11 @@
 Files are read once and packed; those that cannot be read are skipped and reported.
 """
 
-import hashlib
 import json
 import os
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,12 +15,11 @@ from torch import Tensor
 
 from tokenmix.errors import UserError
 from tokenmix.files import inside
-from tokenmix.lab.data.class_folders import Item, held_out, labelled_files
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.lookup import DataRequest
-from tokenmix.lab.data.reading import Skipped, parse_json, read_each, read_file
+from tokenmix.lab.data.reading import Item, Skipped, held_out, labelled_files, parse_json, read_each, read_file
 from tokenmix.lab.data.store import Names, Stored, fetched_of_files
-from tokenmix.lab.tasks.points.data.cloud import Cloud, PackedClouds, PointData, unit_ball
+from tokenmix.lab.tasks.points.data.clouds import Cloud, PackedClouds, PointData, unit_ball
 from tokenmix.lab.tasks.points.data.files import ENDINGS, NUM_POINTS, read_points
 
 MAX_PARTS = 1000
@@ -68,7 +65,7 @@ def load_clouds(request: DataRequest) -> PointData:
         least=1 if with_parts else 2,
     )
     if not test:
-        apart = held_out(train, classes, _digest, "cloud")
+        apart = held_out(train, classes, "cloud")
         train, test = ([item for item, mine in zip(train, part) if mine] for part in (~apart, apart))
     read = _with_parts if with_parts else read_item
     (packed, skipped), (held, bad) = pack(train, read, "training"), pack(test, read, "test")
@@ -77,8 +74,16 @@ def load_clouds(request: DataRequest) -> PointData:
             raise UserError(f"class {name!r} of {folder} has no readable cloud for training; it needs {LAYOUT}")
     parts, names = _parts(packed, held, classes, folder) if with_parts else ({}, [])
     normals = packed.normals is not None and held.normals is not None
-    source = f"clouds: {folder.resolve()}"
-    return PointData(request.spec, packed, held, classes, parts, names, normals, source, [*skipped, *bad])
+    return PointData(
+        packed,
+        held,
+        classes,
+        f"clouds: {folder.resolve()}",
+        [*skipped, *bad],
+        parts=parts,
+        part_names=names,
+        has_normals=normals,
+    )
 
 
 def load_modelnet(request: DataRequest) -> PointData:
@@ -117,7 +122,7 @@ def load_modelnet(request: DataRequest) -> PointData:
     (train, test), skipped = kept("modelnet", sides, request.root, first)
     normals = train.normals is not None and test.normals is not None
     source = f"modelnet: {folder.resolve()}, {NUM_POINTS} points each"
-    return PointData(request.spec, train, test, classes, {}, [], normals, source, skipped)
+    return PointData(train, test, classes, source, skipped, has_normals=normals)
 
 
 def load_shapenet_part(request: DataRequest) -> PointData:
@@ -136,8 +141,21 @@ def load_shapenet_part(request: DataRequest) -> PointData:
         )
     classes, synsets = [row[0] for row in rows], {row[1]: label for label, row in enumerate(rows)}
     learnt, held, tested = (_listed(folder, side, synsets) for side in ("train", "val", "test"))
-    read = partial(_checked, classes=classes)
-    (train, test), skipped = kept("shapenet-part", [learnt + held, tested], request.root, read)
+
+    def checked(item: Item) -> Cloud:
+        cloud, (path, label) = read_item(item), item
+        if cloud.parts is None or cloud.normals is None:
+            raise UserError(f"{path} has no seven columns, x y z, normal and part; unpack it again")
+        known = PARTS[classes[label]]
+        outside = torch.nonzero((cloud.parts < known.start) | (cloud.parts >= known.stop)).flatten()
+        if len(outside):
+            raise UserError(
+                f"{path} has part {int(cloud.parts[outside[0]])}, but {classes[label]} has {known.start} to "
+                f"{known.stop - 1}; correct it"
+            )
+        return cloud
+
+    (train, test), skipped = kept("shapenet-part", [learnt + held, tested], request.root, checked)
     parts, names = {}, []
     if request.kind == "parts":
         parts = {name: list(PARTS[name]) for name in classes}
@@ -146,7 +164,7 @@ def load_shapenet_part(request: DataRequest) -> PointData:
     else:
         train, test = replace(train, parts=None), replace(test, parts=None)
     source = f"shapenet-part: {folder.resolve()}"
-    return PointData(request.spec, train, test, classes, parts, names, True, source, skipped)
+    return PointData(train, test, classes, source, skipped, parts=parts, part_names=names, has_normals=True)
 
 
 def _folder(request: DataRequest, layout: str) -> Path:
@@ -155,20 +173,6 @@ def _folder(request: DataRequest, layout: str) -> Path:
             f"{request.name} needs a folder, got {request.variant!r}; give --data {request.name}:PATH with {layout}"
         )
     return request.path
-
-
-def _checked(item: Item, *, classes: list[str]) -> Cloud:
-    cloud, (path, label) = read_item(item), item
-    if cloud.parts is None or cloud.normals is None:
-        raise UserError(f"{path} has no seven columns, x y z, normal and part; unpack it again")
-    known = PARTS[classes[label]]
-    outside = torch.nonzero((cloud.parts < known.start) | (cloud.parts >= known.stop)).flatten()
-    if len(outside):
-        part = int(cloud.parts[outside[0]])
-        raise UserError(
-            f"{path} has part {part}, but {classes[label]} has {known.start} to {known.stop - 1}; correct it"
-        )
-    return cloud
 
 
 def _listed(folder: Path, side: str, synsets: dict[str, int]) -> list[Item]:
@@ -276,14 +280,6 @@ def kept(
         names = Names(found.pop("name text"), found.pop("name ends"))
         packed.append(PackedClouds(names=names, **found))
     return packed, [Skipped(*pair) for pair in json.loads(notes["skipped"])]
-
-
-def _digest(path: str) -> bytes:
-    try:
-        return hashlib.sha256(read_file(Path(path))).digest()
-    except UserError:
-        # It is left out, and named, where it is read.
-        return hashlib.sha256(os.fsencode(path)).digest()
 
 
 def _parts(

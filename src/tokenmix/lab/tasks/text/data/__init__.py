@@ -10,7 +10,7 @@ from tokenmix.lab.tasks.text.data.questions import (
     WholeQuestions,
     load_questions,
 )
-from tokenmix.lab.tasks.text.data.sequences import EncodedText, PackedText, Sequences
+from tokenmix.lab.tasks.text.data.sequences import EncodedText, PackedText
 
 __all__ = [
     "Corpus",
@@ -21,7 +21,6 @@ __all__ = [
     "PackedText",
     "Question",
     "QuestionData",
-    "Sequences",
     "Tokens",
     "WholeQuestions",
     "load_labelled",

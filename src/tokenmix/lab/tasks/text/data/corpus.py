@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tokenmix.errors import UserError
+from tokenmix.lab.data.indexed import DataSet
 from tokenmix.lab.data.lookup import DataRequest, cache_root, load_data
 from tokenmix.lab.data.reading import LeftOut, check_file
 from tokenmix.lab.data.remote import origin
@@ -42,7 +43,7 @@ FORMAT = 3
 
 
 class Documents:
-    """A re-iterable of documents, read one at a time."""
+    """Re-iterable documents, read one at a time."""
 
     def __init__(self, start: Callable[[], Iterator[str]]) -> None:
         self.start = start
@@ -52,21 +53,14 @@ class Documents:
 
 
 @dataclass(frozen=True)
-class Corpus:
-    """Documents for training and documents that are held out.
+class Corpus(DataSet[Iterable[str]]):
+    """Documents for training and documents that are held out, re-iterable and streamed; they have no classes.
 
     Attributes:
-        name: what was asked for.
-        train, test: re-iterable, streamed.
-        source: where it came from, in a line.
         digest: of the contents and the split.
     """
 
-    name: str
-    train: Iterable[str]
-    test: Iterable[str]
-    source: str
-    digest: str
+    digest: str = ""
 
 
 def load_text(spec: str, *, root: Path | None = None) -> Corpus:
@@ -91,7 +85,8 @@ def load_column(request: DataRequest) -> Corpus:
     table = open_table(request)
     column = ",".join(table.columns) or "text"
     train, test = (Documents(partial(table.texts, column, side)) for side in (False, True))
-    return Corpus(request.spec, train, test, f"{table.source}, column {column!r}", digest_of(table.files, column))
+    source = f"{table.source}, column {column!r}"
+    return Corpus(train, test, [], source, digest=digest_of(table.files, column))
 
 
 def load_text_files(request: DataRequest) -> Corpus:
@@ -109,7 +104,7 @@ def load_text_files(request: DataRequest) -> Corpus:
             cut = files[0].stat().st_size * (TEST_SHARE - 1) // TEST_SHARE
             train, test = (Documents(partial(_side, files[0], cut, side)) for side in (False, True))
             source = f"text: {origin(files[0], cache_root(request.root))}, its last tenth held out"
-            return Corpus(request.spec, train, test, source, digest_of(files, "one"))
+            return Corpus(train, test, [], source, digest=digest_of(files, "one"))
         digests = [digest_of([file]) for file in files]
         held = choose_test(digests)
         train, test = ([f for f, digest in zip(files, digests) if (digest in held) == side] for side in (False, True))
@@ -117,8 +112,8 @@ def load_text_files(request: DataRequest) -> Corpus:
             raise UserError(f"all {len(files)} files of {path} are copies of one file; give more text")
     source = f"text: {path.resolve()}, {len(train)} + {len(test)} files"
     digest, left_out = digest_of(files, f"text {len(train)}"), LeftOut()
-    sides = (Documents(partial(_pieces, side, left_out)) for side in (train, test))
-    return Corpus(f"text:{path}", *sides, source=source, digest=digest)
+    learnt, tested = (Documents(partial(_pieces, side, left_out)) for side in (train, test))
+    return Corpus(learnt, tested, [], source, digest=digest)
 
 
 def _text_files(path: Path) -> list[Path]:
@@ -197,8 +192,8 @@ def tokenized(corpus: Corpus, tokenizer: "PreTrainedTokenizerFast", root: Path |
     """
     told = f"{FORMAT} {corpus.digest} {tokenizer.backend_tokenizer.to_str()}"
     folder = cache_root(root) / "tokens" / hashlib.sha256(told.encode()).hexdigest()[:24]
-    train = _kept(folder / "train", tokenizer, corpus.train, f"{corpus.name} holds no text for training")
-    return train, _kept(folder / "test", tokenizer, corpus.test, f"{corpus.name} holds no text for testing")
+    train = _kept(folder / "train", tokenizer, corpus.train, f"{corpus.spec} holds no text for training")
+    return train, _kept(folder / "test", tokenizer, corpus.test, f"{corpus.spec} holds no text for testing")
 
 
 def _kept(folder: Path, tokenizer: "PreTrainedTokenizerFast", documents: Iterable[str], empty: str) -> Tokens:

@@ -320,12 +320,10 @@ def _values(
         return [row[name] for name in columns], ""
     value = row[label]
     infinite = isinstance(value, float) and math.isinf(value)
-    if value is None or infinite or isinstance(value, _NO_LABEL) or str(value).strip().lower() in ("", "nan"):
+    no_label = value is None or infinite or isinstance(value, list | dict | bytes | Exception)
+    if no_label or str(value).strip().lower() in ("", "nan"):
         raise UserError(f"{where}: {label!r} is {_shown(value)}, not a label; leave the row out or name another column")
     return [row[name] for name in columns], str(value)
-
-
-_NO_LABEL = (list, dict, bytes, Exception)
 
 
 def _shown(value: Any) -> str:

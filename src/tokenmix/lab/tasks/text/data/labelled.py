@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.files import user_path
 from tokenmix.lab.data.fetch import log
-from tokenmix.lab.data.indexed import train_validation_test
+from tokenmix.lab.data.indexed import DataSet
 from tokenmix.lab.data.lookup import DataRequest, load_data
 from tokenmix.lab.data.reading import check_file
 from tokenmix.lab.tasks.text.data.corpus import Corpus, load_column
@@ -68,25 +68,14 @@ class LabelledText:
 
 
 @dataclass(frozen=True)
-class LabelledData:
-    """A data set for text classification, or regression.
+class LabelledData(DataSet[LabelledText]):
+    """A data set for text classification; for regression without classes.
 
     Attributes:
-        spec: what was asked for.
-        train, test: the samples.
-        validation: training samples that are held out to choose by; None if there are none.
-        classes: names of the labels; empty where a number is to be predicted.
-        source: where it came from, in a line.
         metrics: those that are usual for it.
     """
 
-    spec: str
-    train: LabelledText
-    test: LabelledText
-    classes: list[str]
-    source: str
     metrics: tuple[str, ...] = ("accuracy",)
-    validation: LabelledText | None = None
 
     @property
     def kind(self) -> Literal["classification", "regression"]:
@@ -120,16 +109,7 @@ def load_labelled(
     whole: LabelledData = load_data(spec, "labelled-text", root=root)
     # Where a number is to be predicted there are no shares to keep.
     labels = [part.labels if whole.classes else torch.zeros(len(part)) for part in (whole.train, whole.test)]
-    train, held, test = train_validation_test(
-        whole.train,
-        whole.test,
-        (labels[0], labels[1]),
-        limit=limit,
-        limit_eval=limit_eval,
-        validation=validation,
-        seed=seed,
-    )
-    return replace(whole, train=train, test=test, validation=held)
+    return whole.split((labels[0], labels[1]), limit=limit, limit_eval=limit_eval, validation=validation, seed=seed)
 
 
 def load_table(request: DataRequest) -> Corpus | LabelledData:
@@ -219,7 +199,7 @@ def build_labelled(
     values = [_number(label) for label in given]
     ratings = None not in values and any(not value.is_integer() for value in values if value is not None)
     numbers = classes == "numbers" or (classes is None and ratings)
-    names = [] if numbers else list(classes or _ordered(given))
+    names = [] if numbers else list(classes or sorted(given, key=None if None in values else float))
     if len(names) > MOST_CLASSES:
         raise UserError(f"{spec} has {len(names)} different labels, such as {names[0]!r}; specify the label column")
     unknown = {row[-1] for row in test} - set(names)
@@ -228,19 +208,15 @@ def build_labelled(
             f"the test part of {spec} has the label {sorted(unknown)[0]!r}, which is missing in the training part; "
             "correct it, or add such rows there"
         )
-    parts = [_part(spec, part, names) for part in (train, test)]
-    return LabelledData(spec, parts[0], parts[1], names, source, metrics)
-
-
-def _part(spec: str, rows: Sequence[tuple[str, ...]], names: list[str]) -> LabelledText:
-    places = {name: place for place, name in enumerate(names)}
-    labels: Any = [places[row[-1]] if names else _number(row[-1]) for row in rows]
-    if None in labels:
-        raise UserError(f"{spec} has the label {rows[labels.index(None)][-1]!r} among numbers; correct that row")
-    pairs = [row[1] for row in rows] if len(rows[0]) == 3 else None
-    return LabelledText(
-        [row[0] for row in rows], pairs, torch.tensor(labels, dtype=torch.int64 if names else torch.float32)
-    )
+    places, sides = {name: place for place, name in enumerate(names)}, []
+    for rows in (train, test):
+        labels: list[Any] = [places[row[-1]] if names else _number(row[-1]) for row in rows]
+        if None in labels:
+            raise UserError(f"{spec} has the label {rows[labels.index(None)][-1]!r} among numbers; correct that row")
+        pairs = [row[1] for row in rows] if len(rows[0]) == 3 else None
+        kept = torch.tensor(labels, dtype=torch.int64 if names else torch.float32)
+        sides.append(LabelledText([row[0] for row in rows], pairs, kept))
+    return LabelledData(sides[0], sides[1], names, source, metrics=metrics)
 
 
 def _number(label: str) -> float | None:
@@ -249,10 +225,3 @@ def _number(label: str) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) else None
-
-
-def _ordered(labels: set[str]) -> list[str]:
-    try:
-        return sorted(labels, key=float)
-    except ValueError:
-        return sorted(labels)

@@ -5,7 +5,7 @@ Rajpurkar et al., arXiv:1606.05250 and arXiv:1806.03822.
 
 import unicodedata
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from tokenmix.errors import UserError
+from tokenmix.lab.data.indexed import DataSet, IndexedDataset
 from tokenmix.lab.data.lookup import DataRequest, load_data
 from tokenmix.lab.data.reading import parse_json
 from tokenmix.lab.tasks.text.data.corpus import Corpus
 from tokenmix.lab.tasks.text.data.files import open_table, read_lines
 from tokenmix.lab.tasks.text.data.labelled import LabelledData, load_table
-from tokenmix.lab.tasks.text.data.sequences import Batch, Rows, Sequences, blocks, padded, token_batch
+from tokenmix.lab.tasks.text.data.sequences import Batch, Rows, blocks, padded, token_batch
 from tokenmix.lab.tasks.text.encoding import block_characters, tokenizing
 
 if TYPE_CHECKING:
@@ -42,14 +43,8 @@ class Question:
     answers: tuple[tuple[str, int], ...]
 
 
-@dataclass(frozen=True)
-class QuestionData:
-    """Questions for training and testing."""
-
-    spec: str
-    train: list[Question]
-    test: list[Question]
-    source: str
+class QuestionData(DataSet[list[Question]]):
+    """Questions for training and testing; they have no classes."""
 
     @property
     def unanswerable(self) -> bool:
@@ -78,7 +73,7 @@ def load_squad(request: DataRequest) -> QuestionData:
         files = [folder / f"{part}-{version}.json" for part in ("train", "dev")]
         if all(file.exists() for file in files):
             train, test = (read_squad(file) for file in files)
-            return QuestionData(request.spec, train, test, f"SQuAD {version}: {folder.resolve()}")
+            return QuestionData(train, test, [], f"SQuAD {version}: {folder.resolve()}")
     wanted = " or ".join(f"train-{version}.json with dev-{version}.json" for version in reversed(VERSIONS))
     raise UserError(f"{str(folder)!r} has no {wanted}; give the folder that holds them")
 
@@ -87,21 +82,17 @@ def read_squad(path: Path) -> list[Question]:
     """The questions of one file."""
     whole = parse_json("".join(read_lines(path)), path)
     try:
-        questions = list(_questions(path, whole))
+        questions = []
+        asked = [(p["context"], q) for article in whole["data"] for p in article["paragraphs"] for q in p["qas"]]
+        for context, given in asked:
+            found = [] if given.get("is_impossible") else given["answers"]
+            answers = tuple((answer["text"], answer["answer_start"]) for answer in found)
+            questions.append(_checked(path, Question(str(given["id"]), given["question"], context, answers)))
     except (AttributeError, KeyError, TypeError) as error:
         raise UserError(f"{path} has not SQuAD's layout ({error!r}); it needs data, paragraphs, qas") from None
     if not questions:
         raise UserError(f"{path} holds no question; fetch the file again")
     return questions
-
-
-def _questions(path: Path, whole: Any) -> Iterator[Question]:
-    for article in whole["data"]:
-        for paragraph in article["paragraphs"]:
-            for asked in paragraph["qas"]:
-                found = [] if asked.get("is_impossible") else asked["answers"]
-                answers = tuple((answer["text"], answer["answer_start"]) for answer in found)
-                yield _checked(path, Question(str(asked["id"]), asked["question"], paragraph["context"], answers))
 
 
 def load_hub(request: DataRequest) -> Corpus | LabelledData | QuestionData:
@@ -114,19 +105,16 @@ def load_hub(request: DataRequest) -> Corpus | LabelledData | QuestionData:
             f"{request.spec} has {len(table.parts)} parts with the columns {', '.join(table.types)}; questions need "
             "two parts with id, question, context, answers, as rajpurkar/squad has"
         )
-    train, test = (
-        [
-            _checked(where, Question(row["id"], row["question"], row["context"], _pairs(row["answers"])))
-            for where, row in part()
-            if isinstance(row, dict)
-        ]
-        for part in table.parts
-    )
-    return QuestionData(request.spec, train, test, table.source)
-
-
-def _pairs(answers: dict[str, list[Any]]) -> tuple[tuple[str, int], ...]:
-    return tuple(zip(answers["text"], answers["answer_start"]))
+    sides = []
+    for part in table.parts:
+        sides.append([])
+        for where, row in part():
+            if isinstance(row, dict):
+                answers = tuple(zip(row["answers"]["text"], row["answers"]["answer_start"]))
+                question = Question(row["id"], row["question"], row["context"], answers)
+                sides[-1].append(_checked(where, question))
+    train, test = sides
+    return QuestionData(train, test, [], table.source)
 
 
 def _checked(where: str | Path, asked: Question) -> Question:
@@ -147,7 +135,7 @@ def _checked(where: str | Path, asked: Question) -> Question:
     return asked
 
 
-class EncodedQuestions(Sequences):
+class EncodedQuestions(IndexedDataset):
     """[CLS] question [SEP] part of the context [SEP]; parts of one context overlap by `stride` tokens.
 
     A batch: input_ids, attention_mask and token_type_ids int64 (B, N), start_positions and end_positions int64 (B,),
@@ -159,9 +147,10 @@ class EncodedQuestions(Sequences):
         sample: int64 (number of parts,): the question that each part belongs to.
         offsets: for each part int32 (N, 2): the characters of the context that a token covers; (-1, -1) outside it.
 
-    Raises:
-        UserError: a stride or a length that leaves no room for the context.
+    A stride or a length that leaves no room for the context is a `UserError`.
     """
+
+    unit = "sequences"
 
     def __init__(
         self,
@@ -190,9 +179,14 @@ class EncodedQuestions(Sequences):
                 raise UserError(
                     f"the context of question {questions[block][too_long].id!r} has {size:,} characters; split it"
                 )
+            asked = [q.question.strip() for q in questions[block]]
             with tokenizing("the tokenizer cannot read these questions"):
+                for i, text in enumerate(asked):
+                    # Up to its last token that is kept.
+                    ends = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).offsets[:max_question]
+                    asked[i] = text[: ends[-1][1]] if len(ends) == max_question else text
                 whole = tokenizer(
-                    [_shortened(q.question.strip(), tokenizer, max_question) for q in questions[block]],
+                    asked,
                     contexts,
                     truncation="only_second",
                     max_length=max_length,
@@ -221,12 +215,14 @@ class EncodedQuestions(Sequences):
         }
 
 
-class WholeQuestions(Sequences):
+class WholeQuestions(IndexedDataset):
     """Questions with all parts of their context together, as an answer is chosen among them.
 
     A batch: the inputs of its parts, for each part `offsets` int64 (N, 2) and `sample` int64, the position of its
     question in `asked`: a list with question, context and answers of each.
     """
+
+    unit = "sequences"
 
     def __init__(self, parts: EncodedQuestions) -> None:
         self.parts = parts
@@ -248,12 +244,6 @@ class WholeQuestions(Sequences):
         ]
         inputs = {name: value for name, value in batch.items() if not name.endswith("positions")}
         return {**inputs, "offsets": torch.stack(ends, -1), "sample": sample, "asked": asked, "index": indices}
-
-
-def _shortened(question: str, tokenizer: "PreTrainedTokenizerFast", most: int) -> str:
-    """The question up to its last token that is kept."""
-    offsets = tokenizer.backend_tokenizer.encode(question, add_special_tokens=False).offsets
-    return question if len(offsets) <= most else question[: offsets[most - 1][1]]
 
 
 def _in_context(offsets: Sequence[tuple[int, int]], sequence: Sequence[int | None], context: str) -> np.ndarray:

@@ -27,15 +27,6 @@ IGNORED = -100
 SHIFT, SEQUENCE, CHOICE, ACTION, RANDOM = 10, 11, 12, 13, 14
 
 
-class Sequences(IndexedDataset):
-    """Sequences of token ids.
-
-    A batch holds input_ids and attention_mask int64 (B, N), what is to be learned from them, and index int64 (B,).
-    """
-
-    unit = "sequences"
-
-
 def padded(rows: list[np.ndarray], fill: int) -> Tensor:
     """int64 (B, N) with N that of the longest row; the others end in `fill`."""
     return pad_sequence([torch.from_numpy(row).long() for row in rows], batch_first=True, padding_value=fill)
@@ -86,7 +77,7 @@ def blocks(sizes: Iterable[int], most: int) -> Iterator[slice]:
         yield slice(begin, end)
 
 
-class EncodedText(Sequences):
+class EncodedText(IndexedDataset):
     """[CLS] text [SEP], or [CLS] text [SEP] text_pair [SEP], cut to `max_length`: of a pair, the longer one first.
 
     A batch: input_ids, attention_mask and token_type_ids int64 (B, N) with N that of its longest, labels int64 (B,) or
@@ -95,6 +86,8 @@ class EncodedText(Sequences):
     Attributes:
         cut: how many of the texts were too long.
     """
+
+    unit = "sequences"
 
     def __init__(self, texts: LabelledText, tokenizer: "PreTrainedTokenizerFast", *, max_length: int) -> None:
         least = 3 if texts.pairs is None else 5
@@ -126,7 +119,7 @@ class EncodedText(Sequences):
         return {**token_batch(self.ids, self.segments, indices, self.pad), "labels": self.labels[indices]}
 
 
-class PackedText(Sequences):
+class PackedText(IndexedDataset):
     """Documents cut into sequences of one length, with some of their tokens hidden.
 
     Sequence i of an epoch is [CLS], the n - 2 tokens from (n - 2) i + s on, and [SEP]; the documents run on, with [SEP]
@@ -148,6 +141,8 @@ class PackedText(Sequences):
     Raises:
         UserError: a length that leaves no room, less text than one sequence, or a share that is none.
     """
+
+    unit = "sequences"
 
     def __init__(
         self,
@@ -176,9 +171,10 @@ class PackedText(Sequences):
         self.share, self.seed = share, seed if part == "train" else 0
         self.special = torch.tensor(sorted(set(tokenizer.all_special_ids)))
         self.ordinary = torch.tensor(sorted(set(range(len(tokenizer))) - set(self.special.tolist())))
-        self.cls, self.sep, self.mask, self.pad = (
-            _id(tokenizer, name) for name in ("cls_token_id", "sep_token_id", "mask_token_id", "pad_token_id")
-        )
+        ids = {name: getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "mask", "pad")}
+        if absent := [name for name, value in ids.items() if not isinstance(value, int)]:
+            raise UserError(f"the tokenizer has no {absent[0].upper()} token; train one with tokenmix train-tokenizer")
+        self.cls, self.sep, self.mask, self.pad = ids.values()
 
     def __len__(self) -> int:
         total = len(self.tokens)
@@ -232,16 +228,6 @@ class PackedText(Sequences):
         inputs = torch.where(picked & torch.from_numpy(action < 0.8), self.mask, ids)
         other = self.ordinary[torch.from_numpy(drawn)]
         return torch.where(picked & torch.from_numpy(action >= 0.9), other, inputs), labels
-
-
-def _id(tokenizer: "PreTrainedTokenizerFast", name: str) -> int:
-    value = getattr(tokenizer, name)
-    if not isinstance(value, int):
-        raise UserError(
-            f"the tokenizer has no {name.removesuffix('_token_id').upper()} token; train one with tokenmix "
-            "train-tokenizer"
-        )
-    return value
 
 
 def _uniform(seed: int, epoch: int, rows: np.ndarray, places: np.ndarray, purpose: int) -> np.ndarray:
