@@ -22,11 +22,10 @@ from torch.nn import functional as F
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
-from tokenmix.layers.external import ExternalAttention, ExternalAttention2d, Memory
-from tokenmix.layers.multihead_external import MultiHeadExternalAttention
+from tokenmix.layers.external import ExternalAttention, ExternalAttention2d, Memory, MultiHeadExternalAttention
 from tokenmix.models.isotropic import IsotropicNet, TokenBatchNorm
 from tokenmix.models.segmentation import EANetSegmenter
-from tokenmix.ops.external.api import sharded_external_attention
+from tokenmix.ops.external import sharded_external_attention
 from tokenmix.ops.less import Scores
 
 __all__ = ["TokenParallel"]
@@ -127,11 +126,12 @@ def check_token_parallel(model: nn.Module, size: int) -> None:
     for mixer in mixers:
         if not isinstance(mixer, EXTERNAL):
             continue
-        if mixer.memory.backend is not None:
-            raise UserError(f"backend={mixer.memory.backend!r} has no token-parallel form; leave backend out")
-        if mixer.memory.normalization not in ("double", "softmax"):
-            raise UserError(f"normalization={mixer.memory.normalization!r} has no token-parallel form; give 'double'")
-        if dropout := getattr(mixer, "attention_dropout", 0.0):
+        options, dropout = mixer.memory.options, mixer.memory.dropout
+        if options["backend"] is not None:
+            raise UserError(f"backend={options['backend']!r} has no token-parallel form; leave backend out")
+        if options["normalization"] not in ("double", "softmax"):
+            raise UserError(f"normalization={options['normalization']!r} has no token-parallel form; give 'double'")
+        if dropout:
             raise UserError(f"attention_dropout={dropout:g} has no token-parallel form; give 0")
 
 
@@ -166,12 +166,10 @@ def _split_mixer(mixer: Mixer, shard: "TokenShard") -> None:
         mixer.forward = partial(_without_scores, mixer)
 
 
-def _sharded_memory(
-    memory: Memory, shard: "TokenShard", query: Tensor, mask: Tensor | None = None, dropout: float = 0.0
-) -> Tensor:
+def _sharded_memory(memory: Memory, shard: "TokenShard", query: Tensor, mask: Tensor | None = None) -> Tensor:
     """`Memory.forward` over the tokens of all processes."""
-    if memory.normalization != "double":
-        return type(memory).forward(memory, query, mask, dropout)
+    if memory.options["normalization"] != "double":
+        return type(memory).forward(memory, query, mask)
     return sharded_external_attention(
         query,
         memory.key_memory,
@@ -179,8 +177,8 @@ def _sharded_memory(
         key_bias=memory.key_bias,
         value_bias=memory.value_bias,
         mask=mask,
-        num_steps=memory.num_steps,
-        chunk_size=memory.chunk_size,
+        num_steps=memory.options["num_steps"],
+        chunk_size=memory.options["chunk_size"],
         group=shard.group,
     )
 

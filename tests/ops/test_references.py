@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tokenmix.ops import external_blocks as external
 from tokenmix.ops import gating, less
 from tokenmix.ops.attention import attention
 from tokenmix.ops.attention import reference as attention_reference
-from tokenmix.ops.external import reference as external
-from tokenmix.ops.external.api import external_attention, external_attention_map
-from tokenmix.ops.external.reference import Factors
+from tokenmix.ops.external import external_attention, external_attention_map
+from tokenmix.ops.external_blocks import Factors
 from tokenmix.ops.gating import spatial_gate
 from tokenmix.ops.less import Scores, attention_from_scores, next_scores
 

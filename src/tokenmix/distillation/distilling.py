@@ -11,13 +11,76 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tokenmix.distillation.fidelity import Fidelity, HeldOut, evaluating
-from tokenmix.distillation.losses import LossName, OutputLoss, layer_loss, output_loss, watched_layers
-from tokenmix.distillation.reading import Output, OutputReader, mask_of
-from tokenmix.distillation.report import CurvePoint, DistillReport
+from tokenmix.distillation.outputs import (
+    Fidelity,
+    HeldOut,
+    LossName,
+    Output,
+    OutputLoss,
+    OutputReader,
+    evaluating,
+    layer_loss,
+    mask_of,
+    output_loss,
+    watched_layers,
+)
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.base import Mixer
 from tokenmix.ops.checks import check_choice, check_numbers, check_whole
+from tokenmix.swap.report import TableReport
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """Where training stood: the mean loss since the point before, and the held-out fidelity if there are samples."""
+
+    step: int
+    loss: float
+    held_out: Fidelity | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillReport(TableReport):
+    """A student that learned from a teacher.
+
+    Attributes:
+        student: the model that was given, trained in place.
+        curve: points over the steps.
+        before, after: held-out fidelity; None without held-out samples.
+        steps: that were taken.
+        trained: numbers that were learned.
+        seconds: of training, without the evaluations.
+        cpu_seconds: of this process in that time, over all cores.
+        interrupted: Ctrl-C ended it; the student is what was reached.
+    """
+
+    student: nn.Module
+    curve: tuple[CurvePoint, ...]
+    before: Fidelity | None
+    after: Fidelity | None
+    steps: int
+    trained: int
+    seconds: float
+    cpu_seconds: float
+    interrupted: bool
+
+    def rows(self) -> list[list[str]]:
+        """A header, then one row for each point of the curve."""
+        shown = ["cosine", "mse", "agreement"] if self.before else []
+        shown += ["neighbours"] if self.before and self.before.neighbours is not None else []
+        table = [["step", "loss", *shown]]
+        points = [] if self.before is None else [("0", "", self.before)]
+        points += [(f"{point.step}", f"{point.loss:.4f}", point.held_out) for point in self.curve]
+        for step, loss, held in points:
+            table.append([step, loss, *(f"{getattr(held, name):.4f}" for name in shown)])
+        return table
+
+    def _about(self) -> str:
+        ended = "interrupted after" if self.interrupted else "after"
+        on = "" if self.before is None else f"; columns from cosine on: {self.before.rows:,} held-out rows"
+        times = f"{self.seconds:.0f} s ({self.cpu_seconds / 60:.1f} CPU minutes)"
+        return f"{ended} {self.steps} steps, {times}; {self.trained:,} numbers trained{on}"
+
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 Trained = str | Sequence[str] | Callable[[str, nn.Parameter], bool]

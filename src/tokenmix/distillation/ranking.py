@@ -8,15 +8,13 @@ from typing import Any, Literal
 from torch import nn
 
 from tokenmix.distillation.distilling import distill
-from tokenmix.distillation.fidelity import Fidelity, HeldOut
-from tokenmix.distillation.losses import LossName, OutputLoss, output_loss
-from tokenmix.distillation.reading import Output, OutputReader
+from tokenmix.distillation.outputs import Fidelity, HeldOut, LossName, Output, OutputLoss, OutputReader, output_loss
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
 from tokenmix.swap.carrying import Carrying
 from tokenmix.swap.probe import Example
+from tokenmix.swap.registry import Where, find_sites
 from tokenmix.swap.report import SwapReport, SwapRow, TableReport
-from tokenmix.swap.sites import Where, find_sites
 from tokenmix.swap.swap import swap_attention
 
 

@@ -46,7 +46,7 @@ def fused_external_attention(
         query: F, (B, H, N, d) or other leading axes; any strides, as a (B, N, H, d) layout seen as (B, H, N, d) has.
         key_memory: M_k, (S, d), S at most 256.
         value_memory: M_v, (S, d_v).
-        *rest: both biases and the mask, see `tokenmix.ops.external.reference.Factors`.
+        *rest: both biases and the mask, see `tokenmix.ops.external_blocks.Factors`.
         double: double normalisation; the softmax over slots has no L and one pass forward.
 
     Returns:

@@ -1,11 +1,11 @@
 """The skeleton of every model whose blocks all see the same tokens: stem, positions, blocks, norm, pooling, head."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple, Unpack, cast
 
 import torch
 import torch.fx
-from timm.layers.drop import DropPath
+from timm.layers.drop import DropPath, calculate_drop_path_rates
 from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.layers.weight_init import trunc_normal_
 from torch import Tensor, nn
@@ -55,7 +55,7 @@ def _batch_norm(norm: TokenBatchNorm, x: Tensor) -> Tensor:
 
 
 class MixerBlock(nn.Module):
-    """Pre-norm residual block: x + mixer(norm(x)), then x + mlp(norm(x))."""
+    """Pre-norm residual block: x + mixer(norm(x)), then x + mlp(norm(x)), unless `mlp_ratio` is 0."""
 
     def __init__(
         self,
@@ -65,19 +65,18 @@ class MixerBlock(nn.Module):
         drop: float = 0.0,
         drop_path: float = 0.0,
         norm: Literal["layer", "batch"] = "layer",
+        norm_eps: float = 1e-5,
         **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
-        dim = mixer.dim
-        hidden = int(dim * mlp_ratio)
+        dim, self.hidden = mixer.dim, int(mixer.dim * mlp_ratio)
         make_norm = {"layer": nn.LayerNorm, "batch": TokenBatchNorm}[norm]
-        self.norm1 = make_norm(dim, **factory)
+        self.norm1 = make_norm(dim, eps=norm_eps, **factory)
         self.mixer = mixer
-        self.norm2 = make_norm(dim, **factory)
-        self.mlp = nn.Sequential(
-            nn.Linear(dim, hidden, **factory), nn.GELU(), nn.Linear(hidden, dim, **factory), nn.Dropout(drop)
-        )
-        self.hidden = hidden
+        if self.hidden:
+            self.norm2 = make_norm(dim, eps=norm_eps, **factory)
+            up, down = nn.Linear(dim, self.hidden, **factory), nn.Linear(self.hidden, dim, **factory)
+            self.mlp = nn.Sequential(up, nn.GELU(), down, nn.Dropout(drop))
         self.drop_path = DropPath(drop_path)
 
     def forward(
@@ -86,7 +85,7 @@ class MixerBlock(nn.Module):
         """Tokens (B, N, D) and the scores of the block before, to the same for the block after."""
         out, carry = mix(self.mixer, self.norm1(x), carry, mask)
         x = x + self.drop_path(out)
-        return x + self.drop_path(self.mlp(self.norm2(x))), carry
+        return (x + self.drop_path(self.mlp(self.norm2(x))) if self.hidden else x), carry
 
     def macs(self, num_tokens: int) -> int:
         """Multiply-adds of the mixer and the MLP on one sample."""
@@ -98,13 +97,16 @@ class IsotropicNet(Classifier):
 
     Args:
         stem: images to tokens; it knows `img_size`, `grid_size`, `in_chans` and `dim`.
-        blocks: each maps (tokens, carry) to the same and holds its `mixer` and the norm before it, `norm1`.
+        mixers: one for each block.
+        depth: number of blocks.
         num_classes: width of the head; 0 for none.
+        mlp_ratio, norm: of the blocks, see `MixerBlock`.
         positions: a learned table added to the tokens, a fixed sinusoid one, or none.
         class_token: put a learned token before the others.
         global_pool: `"avg"` over the image's tokens, `"token"` for the class token, or `""` for all tokens.
-        drop_rate: dropout before the head.
-        norm_eps: epsilon of the last LayerNorm.
+        drop_rate, proj_drop_rate: dropout before the head, and after each MLP.
+        drop_path_rate: stochastic depth of the last block, linear in depth.
+        norm_eps: epsilon of the norms.
 
     Shape:
         images (B, in_chans, H, W) to logits (B, num_classes).
@@ -115,17 +117,35 @@ class IsotropicNet(Classifier):
     def __init__(
         self,
         stem: Stem,
-        blocks: Sequence[nn.Module],
+        mixers: Iterable[Mixer],
+        depth: int,
         *,
         num_classes: int,
+        mlp_ratio: float,
+        norm: Literal["layer", "batch"] = "layer",
         positions: Literal["learned", "sinusoid", "none"] = "learned",
         class_token: bool = False,
         global_pool: Literal["avg", "token", ""] = "avg",
         drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
         norm_eps: float = 1e-5,
         **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
+        rates = cast(list[float], calculate_drop_path_rates(drop_path_rate, depth))
+        blocks = [
+            MixerBlock(
+                mixer,
+                mlp_ratio=mlp_ratio,
+                drop=proj_drop_rate,
+                drop_path=rate,
+                norm=norm,
+                norm_eps=norm_eps,
+                **factory,
+            )
+            for mixer, rate in zip(mixers, rates, strict=True)
+        ]
         self.stem, self.in_chans = stem, stem.in_chans
         self.num_prefix_tokens = int(class_token)
         self.num_classes, self.num_features, self.embed_dim = num_classes, stem.dim, stem.dim

@@ -19,9 +19,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from tokenmix.errors import UserError
-from tokenmix.layers.attention_residual import AttentionResidual
 from tokenmix.layers.base import Capabilities, Device, Factory, Mixer, check_input, finish, replace_parameter
-from tokenmix.layers.less_attention import LessAttention
+from tokenmix.layers.less_attention import AttentionResidual, LessAttention
 from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.models.interface import BlockMap, Classifier, OnMaps, Size, check_images, make_head, pair, take_indices
 from tokenmix.models.isotropic import MixerBlock, mix

@@ -18,7 +18,7 @@ from tokenmix.models.interface import BlockMap, Classifier, MapInfo, OnMaps, Par
 from tokenmix.models.pretrained import timm_model
 from tokenmix.models.registry import create_model
 from tokenmix.ops.checks import check_choice
-from tokenmix.ops.external.api import Normalization
+from tokenmix.ops.external_blocks import Normalization
 from tokenmix.registry import Arguments, list_models
 
 MULTI_GRID = (1, 2, 4)

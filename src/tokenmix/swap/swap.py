@@ -12,10 +12,10 @@ from tokenmix.layers.base import Mixer, count_parameters
 from tokenmix.layers.table import resolve_mixer
 from tokenmix.swap.carrying import watch_blocks
 from tokenmix.swap.probe import Example, check_runs, example_of, probe_model
+from tokenmix.swap.registry import Where, find_sites, select_sites
 from tokenmix.swap.replacements import Replacement, SwapRequest, plan_replacements
 from tokenmix.swap.report import SwapReport
 from tokenmix.swap.saving import record_swap
-from tokenmix.swap.sites import Where, find_sites, select_sites
 
 
 def swap_attention(
