@@ -133,7 +133,7 @@ def check_models(mesh: DeviceMesh) -> None:
                 torch.testing.assert_close(model.all_rows(out), whole)  # type: ignore[operator]
                 whole = model.own_rows(whole, 2)  # type: ignore[operator]
         torch.testing.assert_close(out, whole)
-    assert {"SelfAttention", "SelfAttention2d", "LessAttention", "GatedMLP", "GridMixer"} >= NOTED
+    assert {"SelfAttention", "MixerBlock2d", "LessAttention", "GatedMLP", "GridMixer"} >= NOTED
     assert (dist.get_rank() == 0) == bool(NOTED)
 
 

@@ -85,7 +85,9 @@ class TokenParallel(ParallelStyle):
         if isinstance(module, Mixer):
             _split_mixer(module, shard)
         elif isinstance(module, IsotropicNet):
-            module.blocks[0].register_forward_pre_hook(partial(_own_tokens, shard))
+            module.blocks[0].register_forward_pre_hook(
+                lambda _, args: (args[0].tensor_split(shard.size, 1)[shard.rank], *args[1:])
+            )
             for block in module.blocks:
                 for part in block.children():
                     if isinstance(part, Mixer):
@@ -136,11 +138,7 @@ def check_token_parallel(model: nn.Module, size: int) -> None:
 
 
 def own_rows(total: int, unit: int, rank: int, size: int) -> slice:
-    """Which of `total` rows process `rank` of `size` has, cut at multiples of `unit`; parts differ by one unit at most.
-
-    Raises:
-        UserError: not every process can have a multiple of `unit`.
-    """
+    """Which of `total` rows process `rank` of `size` has, by multiples of `unit`; parts differ by one unit at most."""
     if total % unit or total < unit * size:
         raise UserError(
             f"images of {total} rows cannot be split over {size} processes by multiples of {unit} rows; "
@@ -148,11 +146,6 @@ def own_rows(total: int, unit: int, rank: int, size: int) -> slice:
         )
     units = total // unit
     return slice(unit * (units * rank // size), unit * (units * (rank + 1) // size))
-
-
-def _own_tokens(shard: "TokenShard", _: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """This process's of the tokens that enter the first block."""
-    return args[0].tensor_split(shard.size, 1)[shard.rank], *args[1:]
 
 
 def _split_mixer(mixer: Mixer, shard: "TokenShard") -> None:
@@ -163,7 +156,7 @@ def _split_mixer(mixer: Mixer, shard: "TokenShard") -> None:
             mixer.norm.forward = partial(_batch_norm, mixer.norm, shard)
     else:
         mixer.mix = partial(_gathered, mixer, shard)
-        mixer.forward = partial(_without_scores, mixer)
+        mixer.forward = partial(lambda mixer, x, mask=None: mixer.mix(x, None, mask)[0], mixer)
 
 
 def _sharded_memory(memory: Memory, shard: "TokenShard", query: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -204,10 +197,6 @@ def _gathered(
     else:
         out, carry = kind.mix(mixer, whole, carry, mask, **more)
     return out.narrow(dim, own.start, own.stop - own.start), carry
-
-
-def _without_scores(mixer: Mixer, x: Tensor, mask: Tensor | None = None) -> Tensor:
-    return mixer.mix(x, None, mask)[0]
 
 
 def _batch_norm(norm: Any, shard: "TokenShard", x: Tensor) -> Tensor:
@@ -282,11 +271,7 @@ def _vertical(layer: Any) -> tuple[int, int, int, int]:
 
 
 def split_convolution(conv: nn.Conv2d, shard: "TokenShard") -> None:
-    """Let a convolution of this process's rows read its neighbours' where its kernel reaches over the edge.
-
-    Raises:
-        UserError: padding that is not zeros, or not half of the kernel.
-    """
+    """Let a convolution of this process's rows read its neighbours' where its kernel reaches over the edge."""
     kernel, _, padding, dilation = _vertical(conv)
     reach = (kernel - 1) * dilation
     if conv.padding_mode != "zeros" or reach != 2 * padding:
@@ -367,9 +352,6 @@ class TokenShard:
         """The `above` rows before those of a map x (B, C, H_r, W) and the `below` rows after them; none at a border.
 
         Both results must be used, empty ones too, or processes would wait for each other in the backward pass.
-
-        Raises:
-            UserError: this process has fewer rows than its neighbours need.
         """
         height, here, last = x.shape[2], self.rank, self.size - 1
         if height < max(above, below):

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError, unknown_name
+from tokenmix.registry import Arguments
 from tokenmix.swap.probe import watch_calls
 
 Output = str | Callable[[Any, Any], Tensor] | None
@@ -39,7 +40,6 @@ class OutputReader:
             return chosen_output(model(*args, **kwargs), batch, self.output)
 
     def autocast(self) -> torch.autocast:
-        """The precision of forward passes."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.half)
 
     def moved(self, batch: Any) -> Any:
@@ -51,7 +51,7 @@ class OutputReader:
         return [self.moved(value) for value in batch] if isinstance(batch, tuple | list) else batch
 
 
-def model_arguments(model: nn.Module, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def model_arguments(model: nn.Module, batch: Any) -> tuple[tuple[Tensor, ...], Arguments]:
     """The arguments of a model's forward pass in a batch: a tensor, the first of a tuple, or a mapping by name.
 
     Of a mapping, labels and what the forward pass has no argument for are left out.
@@ -87,7 +87,14 @@ def chosen_output(result: Any, batch: Any, output: Output) -> Tensor:
     if callable(output):
         found = output(result, batch)
     elif output in ("mean", "cls"):
-        found = _pooled(_named(result, "last_hidden_state"), mask_of(batch), output)
+        found, mask = _named(result, "last_hidden_state"), mask_of(batch)
+        if found.dim() != 3:
+            raise UserError(f"output={output!r} pools tokens (B, N, D), got {tuple(found.shape)}; leave it out")
+        if output == "cls":
+            found = found[:, 0]
+        else:
+            weights = torch.ones_like(found[..., :1]) if mask is None else mask.unsqueeze(-1).to(found.dtype)
+            found = (found * weights).sum(1) / weights.sum(1).clamp_min(1)
     else:
         found = _named(result, output)
     if not isinstance(found, Tensor) or not found.is_floating_point():
@@ -96,7 +103,7 @@ def chosen_output(result: Any, batch: Any, output: Output) -> Tensor:
     return found
 
 
-def _named(result: Any, name: str | None) -> Any:
+def _named(result: object, name: str | None) -> Any:
     if isinstance(result, Tensor):
         return result
     if isinstance(result, tuple | list):
@@ -111,17 +118,6 @@ def _named(result: Any, name: str | None) -> Any:
             "function of the result and the batch"
         )
     return found[key]
-
-
-def _pooled(tokens: Tensor, mask: Tensor | None, how: str) -> Tensor:
-    if tokens.dim() != 3:
-        raise UserError(f"output={how!r} pools tokens (B, N, D), got {tuple(tokens.shape)}; leave it out")
-    if how == "cls":
-        return tokens[:, 0]
-    if mask is None:
-        return tokens.mean(1)
-    weights = mask.unsqueeze(-1).to(tokens.dtype)
-    return (tokens * weights).sum(1) / weights.sum(1).clamp_min(1)
 
 
 LossName = Literal["cosine", "mse", "kl"]
@@ -183,7 +179,7 @@ class LayerCall(NamedTuple):
     name: str
     method: str
     args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    kwargs: Arguments
     out: Tensor
 
 
@@ -231,7 +227,7 @@ def rows_of(output: Tensor, mask: Tensor | None = None) -> Tensor:
     return output.flatten(0, -2) if output.dim() > 1 else output.unsqueeze(-1)
 
 
-def _first(result: Any) -> Tensor:
+def _first(result: Tensor | Sequence[Tensor]) -> Tensor:
     """What attention returns, without the maps or scores that some return with it."""
     return result if isinstance(result, Tensor) else result[0]
 
@@ -272,7 +268,6 @@ class HeldOut:
     @classmethod
     @torch.no_grad()
     def of(cls, teacher: nn.Module, batches: Iterable[Any], reader: OutputReader) -> "HeldOut":
-        """Run the teacher once, in evaluation mode."""
         kept = [reader.moved(batch) for batch in batches]
         if not kept:
             raise UserError("held_out has no batch; give some, or leave it out")
@@ -283,7 +278,6 @@ class HeldOut:
     def fidelity(
         self, student: nn.Module, reader: OutputReader, loss: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     ) -> Fidelity:
-        """That of a student, in evaluation mode."""
         losses, ours, theirs = [], [], []
         for batch, wanted in zip(self.batches, self.wanted, strict=True):
             with evaluating(student):
@@ -303,14 +297,11 @@ class HeldOut:
         )
 
 
-def neighbour_overlap(student: Tensor, teacher: Tensor, count: int = NEIGHBOURS) -> float:
+def neighbour_overlap(student: Tensor, teacher: Tensor) -> float:
     """The share of each row's nearest rows by cosine, itself left out, that both have in common; (n, D) each."""
-    ours, theirs = (_nearest(F.normalize(rows, dim=-1), count) for rows in (student, teacher))
+    similar = [unit @ unit.T for unit in (F.normalize(rows, dim=-1) for rows in (student, teacher))]
+    ours, theirs = (cosines.fill_diagonal_(-2.0).topk(NEIGHBOURS).indices for cosines in similar)
     return (ours.unsqueeze(2) == theirs.unsqueeze(1)).any(2).float().mean().item()
-
-
-def _nearest(rows: Tensor, count: int) -> Tensor:
-    return (rows @ rows.T).fill_diagonal_(-2.0).topk(count).indices
 
 
 @contextmanager

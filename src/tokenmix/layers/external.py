@@ -109,15 +109,9 @@ class ExternalAttention(Mixer):
         dropout: of the output.
         num_slots: S, rows of each memory.
         tie: `"none"`, two memories; `"init"`, equal at the start and trained apart; `"hard"`, one memory for both.
-        normalization: `"double"`; `"sigmoid"`, `"l2"` and `"entmax15"`, see `tokenmix.ops.external_attention`; or
-            `"softmax"` over the slots, the ablation, in which tokens do not mix at all.
-        num_steps: Sinkhorn steps of the double normalisation.
-        chunk_size: tokens worked on at a time, see `tokenmix.ops.external_attention`; None does all at once.
-        backend: implementation of the mixing, see `tokenmix.ops.external_attention`.
+        normalization, num_steps, chunk_size, backend: see `tokenmix.ops.external_attention`.
 
-    Raises:
-        UserError: an unknown option, or input that does not fit. There is no causal form: double normalisation sums
-            each slot over all tokens, those to come included.
+    There is no causal form: double normalisation sums each slot over all tokens, those to come included.
     """
 
     capabilities = Capabilities(linear=True, map="slots")
@@ -191,10 +185,6 @@ class MultiHeadExternalAttention(Mixer):
         dropout: of the output.
         attention_dropout: of the map; not together with chunk_size.
         num_slots, tie, normalization, num_steps, chunk_size, backend: as in `ExternalAttention`.
-
-    Raises:
-        UserError: num_heads does not divide dim, an unknown option, or input that does not fit. There is no causal
-            form, see `ExternalAttention`.
     """
 
     capabilities = Capabilities(linear=True, map="slots")
@@ -268,9 +258,6 @@ class ExternalAttention2d(Mixer):
         num_slots, tie, normalization, num_steps, chunk_size, backend: as in `ExternalAttention`.
 
     The released network has 64 slots and amounts to `tie="init"` on a GPU, the paper's parameter count to `tie="hard"`.
-
-    Raises:
-        UserError: an unknown option, or input that does not fit. There is no causal form.
     """
 
     capabilities = Capabilities(layout="2d", linear=True, map="slots", independent=False)

@@ -40,9 +40,6 @@ class SpatialGatingUnit(Mixer):
     Shape:
         (B, N, C) with N <= n to (B, N, out_dim). Fewer tokens than n meet the leading block of W.
 
-    Raises:
-        UserError: an odd C to split; more than n tokens (`tokenmix.ops.resize_gate` makes a larger gate).
-
     The unit starts as the identity on Z_1: W ~ N(0, init_std), b = 1. The paper wants W near zero and prints no number;
     1e-6 is timm's. For the ablations, about whose start the paper says nothing, the same aim gives b = 0 when additive,
     and W = I, b = 0 when linear. Padding is not masked in the paper; here it is if there is a mask.
@@ -229,17 +226,12 @@ class GatedMLP(Mixer):
         num_tokens: n, the largest number of tokens.
         expansion: hidden width over D. The paper's networks, in which this is the whole block, use 6. The default 2 is
             to replace self-attention: 3 D^2 + n^2 weights, which is self-attention's 4 D^2 when n = D.
-        variant: how the gate acts, see `SpatialGatingUnit`.
-        gate: `"dense"`, `"toeplitz"` or `"toeplitz-fft"`.
-        causal: token i depends on tokens up to i.
+        variant, gate, causal: see `SpatialGatingUnit`.
         attention_dim: width of tiny attention's head (aMLP: 64 or 128); 0 for none.
         dropout: rate on the output.
 
     Shape:
         (B, N, D) with N <= n to (B, N, D).
-
-    Raises:
-        UserError: a hidden width that cannot be halved, or more than n tokens.
 
     Tiny attention reads x, before U, and is added inside the gate. The paper does not say how it starts: here its
     output projection starts as W does, near zero, so that the branch starts as the plain MLP on Z_1, V GELU(U_1 x).

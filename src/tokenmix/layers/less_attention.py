@@ -43,16 +43,13 @@ class LessAttention(Mixer):
     share Theta and Psi.
 
     Args:
-        dim: width D.
+        dim, qkv_bias, dropout, attention_dropout: as in `SelfAttention`.
         num_tokens: n, for which Theta and Psi are built; fewer tokens use their leading n x n block.
         num_heads: heads H, as many as the scores that come in have.
         scores_from: `"previous"`: `mix` transforms the scores that it is given; `"own"`: the layer has query and key.
         mode: `"factored"`, or `"dense"`, as printed. Both give the same.
         share_heads: one Theta and one Psi for all heads, 2 n^2 weights; else one for each, 2 H n^2.
         residual: add the transformed scores of the layer before to the layer's own.
-        qkv_bias: give q, k and v a bias.
-        dropout: on the output.
-        attention_dropout: on the map.
 
     Shape:
         x (B, N, D) to (B, N, D), N <= num_tokens; the map (B, H, N, N).
@@ -63,8 +60,7 @@ class LessAttention(Mixer):
     4 N D^2 + 2 N^2 D, and N^2 D + 2 H N^3 for the scores that came in.
 
     Raises:
-        UserError: `residual` of a layer without scores of its own; heads that do not divide dim, an unknown option,
-            more tokens than num_tokens, or x, mask or scores that are missing or of a wrong shape or type.
+        UserError: `residual` of a layer without scores of its own; scores that are missing or do not fit.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(map="tokens", length="up-to", equivariant=False)
@@ -210,10 +206,6 @@ class AttentionResidual(nn.Module):
     Shape:
         scores (B, H_in, h*w, h*w) or in factors, to (B, H_out, h'*w', h'*w'), h' = ceil(h / 2). With `"kept"` keys,
         (B, H_in, h*w, S) to (B, H_out, h'*w', S).
-
-    Raises:
-        UserError: no heads or an unknown option; scores of another number of heads, or of tokens that do not fill the
-            grid; a mask with `"kept"` keys.
     """
 
     def __init__(

@@ -25,10 +25,7 @@ class LinearAttention(Mixer):
     Sana, Xie et al., arXiv 2410.10629.
 
     Args:
-        dim: width D.
-        num_heads: heads H; must divide dim.
-        qkv_bias: give q, k and v a bias.
-        dropout: on the output.
+        dim, num_heads, qkv_bias, dropout: as in `SelfAttention`.
 
     Shape:
         x (B, N, D) to (B, N, D); `attention_map` (B, H, N, N), which `forward` never makes.
@@ -105,12 +102,10 @@ class EMAttention(Mixer):
     through the steps.
 
     Args:
-        dim: width D.
-        num_heads: heads H; must divide dim.
+        dim, num_heads, dropout: as in `SelfAttention`.
         num_slots: S, bases of each head.
         num_steps: T, steps of expectation and maximisation.
         temperature: tau; the paper has 1.
-        dropout: on the output.
 
     Shape:
         x (B, N, D) to (B, N, D); `attention_map` Z (B, H, N, S).

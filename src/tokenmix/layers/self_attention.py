@@ -149,11 +149,9 @@ class SimplifiedSelfAttention(Mixer):
     and 4, the step between self-attention and external attention.
 
     Args:
-        dim: width D.
+        dim, dropout, attention_dropout: as in `SelfAttention`.
         scale: of the scores; the paper has 1.
         output_projection: a linear layer on the output, which the paper does not have.
-        dropout: on the output.
-        attention_dropout: on the map.
 
     Shape:
         x (B, N, D) to (B, N, D); `attention_map` (B, 1, N, N).

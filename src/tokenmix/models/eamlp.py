@@ -61,7 +61,6 @@ class StemAttention(nn.Module):
             trunc_normal_(memory, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens (B, N, in_dim) to (B, N, dim)."""
         h = self.query(self.norm1(x))
         dropout = self.dropout.p if self.training else 0.0
         mixed = external_attention(h, self.key_memory, self.value_memory, value_bias=self.value_bias, dropout=dropout)
@@ -101,7 +100,6 @@ class StemSelfAttention(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens (B, N, in_dim) to (B, N, dim)."""
         query, key, value = self.qkv(self.norm1(x)).unsqueeze(1).chunk(3, -1)
         dropout = self.dropout.p if self.training else 0.0
         mixed = attention(query, key, value, normalization=self.normalization, dropout=dropout)
@@ -162,7 +160,6 @@ class T2TStem(Stem):
         self.grid_size = self.grids[-1]
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W) of the stem's size to tokens (B, N, D)."""
         self.check(images)
         x = images
         for block, split, grid in zip(self.attentions, self.splits, self.grids, strict=False):

@@ -99,7 +99,6 @@ class ConditionalBatchNorm2d(nn.Module):
         self.shift = nn.Parameter(torch.zeros(num_classes, channels, **factory))
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        """Normalise x, then scale and shift each sample as its class asks."""
         gain, shift = self.gain[labels], self.shift[labels]
         return torch.addcmul(shift[:, :, None, None], self.norm(x), gain[:, :, None, None])
 
@@ -167,11 +166,9 @@ class Generator(nn.Module):
 
     @property
     def img_size(self) -> int:
-        """Side of the images."""
         return BOTTOM * 2 ** len(self.blocks)
 
     def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
-        """The image of each noise and class."""
         x = self.start(noise).unflatten(1, (self.widths[0], BOTTOM, BOTTOM))
         for number, block in enumerate(self.blocks, 1):
             x = block(x, labels)
@@ -181,7 +178,6 @@ class Generator(nn.Module):
 
     @property
     def attention_side(self) -> int:
-        """Side of the map after the block that attention follows."""
         return BOTTOM * 2**self.attention_after
 
 
@@ -240,7 +236,6 @@ class Discriminator(nn.Module):
         orthogonal_start(self)
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        """The score of each image as one of its class."""
         x = images
         for number, block in enumerate(self.blocks, 1):
             x = block(x)
@@ -265,7 +260,6 @@ class GAN(nn.Module):
 
     @property
     def img_size(self) -> tuple[int, int]:
-        """Height and width of the images."""
         return self.generator.img_size, self.generator.img_size
 
     @property
@@ -275,7 +269,6 @@ class GAN(nn.Module):
 
     @property
     def num_tokens(self) -> int:
-        """Pixels of that map."""
         return self.generator.attention_side**2
 
     @property
@@ -326,7 +319,6 @@ class GAN(nn.Module):
         return (self.generator if self.average is None else self.average)(noise, labels)
 
     def macs(self) -> int:
-        """Multiply-adds of one image that is generated."""
         return self.cost_table()[0].macs
 
 
@@ -360,9 +352,6 @@ def create_gan(
         layout: `"published"`, or `"narrowing"`, whose generator has less to do at 32 px.
         width: channels of one unit.
         latent_dim: length of the noise.
-
-    Raises:
-        UserError: a size or number that no GAN has, an unknown option, or an argument of another attention.
     """
     check_choice("attention", attention, get_args(Attention))
     check_choice("layout", layout, LAYOUTS)

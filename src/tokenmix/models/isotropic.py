@@ -1,6 +1,7 @@
 """The skeleton of every model whose blocks all see the same tokens: stem, positions, blocks, norm, pooling, head."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import Any, Literal, NamedTuple, Unpack, cast
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Device, Factory, GridMixer, Mixer, count_parameters, replace_parameter
+from tokenmix.layers.base import Device, Factory, GridMixer, MapKind, Mixer, count_parameters, replace_parameter
 from tokenmix.layers.less_attention import LessAttention
 from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.models.interface import BlockMap, Classifier, Size, make_head, take_indices
@@ -44,7 +45,6 @@ class TokenBatchNorm(nn.BatchNorm1d):
     """BatchNorm of each channel over images and tokens: (B, N, D) to (B, N, D)."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise tokens (B, N, D)."""
         return _batch_norm(self, input.transpose(1, 2)).transpose(1, 2)
 
 
@@ -87,8 +87,11 @@ class MixerBlock(nn.Module):
         x = x + self.drop_path(out)
         return (x + self.drop_path(self.mlp(self.norm2(x))) if self.hidden else x), carry
 
+    def map(self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None) -> Tensor:
+        """The map that `forward` used on the same arguments."""
+        return self.mixer.mix_map(self.norm1(x), carry, mask)
+
     def macs(self, num_tokens: int) -> int:
-        """Multiply-adds of the mixer and the MLP on one sample."""
         return self.mixer.macs(num_tokens) + 2 * num_tokens * self.mixer.dim * self.hidden
 
 
@@ -170,12 +173,10 @@ class IsotropicNet(Classifier):
 
     @property
     def img_size(self) -> tuple[int, int]:
-        """(height, width) of the images."""
         return self.stem.img_size
 
     @property
     def grid_size(self) -> tuple[int, int]:
-        """(height, width) of the tokens' grid."""
         return self.stem.grid_size
 
     @property
@@ -208,7 +209,6 @@ class IsotropicNet(Classifier):
         return self.norm(x)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Tokens (B, N, D) to pooled features, and unless `pre_logits` to logits."""
         if self.global_pool == "avg":
             x = x[:, self.num_prefix_tokens :].mean(1)
         elif self.global_pool == "token":
@@ -300,20 +300,10 @@ class IsotropicNet(Classifier):
                 self.pos_embed = table
         self.record_input_size(self.img_size)
 
-    @torch.no_grad()
     def attention_maps(self, images: Tensor) -> list[BlockMap]:
-        x, carry, maps = self.tokens(images), None, []
-        for i, block in enumerate(self.blocks):
-            mixer = cast(Mixer, block.mixer)
-            kind = mixer.capabilities.map
-            if kind is not None:
-                used = mixer.mix_map(block.norm1(x), carry)  # type: ignore[operator]
-                maps.append(BlockMap(f"blocks.{i}.mixer", kind, used, self.grid_size, self.num_prefix_tokens))
-            x, carry = block(x, carry)
-        return maps
+        return block_maps(self, images, lambda _: self.grid_size, self.num_prefix_tokens)
 
     def macs(self) -> int:
-        """Multiply-adds of one image, from the equations."""
         blocks = sum(block.macs(self.num_tokens) for block in self.blocks)  # type: ignore[operator]
         return self.stem.macs() + blocks + self.embed_dim * self.num_classes
 
@@ -353,6 +343,24 @@ class IsotropicNet(Classifier):
         """
         blocks = r"^blocks\." if coarse else r"^blocks\.(\d+)"
         return {"stem": r"^stem|^cls_token|^pos_embed", "blocks": [(blocks, None), (r"^norm", (99999,))]}
+
+
+@torch.no_grad()
+def block_maps(
+    model: Classifier, images: Tensor, grid_of: Callable[[str], tuple[int, int]], prefix: int = 0
+) -> list[BlockMap]:
+    """The map that each `MixerBlock` of a model used on these images, on the grid of its name."""
+    maps: list[BlockMap] = []
+    with ExitStack() as stack:
+        for name, block in model.named_modules():
+            if isinstance(block, MixerBlock) and (kind := block.mixer.capabilities.map) is not None:
+
+                def note(block: MixerBlock, args: tuple[Any, ...], name: str = name, kind: MapKind = kind) -> None:
+                    maps.append(BlockMap(f"{name}.mixer", kind, block.map(*args), grid_of(name), prefix))
+
+                stack.callback(block.register_forward_pre_hook(note).remove)
+        model.forward_features(images)
+    return maps
 
 
 def sinusoid_table(num_tokens: int, dim: int, *, device: Device = None, dtype: torch.dtype | None = None) -> Tensor:

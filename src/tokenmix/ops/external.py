@@ -84,10 +84,6 @@ def external_attention(
 
     Returns:
         (..., N, d_v), in the query's type; half precision is normalised in float32.
-
-    Raises:
-        UserError: shapes that do not match, an unknown normalisation, options that exclude each other, a backend that
-            does not support the call.
     """
     check_options(normalization, num_steps, chunk_size, dropout, backend)
     factors = checked_factors(Factors(query, key_memory, value_memory, key_bias, value_bias, mask))
@@ -180,9 +176,6 @@ def check_options(
 def checked_factors(factors: Factors) -> Factors:
     """The tensors if they fit each other, the query with 0 where no token takes part, so that no value there, NaN
     included, reaches a memory's gradient. The mask then broadcasts against the tokens (..., N).
-
-    Raises:
-        UserError: tensors that do not fit.
     """
     query, key_memory, value_memory, key_bias, value_bias, mask = factors
     for name, tensor in (("query", query), ("key_memory", key_memory), ("value_memory", value_memory)):

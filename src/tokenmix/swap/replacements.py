@@ -6,7 +6,7 @@ tokens, or to write what was read to the same tokens. Everything else starts new
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from tokenmix.layers.less_attention import LessAttention
 from tokenmix.layers.linear_attention import LinearAttention
 from tokenmix.layers.self_attention import SelfAttention, SimplifiedSelfAttention
 from tokenmix.layers.table import build_mixer, count_of
+from tokenmix.registry import Arguments
 from tokenmix.swap.adapter import CROSS, Affine, AttentionWeights, ObservedCall, SwapError, is_causal
 from tokenmix.swap.carrying import Carrying
 from tokenmix.swap.probe import Probe
@@ -44,7 +45,7 @@ class SwapRequest:
 
     label: str
     layer: type[Mixer]
-    kwargs: Mapping[str, Any]
+    kwargs: Arguments
     num_tokens: int | None
     grid: tuple[int, int] | None
     probe: Probe

@@ -1,7 +1,7 @@
 """Swap a model's attention for another mixer."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from torch import nn
@@ -10,6 +10,7 @@ from tokenmix.environment import warn_untested
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer, count_parameters
 from tokenmix.layers.table import resolve_mixer
+from tokenmix.registry import Arguments
 from tokenmix.swap.carrying import watch_blocks
 from tokenmix.swap.probe import Example, check_runs, example_of, probe_model
 from tokenmix.swap.registry import Where, find_sites, select_sites
@@ -26,7 +27,7 @@ def swap_attention(
     num_tokens: int | None = None,
     img_size: int | tuple[int, int] | None = None,
     example_inputs: Example | None = None,
-    mixer_kwargs: Mapping[str, Any] | None = None,
+    mixer_kwargs: Arguments | None = None,
     drop: Literal["positions"] | None = None,
 ) -> SwapReport:
     """Replace a model's attention layers by a mixer, in place.
