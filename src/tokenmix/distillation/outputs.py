@@ -34,10 +34,48 @@ class OutputReader:
     half: bool = False
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
-        """Run the model; the output that is compared."""
-        args, kwargs = model_arguments(model, batch)
+        """Run the model on a tensor, the first of a tuple, or a mapping by name; the output that is compared.
+
+        Of a mapping, labels and what the forward pass has no argument for are left out.
+        """
+        given = batch[0] if isinstance(batch, tuple | list) and batch else batch
+        kwargs: Arguments = {}
+        if isinstance(given, Mapping):
+            parameters = inspect.signature(model.forward).parameters
+            all_taken = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+            kwargs = {k: v for k, v in given.items() if (all_taken or k in parameters) and k not in LABELS}
+            if not kwargs:
+                raise UserError(
+                    f"a batch has {', '.join(map(str, given))}, and the forward pass of {type(model).__name__} takes "
+                    f"{', '.join(parameters)}; rename the keys"
+                )
+        elif not isinstance(given, Tensor):
+            raise UserError(
+                f"a batch is a tensor, a tuple whose first is the input, or a dict of arguments, got "
+                f"{type(batch).__name__}; change what the loader gives"
+            )
+        output = self.output
         with self.autocast():
-            return chosen_output(model(*args, **kwargs), batch, self.output)
+            result = model(**kwargs) if kwargs else model(given)
+            if callable(output):
+                found = output(result, batch)
+            elif output in ("mean", "cls"):
+                found, mask = _named(result, "last_hidden_state"), mask_of(batch)
+                if found.dim() != 3:
+                    raise UserError(f"output={output!r} pools tokens (B, N, D), got {tuple(found.shape)}; leave it out")
+                if output == "cls":
+                    found = found[:, 0]
+                else:
+                    weights = torch.ones_like(found[..., :1]) if mask is None else mask.unsqueeze(-1).to(found.dtype)
+                    found = (found * weights).sum(1) / weights.sum(1).clamp_min(1)
+            else:
+                found = _named(result, output)
+        if not isinstance(found, Tensor) or not found.is_floating_point():
+            kind = found.dtype if isinstance(found, Tensor) else type(found).__name__
+            raise UserError(
+                f"output={output!r} gives {kind}; name an output that is a tensor of numbers, or a function"
+            )
+        return found
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.half)
@@ -51,56 +89,11 @@ class OutputReader:
         return [self.moved(value) for value in batch] if isinstance(batch, tuple | list) else batch
 
 
-def model_arguments(model: nn.Module, batch: Any) -> tuple[tuple[Tensor, ...], Arguments]:
-    """The arguments of a model's forward pass in a batch: a tensor, the first of a tuple, or a mapping by name.
-
-    Of a mapping, labels and what the forward pass has no argument for are left out.
-    """
-    given = batch[0] if isinstance(batch, tuple | list) and batch else batch
-    if isinstance(given, Tensor):
-        return (given,), {}
-    if not isinstance(given, Mapping):
-        raise UserError(
-            f"a batch is a tensor, a tuple whose first is the input, or a dict of arguments, got "
-            f"{type(batch).__name__}; change what the loader gives"
-        )
-    parameters = inspect.signature(model.forward).parameters
-    all_taken = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    kwargs = {key: value for key, value in given.items() if (all_taken or key in parameters) and key not in LABELS}
-    if not kwargs:
-        raise UserError(
-            f"a batch has {', '.join(map(str, given))}, and the forward pass of {type(model).__name__} takes "
-            f"{', '.join(parameters)}; rename the keys"
-        )
-    return (), kwargs
-
-
 def mask_of(batch: Any) -> Tensor | None:
     """`attention_mask` of a batch of text, True = the token counts; None without one."""
     given = batch[0] if isinstance(batch, tuple | list) and batch else batch
     mask = given.get("attention_mask") if isinstance(given, Mapping) else None
     return mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
-
-
-def chosen_output(result: Any, batch: Any, output: Output) -> Tensor:
-    """The output that `output` means."""
-    if callable(output):
-        found = output(result, batch)
-    elif output in ("mean", "cls"):
-        found, mask = _named(result, "last_hidden_state"), mask_of(batch)
-        if found.dim() != 3:
-            raise UserError(f"output={output!r} pools tokens (B, N, D), got {tuple(found.shape)}; leave it out")
-        if output == "cls":
-            found = found[:, 0]
-        else:
-            weights = torch.ones_like(found[..., :1]) if mask is None else mask.unsqueeze(-1).to(found.dtype)
-            found = (found * weights).sum(1) / weights.sum(1).clamp_min(1)
-    else:
-        found = _named(result, output)
-    if not isinstance(found, Tensor) or not found.is_floating_point():
-        kind = found.dtype if isinstance(found, Tensor) else type(found).__name__
-        raise UserError(f"output={output!r} gives {kind}; name an output that is a tensor of numbers, or a function")
-    return found
 
 
 def _named(result: object, name: str | None) -> Any:
