@@ -135,7 +135,7 @@ def test_a_mechanism_is_four_files(tmp_path: Path) -> None:
     table = tmp_path / "src/tokenmix/layers/__init__.py"
     text = table.read_text()
     for before_line, line in (
-        ("from tokenmix.layers.multihead_external", "from tokenmix.layers.mean_mixing import MeanMixing\n"),
+        ("from tokenmix.layers.offset_attention", "from tokenmix.layers.mean_mixing import MeanMixing\n"),
         ('    "Mixer",', '    "MeanMixing",\n'),
         ('        "identity": MixerSpec', '        "mean": MixerSpec(MeanMixing, "the mean of all tokens"),\n'),
     ):

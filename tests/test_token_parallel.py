@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tokenmix.errors import UserError
 from tokenmix.layers import MIXERS, ExternalAttention, MultiHeadExternalAttention, create_mixer
 from tokenmix.models import create_model
-from tokenmix.models.isotropic import IsotropicNet, MixerBlock
+from tokenmix.models.isotropic import IsotropicNet
 from tokenmix.models.stems import PatchStem
 from tokenmix.parallel import NOTED, TokenParallel, TokenShard, check_token_parallel, own_rows, split_convolution
 
@@ -36,8 +36,8 @@ def mixer_net(mixer: str, **given: Any) -> nn.Module:
 
 def with_class_token() -> nn.Module:
     stem = PatchStem(16, img_size=24, patch_size=4)
-    blocks = [MixerBlock(MultiHeadExternalAttention(16, num_heads=2, num_slots=8), mlp_ratio=2.0) for _ in range(2)]
-    return IsotropicNet(stem, blocks, num_classes=CLASSES, class_token=True, global_pool="token")
+    mixers = (MultiHeadExternalAttention(16, num_heads=2, num_slots=8) for _ in range(2))
+    return IsotropicNet(stem, mixers, 2, num_classes=CLASSES, mlp_ratio=2.0, class_token=True, global_pool="token")
 
 
 def segmenter(**given: Any) -> nn.Module:
@@ -133,7 +133,7 @@ def check_models(mesh: DeviceMesh) -> None:
                 torch.testing.assert_close(model.all_rows(out), whole)  # type: ignore[operator]
                 whole = model.own_rows(whole, 2)  # type: ignore[operator]
         torch.testing.assert_close(out, whole)
-    assert {"SelfAttention", "SelfAttention2d", "LessAttention", "GatedMLP", "GridMixer"} >= NOTED
+    assert {"SelfAttention", "MixerBlock2d", "LessAttention", "GatedMLP", "GridMixer"} >= NOTED
     assert (dist.get_rank() == 0) == bool(NOTED)
 
 

@@ -22,11 +22,10 @@ from torch.nn import functional as F
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
-from tokenmix.layers.external import ExternalAttention, ExternalAttention2d, Memory
-from tokenmix.layers.multihead_external import MultiHeadExternalAttention
+from tokenmix.layers.external import ExternalAttention, ExternalAttention2d, Memory, MultiHeadExternalAttention
 from tokenmix.models.isotropic import IsotropicNet, TokenBatchNorm
 from tokenmix.models.segmentation import EANetSegmenter
-from tokenmix.ops.external.api import sharded_external_attention
+from tokenmix.ops.external import sharded_external_attention
 from tokenmix.ops.less import Scores
 
 __all__ = ["TokenParallel"]
@@ -129,20 +128,17 @@ def check_token_parallel(model: nn.Module, size: int) -> None:
     for mixer in mixers:
         if not isinstance(mixer, EXTERNAL):
             continue
-        if mixer.memory.backend is not None:
-            raise UserError(f"backend={mixer.memory.backend!r} has no token-parallel form; leave backend out")
-        if mixer.memory.normalization not in ("double", "softmax"):
-            raise UserError(f"normalization={mixer.memory.normalization!r} has no token-parallel form; give 'double'")
-        if dropout := getattr(mixer, "attention_dropout", 0.0):
+        options, dropout = mixer.memory.options, mixer.memory.dropout
+        if options["backend"] is not None:
+            raise UserError(f"backend={options['backend']!r} has no token-parallel form; leave backend out")
+        if options["normalization"] not in ("double", "softmax"):
+            raise UserError(f"normalization={options['normalization']!r} has no token-parallel form; give 'double'")
+        if dropout:
             raise UserError(f"attention_dropout={dropout:g} has no token-parallel form; give 0")
 
 
 def own_rows(total: int, unit: int, rank: int, size: int) -> slice:
-    """Which of `total` rows process `rank` of `size` has, cut at multiples of `unit`; parts differ by one unit at most.
-
-    Raises:
-        UserError: not every process can have a multiple of `unit`.
-    """
+    """Which of `total` rows process `rank` of `size` has, by multiples of `unit`; parts differ by one unit at most."""
     if total % unit or total < unit * size:
         raise UserError(
             f"images of {total} rows cannot be split over {size} processes by multiples of {unit} rows; "
@@ -160,15 +156,13 @@ def _split_mixer(mixer: Mixer, shard: "TokenShard") -> None:
             mixer.norm.forward = partial(_batch_norm, mixer.norm, shard)
     else:
         mixer.mix = partial(_gathered, mixer, shard)
-        mixer.forward = partial(_without_scores, mixer)
+        mixer.forward = partial(lambda mixer, x, mask=None: mixer.mix(x, None, mask)[0], mixer)
 
 
-def _sharded_memory(
-    memory: Memory, shard: "TokenShard", query: Tensor, mask: Tensor | None = None, dropout: float = 0.0
-) -> Tensor:
+def _sharded_memory(memory: Memory, shard: "TokenShard", query: Tensor, mask: Tensor | None = None) -> Tensor:
     """`Memory.forward` over the tokens of all processes."""
-    if memory.normalization != "double":
-        return type(memory).forward(memory, query, mask, dropout)
+    if memory.options["normalization"] != "double":
+        return type(memory).forward(memory, query, mask)
     return sharded_external_attention(
         query,
         memory.key_memory,
@@ -176,8 +170,8 @@ def _sharded_memory(
         key_bias=memory.key_bias,
         value_bias=memory.value_bias,
         mask=mask,
-        num_steps=memory.num_steps,
-        chunk_size=memory.chunk_size,
+        num_steps=memory.options["num_steps"],
+        chunk_size=memory.options["chunk_size"],
         group=shard.group,
     )
 
@@ -203,10 +197,6 @@ def _gathered(
     else:
         out, carry = kind.mix(mixer, whole, carry, mask, **more)
     return out.narrow(dim, own.start, own.stop - own.start), carry
-
-
-def _without_scores(mixer: Mixer, x: Tensor, mask: Tensor | None = None) -> Tensor:
-    return mixer.mix(x, None, mask)[0]
 
 
 def _batch_norm(norm: Any, shard: "TokenShard", x: Tensor) -> Tensor:
@@ -281,11 +271,7 @@ def _vertical(layer: Any) -> tuple[int, int, int, int]:
 
 
 def split_convolution(conv: nn.Conv2d, shard: "TokenShard") -> None:
-    """Let a convolution of this process's rows read its neighbours' where its kernel reaches over the edge.
-
-    Raises:
-        UserError: padding that is not zeros, or not half of the kernel.
-    """
+    """Let a convolution of this process's rows read its neighbours' where its kernel reaches over the edge."""
     kernel, _, padding, dilation = _vertical(conv)
     reach = (kernel - 1) * dilation
     if conv.padding_mode != "zeros" or reach != 2 * padding:
@@ -366,9 +352,6 @@ class TokenShard:
         """The `above` rows before those of a map x (B, C, H_r, W) and the `below` rows after them; none at a border.
 
         Both results must be used, empty ones too, or processes would wait for each other in the backward pass.
-
-        Raises:
-            UserError: this process has fewer rows than its neighbours need.
         """
         height, here, last = x.shape[2], self.rank, self.size - 1
         if height < max(above, below):

@@ -20,7 +20,7 @@ from suite.table import lines_of, page
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
 from tokenmix.ops import external_attention
-from tokenmix.ops.external.api import Backend
+from tokenmix.ops.external import Backend
 
 COMMITTED = sorted((Path(__file__).parents[2] / "benchmarks").glob("**/results/*.json"))
 HERE = Place("cpu", torch.float32, 1)

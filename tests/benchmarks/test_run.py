@@ -23,7 +23,7 @@ from suite.process import measured_apart
 from suite.results import Row, read_results
 from suite.table import page
 from tokenmix.ops import external_attention
-from tokenmix.ops.external.api import Backend
+from tokenmix.ops.external import Backend
 
 RUN = Path(__file__).parents[2] / "benchmarks" / "run.py"
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tokenmix
 from tokenmix.distillation import Fidelity
-from tokenmix.distillation.fidelity import neighbour_overlap
+from tokenmix.distillation.outputs import neighbour_overlap
 from tokenmix.errors import UserError
 from tokenmix.layers import SelfAttention
 

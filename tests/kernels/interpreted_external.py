@@ -10,8 +10,8 @@ from comparison import assert_as_good_as, external_inputs, outputs, poisoned
 
 from tokenmix.errors import UserError
 from tokenmix.kernels import external as kernels
-from tokenmix.ops.external.api import external_attention
-from tokenmix.ops.external.reference import Factors, reference
+from tokenmix.ops.external import external_attention
+from tokenmix.ops.external_blocks import Factors, reference
 
 fused = partial(external_attention, backend="triton")
 

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from tokenmix.errors import UserError
 from tokenmix.kernels import gate as kernels
-from tokenmix.ops.gating import reference, spatial_gate
+from tokenmix.ops.gating import spatial_gate
 
 
 def eager(z: Tensor, weight: Tensor, bias: Tensor, addend: Tensor, mask: Tensor | None = None) -> Tensor:
-    return reference(z, weight, bias, addend=addend, mask=mask)
+    return spatial_gate(z, weight, bias, addend=addend, mask=mask)
 
 
 def fused(z: Tensor, weight: Tensor, bias: Tensor, addend: Tensor, mask: Tensor | None = None) -> Tensor:

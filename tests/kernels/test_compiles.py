@@ -26,7 +26,7 @@ from tokenmix.kernels.external_kernels import (  # noqa: E402  # noqa: E402
     slot_sums_kernel,
 )
 from tokenmix.kernels.gate import gate_kernel, launch_options  # noqa: E402
-from tokenmix.kernels.support import MAX_SLOTS, backward_tiles, forward_tiles, padded_size  # noqa: E402
+from tokenmix.kernels.support import MAX_SLOTS, padded_size, tiles_of  # noqa: E402
 
 # What a program may take at most, from the CUDA programming guide's table of compute capabilities.
 SHARED_BYTES = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}
@@ -34,11 +34,12 @@ SHARED_BYTES = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}
 REGISTERS, SHARED = 64 * 1024, 228 * 1024
 BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
 SUMS = {"partial", "offset", "sums", "grad_key", "grad_value"}
+BACKWARD = partial(tiles_of, backward=True)
 KERNELS = [
-    (slot_sums_kernel, forward_tiles),
-    (emit_kernel, forward_tiles),
-    (backward_sums_kernel, backward_tiles),
-    (backward_emit_kernel, backward_tiles),
+    (slot_sums_kernel, tiles_of),
+    (emit_kernel, tiles_of),
+    (backward_sums_kernel, BACKWARD),
+    (backward_emit_kernel, BACKWARD),
 ]
 
 
@@ -104,7 +105,7 @@ def test_every_choice_of_tiles_fits(slots: int, width: int, number: str, capabil
 @pytest.mark.parametrize("slots", [64, 128, 256])
 def test_a_chip_with_little_shared_memory_is_served(slots: int) -> None:
     for kernel, choose in KERNELS:
-        given = partial(choose, shared=SHARED_BYTES[86]) if choose is backward_tiles else choose
+        given = partial(choose, shared=SHARED_BYTES[86]) if choose is BACKWARD else choose
         # sm_86 has the memory's layouts of sm_80, for which the assembler is much faster.
         program = external(kernel, given, slots, 64, "fp16", 80)
         assert program.metadata.shared <= SHARED_BYTES[86]

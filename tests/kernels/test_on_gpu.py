@@ -8,7 +8,7 @@ import torch
 from comparison import assert_as_good_as, external_inputs, gate_inputs, outputs, poisoned
 from torch import Tensor
 
-from tokenmix.ops.external.api import external_attention
+from tokenmix.ops.external import external_attention
 from tokenmix.ops.gating import spatial_gate
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]

@@ -9,7 +9,7 @@ from comparison import assert_as_good_as, external_inputs
 
 from processes import finish, start
 from tokenmix.errors import UserError
-from tokenmix.ops.external.api import external_attention
+from tokenmix.ops.external import external_attention
 
 SAY = """
 import sys, torch

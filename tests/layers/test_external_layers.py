@@ -15,8 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
-from tokenmix.layers.external import ExternalAttention, ExternalAttention2d, Memory
-from tokenmix.layers.multihead_external import MultiHeadExternalAttention
+from tokenmix.layers.external import ExternalAttention, ExternalAttention2d, MultiHeadExternalAttention
 from tokenmix.layers.table import create_mixer
 
 TIES = ("none", "init", "hard")
@@ -361,8 +360,8 @@ def test_there_is_no_causal_form(name: str) -> None:
 @pytest.mark.parametrize("name", BUILD)
 def test_the_shared_options_are_spelled_out_and_the_same(name: str) -> None:
     shared = {"num_slots", "tie", "normalization", "num_steps", "chunk_size", "backend"}
-    ours, memory = (inspect.signature(cls).parameters for cls in (type(BUILD[name]()), Memory))
-    assert {n: ours[n] for n in shared} == {n: memory[n] for n in shared}
+    ours, first = (inspect.signature(cls).parameters for cls in (type(BUILD[name]()), ExternalAttention))
+    assert {n: ours[n] for n in shared} == {n: first[n] for n in shared}
     assert all(parameter.kind is not parameter.VAR_KEYWORD for parameter in ours.values())
 
 

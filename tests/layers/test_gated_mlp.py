@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix.errors import UserError
-from tokenmix.layers.gated_mlp import GatedMLP
+from tokenmix.layers.gating import GatedMLP
 
 VARIANTS = ("split", "multiplicative", "additive", "linear")
 GATES = ("dense", "toeplitz", "toeplitz-fft")

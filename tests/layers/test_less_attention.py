@@ -8,8 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix.errors import UserError
-from tokenmix.layers.attention_residual import AttentionResidual
-from tokenmix.layers.less_attention import LessAttention
+from tokenmix.layers.less_attention import AttentionResidual, LessAttention
 from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.ops.less import Scores
 from tokenmix.ops.resize import resize_score_transform

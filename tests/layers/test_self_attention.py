@@ -12,8 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix.errors import UserError
-from tokenmix.layers.self_attention import SelfAttention
-from tokenmix.layers.simplified import SimplifiedSelfAttention
+from tokenmix.layers.self_attention import SelfAttention, SimplifiedSelfAttention
 from tokenmix.ops.less import Scores
 
 VARIANTS = {

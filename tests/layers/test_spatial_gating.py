@@ -12,7 +12,7 @@ from torch.export import Dim
 from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix.errors import UserError
-from tokenmix.layers.spatial_gating import SpatialGatingUnit, fft_macs
+from tokenmix.layers.gating import SpatialGatingUnit, fft_macs
 
 VARIANTS = ("split", "multiplicative", "additive", "linear")
 GATES = ("dense", "toeplitz", "toeplitz-fft")

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix.errors import UserError
-from tokenmix.layers.tiny_attention import TinyAttention
+from tokenmix.layers.gating import TinyAttention
 
 
 @pytest.fixture(autouse=True)

@@ -41,7 +41,7 @@ def test_each_less_attention_layer_pays(name):
         {"key_reductions": (1, 1, 1, 1), "depths": (2, 2, 2, 2), "num_vanilla": (1, 1, 1, 1)},
     ],
 )
-def test_analytic_macs_equal_counted(kwargs):
+def test_macs_of_blocks_and_model_equal_counted(kwargs):
     model = create_model("lavit_nano", **kwargs).eval()
     with (
         FlopCounterMode(display=False) as counter,
@@ -50,6 +50,10 @@ def test_analytic_macs_equal_counted(kwargs):
     ):
         model(torch.randn(1, 3, *model.img_size))
     assert model.macs() == counter.get_total_flops() / 2
+    counts = {name: sum(flops.values()) / 2 for name, flops in counter.get_flop_counts().items()}
+    for row in model.cost_table():
+        block = f"LaViT.stages.{row.stage - 1}.blocks.{row.block - 1}"
+        assert row.macs == counts[block] - counts[f"{block}.mlp"]
 
 
 @pytest.mark.parametrize(

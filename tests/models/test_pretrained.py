@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tokenmix import UserError, create_model, list_models
 from tokenmix.checkpoints import rename
-from tokenmix.models import pretrained
+from tokenmix.models import registry as pretrained
 
 IMAGES = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad, gradcheck
 
 from tokenmix.errors import UserError
-from tokenmix.ops.external.api import external_attention, external_attention_map
+from tokenmix.ops.external import external_attention, external_attention_map
 from tokenmix.profiling.measure import peak_memory
 
 FORMS = (("double", 1), ("double", 2), ("double", 3), ("softmax", 1))

@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix.errors import UserError
-from tokenmix.layers.multihead_external import MultiHeadExternalAttention
-from tokenmix.ops.external import api as external
-from tokenmix.ops.external import blocks as streaming
-from tokenmix.ops.external.api import external_attention
+from tokenmix.layers.external import MultiHeadExternalAttention
+from tokenmix.ops import external
+from tokenmix.ops import external_blocks as streaming
+from tokenmix.ops.external import external_attention
 from tokenmix.ops.normalize import double_normalize
 
 

@@ -7,17 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from tokenmix.ops import gating, less
+from tokenmix.ops import external_blocks as external
 from tokenmix.ops.attention import attention
 from tokenmix.ops.attention import reference as attention_reference
-from tokenmix.ops.external import reference as external
-from tokenmix.ops.external.api import external_attention, external_attention_map
-from tokenmix.ops.external.reference import Factors
-from tokenmix.ops.gating import spatial_gate
-from tokenmix.ops.less import Scores, attention_from_scores, next_scores
+from tokenmix.ops.external import external_attention, external_attention_map
+from tokenmix.ops.external_blocks import Factors
+from tokenmix.ops.less import Scores, attention_from_scores, next_scores, transform_scores
 
 D = torch.float64
 MASK = torch.tensor([[True, False, True, True, True], [False] * 5])
@@ -30,7 +27,7 @@ def _seed() -> None:
 
 @pytest.mark.parametrize(
     "function",
-    [external.reference, external.reference_map, gating.reference, less.reference, attention_reference],
+    [external.reference, external.reference_map, attention_reference],
     ids=lambda function: f"{function.__module__}.{function.__name__}",
 )
 def test_a_reference_has_forty_lines_at_most(function: Any) -> None:
@@ -74,32 +71,14 @@ def test_the_reference_of_external_attention_is_the_published_two_divisions() ->
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("variant", ["split", "multiplicative", "additive", "linear"])
-@pytest.mark.parametrize("gate", ["dense", "toeplitz", "toeplitz by fft"])
-def test_forms_of_the_gate(gate: str, variant: Any, causal: bool, masked: bool) -> None:
-    z, bias = torch.randn(2, 5, 6, dtype=D), torch.randn(7, dtype=D)
-    weight = torch.randn((7, 7) if gate == "dense" else (13,), dtype=D)
-    addend = torch.randn(2, 5, 3 if variant == "split" else 6, dtype=D)
-    options: dict[str, Any] = {
-        "variant": variant,
-        "causal": causal,
-        "mask": MASK if masked else None,
-        "addend": addend,
-        "norm": lambda x: F.layer_norm(x, x.shape[-1:]),
-    }
-    ours = spatial_gate(z, weight, bias, **options, method="fft" if gate == "toeplitz by fft" else "dense")
-    torch.testing.assert_close(ours, gating.reference(z, weight, bias, **options), rtol=1e-11, atol=1e-12)
-
-
-@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("heads", [(), (3,)])
 def test_factors_of_less_attention(heads: tuple[int, ...], masked: bool) -> None:
     query, key, value = (torch.randn(2, 3, 5, 4, dtype=D) for _ in range(3))
     transform = [torch.randn(*heads, *shape, dtype=D) for shape in ((5, 5), (5,)) * 2]
     mask = MASK if masked else None
     ours = attention_from_scores(next_scores(Scores(query, key), *transform, mask=mask), value, mask=mask)
-    expected = less.reference(query @ key.mT, *transform, value, mask=mask)
+    dense, nothing = transform_scores(query @ key.mT, *transform, mask=mask), query[..., :0]
+    expected = attention_reference(nothing, nothing, value, mask, bias=dense, scale=1.0)
     torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-11)
 
 

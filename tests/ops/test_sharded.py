@@ -13,7 +13,7 @@ from torch import Tensor
 
 from processes import FORKS
 from tokenmix.errors import UserError
-from tokenmix.ops.external.api import external_attention, sharded_external_attention
+from tokenmix.ops.external import external_attention, sharded_external_attention
 
 CASES: list[dict[str, Any]] = [
     {"heads": 1},

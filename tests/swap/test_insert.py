@@ -345,3 +345,22 @@ def test_a_unet_of_segmentation_models_pytorch():
     report = insert(model, ["encoder.layer4", "decoder.blocks.*"], "external", img_size=64)
     assert len(report.rows) == 6
     assert torch.equal(model(x), before)
+
+
+def test_a_swap_leaves_the_mixer_of_a_block_alone():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attn, self.norm = nn.MultiheadAttention(8, 2, batch_first=True), nn.LayerNorm(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.attn(x, x, x)[0])
+
+    model, x = Net(), torch.randn(1, 5, 8)
+    insert(model, "norm", "self", example_inputs=(x,))
+    mixer = model.norm.inserted.mixer
+    report = tokenmix.swap_attention(model, "external", example_inputs=(x,))
+    assert [row.name for row in report.rows] == ["attn"]
+    assert model.norm.inserted.mixer is mixer
+    with pytest.raises(UserError, match=r"norm\.inserted\.mixer"):
+        tokenmix.swap_attention(model, "external", ["norm.inserted.mixer"], example_inputs=(x,))

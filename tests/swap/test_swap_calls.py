@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import tokenmix
 from tokenmix.errors import UserError
-from tokenmix.swap.torch_adapter import MixerInTorch
+from tokenmix.swap.coded_adapters import MixerInTorch
 
 
 @pytest.fixture(params=[True, False], ids=["batch-first", "seq-first"])

@@ -331,7 +331,7 @@ class Rotating(nn.Module):
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> AttentionLayout:
-    monkeypatch.setattr(registry, "_added", [])
+    monkeypatch.setattr(registry, "ADAPTERS", [*registry.ADAPTERS])
     layout = AttentionLayout(
         classes=["*.Rotating"],
         about="a user's own",

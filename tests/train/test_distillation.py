@@ -14,7 +14,7 @@ from timm.models import save_for_hf
 from torch import Tensor, nn
 
 import tokenmix
-from tokenmix.distillation.losses import distillation_loss, layer_loss, watched_layers
+from tokenmix.distillation.outputs import distillation_loss, layer_loss, watched_layers
 from tokenmix.errors import UserError
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.checkpoint import read_weights

@@ -1,9 +1,8 @@
 """Train a model to imitate another, and find the layers of a model that can be replaced."""
 
-from tokenmix.distillation.distilling import distill
-from tokenmix.distillation.fidelity import Fidelity
+from tokenmix.distillation.distilling import CurvePoint, DistillReport, distill
+from tokenmix.distillation.outputs import Fidelity
 from tokenmix.distillation.ranking import FrontierPoint, LayerRanking, RankedLayer, rank_layers
-from tokenmix.distillation.report import CurvePoint, DistillReport
 
 __all__ = [
     "CurvePoint",

@@ -11,13 +11,75 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tokenmix.distillation.fidelity import Fidelity, HeldOut, evaluating
-from tokenmix.distillation.losses import LossName, OutputLoss, layer_loss, output_loss, watched_layers
-from tokenmix.distillation.reading import Output, OutputReader, mask_of
-from tokenmix.distillation.report import CurvePoint, DistillReport
+from tokenmix.distillation.outputs import (
+    Fidelity,
+    HeldOut,
+    LossName,
+    Output,
+    OutputLoss,
+    OutputReader,
+    evaluating,
+    layer_loss,
+    mask_of,
+    output_loss,
+    watched_layers,
+)
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.base import Mixer
 from tokenmix.ops.checks import check_choice, check_numbers, check_whole
+from tokenmix.swap.report import TableReport
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """Where training stood: the mean loss since the point before, and the held-out fidelity if there are samples."""
+
+    step: int
+    loss: float
+    held_out: Fidelity | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillReport(TableReport):
+    """A student that learned from a teacher.
+
+    Attributes:
+        student: the model that was given, trained in place.
+        curve: points over the steps.
+        before, after: held-out fidelity; None without held-out samples.
+        steps: that were taken.
+        trained: numbers that were learned.
+        seconds: of training, without the evaluations.
+        cpu_seconds: of this process in that time, over all cores.
+        interrupted: Ctrl-C ended it; the student is what was reached.
+    """
+
+    student: nn.Module
+    curve: tuple[CurvePoint, ...]
+    before: Fidelity | None
+    after: Fidelity | None
+    steps: int
+    trained: int
+    seconds: float
+    cpu_seconds: float
+    interrupted: bool
+
+    def rows(self) -> list[list[str]]:
+        shown = ["cosine", "mse", "agreement"] if self.before else []
+        shown += ["neighbours"] if self.before and self.before.neighbours is not None else []
+        table = [["step", "loss", *shown]]
+        points = [] if self.before is None else [("0", "", self.before)]
+        points += [(f"{point.step}", f"{point.loss:.4f}", point.held_out) for point in self.curve]
+        for step, loss, held in points:
+            table.append([step, loss, *(f"{getattr(held, name):.4f}" for name in shown)])
+        return table
+
+    def _about(self) -> str:
+        ended = "interrupted after" if self.interrupted else "after"
+        on = "" if self.before is None else f"; columns from cosine on: {self.before.rows:,} held-out rows"
+        times = f"{self.seconds:.0f} s ({self.cpu_seconds / 60:.1f} CPU minutes)"
+        return f"{ended} {self.steps} steps, {times}; {self.trained:,} numbers trained{on}"
+
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 Trained = str | Sequence[str] | Callable[[str, nn.Parameter], bool]
@@ -80,41 +142,80 @@ def distill(
 
     Returns:
         The report, with held-out fidelity before and after.
-
-    Raises:
-        UserError: models, batches or options that do not fit each other, or a loss that is not finite.
     """
-    total = _number_of_steps(loader, steps)
+    if steps is None and not isinstance(loader, Sized):
+        raise UserError("the loader does not say how many batches it has; give steps=")
+    total = len(loader) if steps is None else steps  # type: ignore[arg-type]
+    check_whole(0, steps=total)
     check_whole(report_every=report_every or 1)
     check_numbers(0.0, lr=lr, weight_decay=weight_decay, warmup=warmup, layer_weight=layer_weight)
+    check_numbers(temperature=temperature)
+    if temperature <= 0:
+        raise UserError(f"temperature must be positive, got {temperature:g}; 1 leaves the logits as they are")
     check_choice("precision", precision, ("fp32", "bf16"))
-    objective = _Objective(teacher, student, output, loss, layers, layer_weight, temperature, half=precision == "bf16")
-    every, curve, since, clock = report_every or max(1, total // 10), [], [], _Clock()
+    names = _layer_names(teacher, student, layers)
+    if loss is None and not names:
+        raise UserError("loss=None trains layers alone; name them by layers=, or give a loss")
+    device, other = (next((p.device for p in model.parameters()), None) for model in (student, teacher))
+    if teacher is student or device is None:
+        what = "the same model as the teacher" if teacher is student else "without weights"
+        raise UserError(f"the student is {what}; give a copy.deepcopy of the teacher in which attention was swapped")
+    if device != other:
+        raise UserError(f"the student is on {device} and the teacher on {other}; move both to one device")
+    reader = OutputReader(output, device, precision == "bf16")
+    of_outputs = output_loss("cosine" if loss is None else loss, temperature)
+
+    def objective(batch: Any) -> Tensor:
+        batch = reader.moved(batch)
+        mask = mask_of(batch)
+        with watched_layers(teacher, names) as calls:
+            wanted = reader(teacher, batch)
+        value = wanted.new_zeros((), dtype=torch.float32)
+        if loss is not None:
+            value = value + of_outputs(reader(student, batch), wanted, mask)
+        if names:
+            with reader.autocast():
+                value = value + layer_weight * layer_loss(student, calls, mask)
+        return value
+
+    def fidelity() -> Fidelity | None:
+        return None if held is None else held.fidelity(student, reader, of_outputs)
+
+    held: HeldOut | None = None
+    every, curve, since, seconds, cpu_seconds = report_every or max(1, total // 10), [], [], 0.0, 0.0
     step, interrupted = 0, False
     with torch.random.fork_rng(), evaluating(teacher), _learning(student, train_only) as parameters:
         torch.manual_seed(seed)
-        held = None if held_out is None else HeldOut.of(teacher, held_out, objective.reader)
-        before = objective.fidelity(held)
+        held = None if held_out is None else HeldOut.of(teacher, held_out, reader)
+        before = fidelity()
         optimizer, batches = torch.optim.AdamW(parameters, weight_decay=weight_decay), _endless(loader)
         try:
             while step < total:
-                with clock.running():
-                    for group in optimizer.param_groups:
-                        group["lr"] = lr * _schedule(step, total, warmup)
-                    value = objective(next(batches))
-                    if not value.isfinite():
-                        raise UserError(f"the loss is {value.item()} at step {step + 1}; give a smaller lr than {lr:g}")
-                    optimizer.zero_grad()
-                    value.backward()
-                    nn.utils.clip_grad_norm_(parameters, 1.0)
-                    optimizer.step()
+                wall, cpu = time.perf_counter(), time.process_time()
+                # Up in a line, then down along a cosine.
+                rate = min(1.0, (step + 1) / max(1.0, warmup * total)) * 0.5 * (1 + math.cos(math.pi * step / total))
+                for group in optimizer.param_groups:
+                    group["lr"] = lr * rate
+                value = objective(next(batches))
+                if not value.isfinite():
+                    raise UserError(f"the loss is {value.item()} at step {step + 1}; give a smaller lr than {lr:g}")
+                optimizer.zero_grad()
+                value.backward()
+                nn.utils.clip_grad_norm_(parameters, 1.0)
+                optimizer.step()
                 step += 1
+                seconds += time.perf_counter() - wall
+                cpu_seconds += time.process_time() - cpu
                 since.append(value.detach())
                 if step % every == 0 or step == total:
-                    curve.append(CurvePoint(step, torch.stack(since).mean().item(), objective.fidelity(held)))
+                    curve.append(CurvePoint(step, torch.stack(since).mean().item(), fidelity()))
                     since.clear()
                     if progress is not None:
-                        progress(_line(curve[-1], total, clock))
+                        held_now = curve[-1].held_out
+                        beside = "" if held_now is None else f", held-out cosine {held_now.cosine:.4f}"
+                        if held_now is not None and held_now.neighbours is not None:
+                            beside += f", neighbours {held_now.neighbours:.3f}"
+                        progress(f"step {step} of {total}: loss {curve[-1].loss:.4f}{beside}, {seconds:.0f} s")
         except KeyboardInterrupt:
             interrupted = True
         reached = bool(curve) and curve[-1].step == step
@@ -122,65 +223,13 @@ def distill(
             student=student,
             curve=tuple(curve),
             before=before,
-            after=curve[-1].held_out if reached else objective.fidelity(held),
+            after=curve[-1].held_out if reached else fidelity(),
             steps=step,
             trained=sum(p.numel() for p in parameters),
-            seconds=clock.seconds,
-            cpu_seconds=clock.cpu_seconds,
+            seconds=seconds,
+            cpu_seconds=cpu_seconds,
             interrupted=interrupted,
         )
-
-
-class _Objective:
-    """What a student is trained for: outputs, layers, or both; `UserError` for models and options that do not fit."""
-
-    def __init__(
-        self,
-        teacher: nn.Module,
-        student: nn.Module,
-        output: Output,
-        loss: LossName | OutputLoss | None,
-        layers: str | Sequence[str] | None,
-        layer_weight: float,
-        temperature: float,
-        *,
-        half: bool,
-    ) -> None:
-        check_numbers(temperature=temperature)
-        if temperature <= 0:
-            raise UserError(f"temperature must be positive, got {temperature:g}; 1 leaves the logits as they are")
-        self.layers = _layer_names(teacher, student, layers)
-        if loss is None and not self.layers:
-            raise UserError("loss=None trains layers alone; name them by layers=, or give a loss")
-        device, other = (next((p.device for p in model.parameters()), None) for model in (student, teacher))
-        if teacher is student or device is None:
-            what = "the same model as the teacher" if teacher is student else "without weights"
-            raise UserError(
-                f"the student is {what}; give a copy.deepcopy of the teacher in which attention was swapped"
-            )
-        if device != other:
-            raise UserError(f"the student is on {device} and the teacher on {other}; move both to one device")
-        self.teacher, self.student, self.layer_weight = teacher, student, layer_weight
-        self.reader, self.of_outputs = OutputReader(output, device, half), loss is not None
-        self.loss = output_loss("cosine" if loss is None else loss, temperature)
-
-    def __call__(self, batch: Any) -> Tensor:
-        batch = self.reader.moved(batch)
-        mask = mask_of(batch)
-        with watched_layers(self.teacher, self.layers) as calls:
-            wanted = self.reader(self.teacher, batch)
-        total = wanted.new_zeros((), dtype=torch.float32)
-        if self.of_outputs:
-            given = self.reader(self.student, batch)
-            total = total + self.loss(given, wanted, mask)
-        if self.layers:
-            with self.reader.autocast():
-                total = total + self.layer_weight * layer_loss(self.student, calls, mask)
-        return total
-
-    def fidelity(self, held: HeldOut | None) -> Fidelity | None:
-        """That of the student as it is."""
-        return None if held is None else held.fidelity(self.student, self.reader, self.loss)
 
 
 def _layer_names(teacher: nn.Module, student: nn.Module, layers: str | Sequence[str] | None) -> list[str]:
@@ -203,14 +252,6 @@ def _layer_names(teacher: nn.Module, student: nn.Module, layers: str | Sequence[
     return found
 
 
-def _number_of_steps(loader: Iterable[Any], steps: int | None) -> int:
-    if steps is None and not isinstance(loader, Sized):
-        raise UserError("the loader does not say how many batches it has; give steps=")
-    total = len(loader) if steps is None else steps  # type: ignore[arg-type]
-    check_whole(0, steps=total)
-    return total
-
-
 def _endless(loader: Iterable[Any]) -> Iterator[Any]:
     """The batches, again and again."""
     seen = 0
@@ -228,15 +269,23 @@ def _endless(loader: Iterable[Any]) -> Iterator[Any]:
             )
 
 
-def _schedule(step: int, total: int, warmup: float) -> float:
-    """The share of the learning rate: up in a line, then down along a cosine."""
-    return min(1.0, (step + 1) / max(1.0, warmup * total)) * 0.5 * (1 + math.cos(math.pi * step / total))
-
-
 @contextmanager
 def _learning(student: nn.Module, train_only: Trained | None) -> Iterator[list[nn.Parameter]]:
     """The parameters that learn, the others frozen; dropout off, and batch norms learning where their weights do."""
-    chosen = _chosen(student, train_only)
+    named = list(student.named_parameters())
+    if train_only is None:
+        chosen = [p for _, p in named if p.requires_grad]
+    elif callable(train_only):
+        chosen = [p for name, p in named if train_only(name, p)]
+    elif train_only == "mixers":
+        inside = {id(p) for module in student.modules() if isinstance(module, Mixer) for p in module.parameters()}
+        chosen = [p for _, p in named if id(p) in inside]
+    else:
+        globs = [train_only] if isinstance(train_only, str) else train_only
+        chosen = [p for name, p in named if any(fnmatchcase(name, glob) for glob in globs)]
+    if not chosen:
+        what = "no parameter needs a gradient" if train_only is None else f"train_only={train_only!r} matches nothing"
+        raise UserError(f"{what}, so there is nothing to train; parameters are {named[0][0]}, ..., {named[-1][0]}")
     frozen = [p for p in student.parameters() if p.requires_grad and not any(p is one for one in chosen)]
     thawed = [p for p in chosen if not p.requires_grad]
     with evaluating(student):
@@ -252,46 +301,3 @@ def _learning(student: nn.Module, train_only: Trained | None) -> Iterator[list[n
                 parameter.requires_grad_(not parameter.requires_grad)
             for parameter in chosen:
                 parameter.grad = None
-
-
-def _chosen(student: nn.Module, train_only: Trained | None) -> list[nn.Parameter]:
-    named = list(student.named_parameters())
-    if train_only is None:
-        chosen = [p for _, p in named if p.requires_grad]
-    elif callable(train_only):
-        chosen = [p for name, p in named if train_only(name, p)]
-    elif train_only == "mixers":
-        inside = {id(p) for module in student.modules() if isinstance(module, Mixer) for p in module.parameters()}
-        chosen = [p for _, p in named if id(p) in inside]
-    else:
-        globs = [train_only] if isinstance(train_only, str) else train_only
-        chosen = [p for name, p in named if any(fnmatchcase(name, glob) for glob in globs)]
-    if not chosen:
-        what = "no parameter needs a gradient" if train_only is None else f"train_only={train_only!r} matches nothing"
-        raise UserError(f"{what}, so there is nothing to train; parameters are {named[0][0]}, ..., {named[-1][0]}")
-    return chosen
-
-
-@dataclass
-class _Clock:
-    """Seconds of the wall and of this process."""
-
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """What is counted."""
-        wall, cpu = time.perf_counter(), time.process_time()
-        try:
-            yield
-        finally:
-            self.seconds += time.perf_counter() - wall
-            self.cpu_seconds += time.process_time() - cpu
-
-
-def _line(point: CurvePoint, total: int, clock: _Clock) -> str:
-    held = point.held_out
-    beside = "" if held is None else f", held-out cosine {held.cosine:.4f}"
-    beside += "" if held is None or held.neighbours is None else f", neighbours {held.neighbours:.3f}"
-    return f"step {point.step} of {total}: loss {point.loss:.4f}{beside}, {clock.seconds:.0f} s"

@@ -1,22 +1,21 @@
 """Which attention layers of a model a mixer replaces best."""
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import nn
 
 from tokenmix.distillation.distilling import distill
-from tokenmix.distillation.fidelity import Fidelity, HeldOut
-from tokenmix.distillation.losses import LossName, OutputLoss, output_loss
-from tokenmix.distillation.reading import Output, OutputReader
+from tokenmix.distillation.outputs import Fidelity, HeldOut, LossName, Output, OutputLoss, OutputReader, output_loss
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
+from tokenmix.registry import Arguments
 from tokenmix.swap.carrying import Carrying
 from tokenmix.swap.probe import Example
-from tokenmix.swap.report import SwapReport, SwapRow, TableReport
-from tokenmix.swap.sites import Where, find_sites
+from tokenmix.swap.registry import Where, find_sites
+from tokenmix.swap.report import SwapRow, TableReport
 from tokenmix.swap.swap import swap_attention
 
 
@@ -66,7 +65,6 @@ class LayerRanking(TableReport):
         return [name for name in self.names if name in chosen]
 
     def rows(self) -> list[list[str]]:
-        """A header, then the layers, the best first; on the right all layers down to this one."""
         table = [["layer", "loss", "cosine", "MACs of the layer", "up to here: cosine", "MACs of the model"]]
         for layer, point in zip(self.layers, self.frontier[1:], strict=True):
             costs = f"{_millions(layer.macs_before)} -> {_millions(layer.macs_after)}"
@@ -95,7 +93,7 @@ def rank_layers(
     num_tokens: int | None = None,
     img_size: int | tuple[int, int] | None = None,
     example_inputs: Example | None = None,
-    mixer_kwargs: Mapping[str, Any] | None = None,
+    mixer_kwargs: Arguments | None = None,
     drop: Literal["positions"] | None = None,
     temperature: float = 1.0,
     precision: Literal["fp32", "bf16"] = "fp32",
@@ -124,9 +122,6 @@ def rank_layers(
 
     Returns:
         The ranking, with the frontier of fidelity against multiply-adds for the k best layers.
-
-    Raises:
-        UserError: as `swap_attention` and `distill`.
     """
     of_outputs = output_loss(loss, temperature)
     reader = OutputReader(output, next(model.parameters()).device, precision == "bf16")
@@ -171,26 +166,23 @@ def rank_layers(
                 student.set_submodule(one, fitted.get_submodule(name))
         return held.fidelity(student, reader, of_outputs)
 
+    def macs(replaced: Sequence[SwapRow]) -> int | None:
+        """Of the model with these layers replaced."""
+        if swap.macs_before is None or any(row.macs_before is None or row.macs_after is None for row in replaced):
+            return None
+        return swap.macs_before + sum((row.macs_after or 0) - (row.macs_before or 0) for row in replaced)
+
     alone = {name: fidelity([name]) for name in rows}
     order = sorted(rows, key=lambda name: alone[name].loss)
     counts = range(len(order) + 1)
     return LayerRanking(
         mixer=swap.mixer,
         layers=tuple(RankedLayer(name, alone[name], rows[name].macs_before, rows[name].macs_after) for name in order),
-        frontier=tuple(
-            FrontierPoint(k, fidelity(order[:k]), _macs(swap, [rows[n] for n in order[:k]])) for k in counts
-        ),
+        frontier=tuple(FrontierPoint(k, fidelity(order[:k]), macs([rows[name] for name in order[:k]])) for k in counts),
         steps=fit.steps,
         seconds=fit.seconds,
         names=tuple(rows),
     )
-
-
-def _macs(swap: SwapReport, replaced: Sequence[SwapRow]) -> int | None:
-    """Multiply-adds of the model with some of the layers replaced."""
-    if swap.macs_before is None or any(row.macs_before is None or row.macs_after is None for row in replaced):
-        return None
-    return swap.macs_before + sum((row.macs_after or 0) - (row.macs_before or 0) for row in replaced)
 
 
 def _millions(macs: int | None) -> str:

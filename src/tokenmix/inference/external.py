@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from tokenmix.inference.linear import AnyLinear, Int8Linear, Range, make_linear, outside_graphs, samples_at_a_time
 from tokenmix.inference.operators import Dtype
 from tokenmix.layers.base import Capabilities, Mixer, check_input, check_mask, zero_masked
-from tokenmix.layers.external import ExternalAttention
-from tokenmix.layers.multihead_external import MultiHeadExternalAttention
+from tokenmix.layers.external import ExternalAttention, MultiHeadExternalAttention
 from tokenmix.ops.normalize import double_normalize
 
 Folding = ExternalAttention | MultiHeadExternalAttention
@@ -176,8 +175,8 @@ def folds(layer: nn.Module) -> bool:
     assert isinstance(layer, Folding)
     memory = layer.memory
     slots, width = memory.key_memory.shape
-    plain = memory.normalization == "double" and memory.num_steps == 1
-    return plain and memory.backend is None and memory.chunk_size is None and slots <= 2 * width
+    usual = {"normalization": "double", "num_steps": 1, "chunk_size": None, "backend": None}
+    return memory.options == usual and slots <= 2 * width
 
 
 def folded(layer: Folding) -> tuple[Map, Map]:

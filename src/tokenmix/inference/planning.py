@@ -12,7 +12,7 @@ from tokenmix.inference.linear import FusedLinear, Int8Linear, Range, make_linea
 from tokenmix.inference.operators import Activation, Dtype
 from tokenmix.inference.stem import FoldedT2TStem
 from tokenmix.models.eamlp import StemAttention, T2TStem
-from tokenmix.ops.external.api import external_attention_map
+from tokenmix.ops.external import external_attention_map
 
 # What becomes of which module: `external`, `stem`, or `linear` with the activation that it takes in.
 CopyPlan = dict[str, str]

@@ -18,14 +18,13 @@ from tokenmix.kernels.external_kernels import (
 from tokenmix.kernels.support import (
     MAX_SLOTS,
     Tiles,
-    backward_tiles,
     empty_like_heads,
-    forward_tiles,
     input_precision,
     num_programs,
     padded_size,
     require_triton,
     shared_bytes,
+    tiles_of,
 )
 
 
@@ -46,16 +45,12 @@ def fused_external_attention(
         query: F, (B, H, N, d) or other leading axes; any strides, as a (B, N, H, d) layout seen as (B, H, N, d) has.
         key_memory: M_k, (S, d), S at most 256.
         value_memory: M_v, (S, d_v).
-        *rest: both biases and the mask, see `tokenmix.ops.external.reference.Factors`.
+        *rest: both biases and the mask, see `tokenmix.ops.external_blocks.Factors`.
         double: double normalisation; the softmax over slots has no L and one pass forward.
 
     Returns:
         (..., N, d_v) in the query's type, laid out as the query is. Sums and normalisation are in float32; float32 is
         multiplied as `torch.set_float32_matmul_precision` says. A first derivative only.
-
-    Raises:
-        UserError: no CUDA device and no interpreter, several devices, types that the kernel does not take, more than
-            256 slots.
     """
     key_bias, value_bias, mask = rest
     require_triton("external_attention", query, key_memory, value_memory, key_bias, value_bias, mask=mask)
@@ -144,8 +139,13 @@ def external_forward(
         return out, offset.zero_()
     with torch.cuda.device_of(query):
         if double:
-            _slot_offsets(query, key_memory, key_bias, mask, offset)
-        walk = _Walk(query, forward_tiles(max(query.shape[-1], width), slots, query.element_size()))
+            walk = _Walk(query, tiles_of(key_memory.shape[1], slots, query.element_size()))
+            partial = walk.parts(slots)
+            given = (query, key_memory, key_bias, mask, partial, *walk.counts(), *_strides(query, key_memory, mask))
+            _launch(slot_sums_kernel, (walk.programs(),), *given, **walk.options(slots))
+            grid = (query.shape[0] * query.shape[1], triton.cdiv(slots, 16))
+            _launch(merge_kernel, grid, partial, offset, walk.num_blocks, S=slots, BLOCK_R=64, BLOCK_S=16)
+        walk = _Walk(query, tiles_of(max(query.shape[-1], width), slots, query.element_size()))
         _launch(
             emit_kernel,
             (walk.programs(),),
@@ -164,28 +164,6 @@ def external_forward(
             BLOCK_V=padded_size(width, walk.tiles.columns),
         )
     return out, offset
-
-
-def _slot_offsets(
-    query: Tensor, key_memory: Tensor, key_bias: Tensor | None, mask: Tensor | None, offset: Tensor
-) -> None:
-    slots, width = key_memory.shape
-    walk = _Walk(query, forward_tiles(width, slots, query.element_size()))
-    partial = walk.parts(slots)
-    _launch(
-        slot_sums_kernel,
-        (walk.programs(),),
-        query,
-        key_memory,
-        key_bias,
-        mask,
-        partial,
-        *walk.counts(),
-        *_strides(query, key_memory, mask),
-        **walk.options(slots),
-    )
-    grid = (query.shape[0] * query.shape[1], triton.cdiv(slots, 16))
-    _launch(merge_kernel, grid, partial, offset, walk.num_blocks, S=slots, BLOCK_R=64, BLOCK_S=16)
 
 
 @torch.library.custom_op("tokenmix::external_backward", mutates_args=())
@@ -210,7 +188,8 @@ def external_backward(
         zeros = [torch.zeros_like(t) for t in (key_memory, value_memory, key_memory[:, 0], value_memory[0])]
         return grad_query, zeros[0], zeros[1], zeros[2], zeros[3]
     shared = shared_bytes(query.device)
-    walk = _Walk(query, backward_tiles(max(query.shape[-1], width), slots, query.element_size(), shared))
+    widest, itemsize = max(query.shape[-1], width), query.element_size()
+    walk = _Walk(query, tiles_of(widest, slots, itemsize, backward=True, shared=shared))
     options = {**walk.options(slots), "DV": width, "BLOCK_V": padded_size(width, walk.tiles.columns)}
     common = (*walk.counts(), *_strides(grad, query, key_memory, value_memory, mask))
     given = (grad, query, key_memory, value_memory, key_bias, mask, offset if double else None)

@@ -50,50 +50,27 @@ def take_part(mask, strides, batch, head, tokens, num_tokens):
 
 
 @triton.jit
-def _products(
-    left,
-    strides,
-    tokens,
-    taking,
-    memory,
-    memory_strides,
-    held,
-    slots,
-    S: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Rows of `left` times rows of a memory, (tokens, slots) in float32. `held` are the memory's first columns."""
+def _products(rows, memory, slots, S: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
+    """Tokens times rows of a memory, (tokens, slots) in float32.
+
+    `rows` are base, strides, tokens, and which take part; `memory` is a pointer, strides, and its first columns.
+    """
     columns = tl.arange(0, BLOCK)
-    tile = load_tile(left, tokens, columns, strides, taking, WIDTH)
-    out = tl.dot(tile, tl.trans(held), input_precision=PRECISION)
+    tile = load_tile(rows[0], rows[2], columns, rows[1], rows[3], WIDTH)
+    out = tl.dot(tile, tl.trans(memory[2]), input_precision=PRECISION)
     for start in tl.static_range(BLOCK, WIDTH, BLOCK):
-        tile = load_tile(left, tokens, start + columns, strides, taking, WIDTH)
-        part = load_tile(memory, slots, start + columns, memory_strides, slots < S, WIDTH)
+        tile = load_tile(rows[0], rows[2], start + columns, rows[1], rows[3], WIDTH)
+        part = load_tile(memory[0], slots, start + columns, memory[1], slots < S, WIDTH)
         out = tl.dot(tile, tl.trans(part), out, input_precision=PRECISION)
     return out
 
 
 @triton.jit
 def logits_of(
-    query,
-    strides,
-    tokens,
-    taking,
-    key,
-    key_strides,
-    held,
-    bias,
-    offset,
-    slots,
-    S: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
+    rows, keys, bias, offset, slots, S: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr
 ):
     """a - L of a tile, or a where there is no offset; -inf in slots that are padding, finite in tokens left out."""
-    logits = _products(query, strides, tokens, taking, key, key_strides, held, slots, S, D, BLOCK_D, PRECISION)
+    logits = _products(rows, keys, slots, S, D, BLOCK_D, PRECISION)
     if bias is not None:
         logits += tl.load(bias + slots, slots < S, 0.0).to(tl.float32)[None, :]
     if offset is not None:
@@ -110,24 +87,11 @@ def shares_of(logits, taking):
 
 @triton.jit
 def map_and_gradient(
-    logits,
-    taking,
-    grad,
-    strides,
-    tokens,
-    value,
-    value_strides,
-    held,
-    slots,
-    S: tl.constexpr,
-    DV: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    PRECISION: tl.constexpr,
+    logits, above, values, slots, S: tl.constexpr, DV: tl.constexpr, BLOCK_V: tl.constexpr, PRECISION: tl.constexpr
 ):
     """P, and dS = P * (dP - rowsum(dP * P)) with dP the output's gradient times the value memory."""
-    shares = shares_of(logits, taking)
-    through = _products(grad, strides, tokens, taking, value, value_strides, held, slots, S, DV, BLOCK_V, PRECISION)
-    weighted = through * shares
+    shares = shares_of(logits, above[3])
+    weighted = _products(above, values, slots, S, DV, BLOCK_V, PRECISION) * shares
     return shares, weighted - shares * tl.sum(weighted, 1)[:, None]
 
 
@@ -160,10 +124,9 @@ def slot_sums_kernel(
         batch, head, row, tokens = tile_place(tile, num_heads, num_blocks, BLOCK_N)
         taking = take_part(mask, mask_strides, batch, head, tokens, num_tokens)
         base = query + batch * query_strides[0] + head * query_strides[1]
-        strides = (query_strides[2], query_strides[3])
-        logits = logits_of(
-            base, strides, tokens, taking, key, key_strides, held, key_bias, None, slots, S, D, BLOCK_D, PRECISION
-        )
+        rows = (base, (query_strides[2], query_strides[3]), tokens, taking)
+        keys = (key, key_strides, held)
+        logits = logits_of(rows, keys, key_bias, None, slots, S, D, BLOCK_D, PRECISION)
         logits = tl.where(taking[:, None], logits, float("-inf"))
         top = tl.max(logits, 0)
         top = tl.where(top == float("-inf"), 0.0, top)
@@ -232,11 +195,10 @@ def emit_kernel(
         batch, head, _row, tokens = tile_place(tile, num_heads, num_blocks, BLOCK_N)
         taking = take_part(mask, mask_strides, batch, head, tokens, num_tokens)
         base = query + batch * query_strides[0] + head * query_strides[1]
-        strides = (query_strides[2], query_strides[3])
         here = None if offset is None else offset + (batch * num_heads + head) * S
-        logits = logits_of(
-            base, strides, tokens, taking, key, key_strides, held, key_bias, here, slots, S, D, BLOCK_D, PRECISION
-        )
+        rows = (base, (query_strides[2], query_strides[3]), tokens, taking)
+        keys = (key, key_strides, held)
+        logits = logits_of(rows, keys, key_bias, here, slots, S, D, BLOCK_D, PRECISION)
         shares = shares_of(logits, taking).to(held_value.dtype)
         target = out + batch * out_strides[0] + head * out_strides[1] + tokens[:, None] * out_strides[2]
         for start in tl.static_range(0, DV, BLOCK_V):
@@ -292,29 +254,15 @@ def backward_sums_kernel(
         batch, head, row, tokens = tile_place(tile, num_heads, num_blocks, BLOCK_N)
         taking = take_part(mask, mask_strides, batch, head, tokens, num_tokens)
         base = query + batch * query_strides[0] + head * query_strides[1]
-        strides = (query_strides[2], query_strides[3])
         here = None if offset is None else offset + (batch * num_heads + head) * S
-        logits = logits_of(
-            base, strides, tokens, taking, key, key_strides, held, key_bias, here, slots, S, D, BLOCK_D, PRECISION
-        )
+        rows = (base, (query_strides[2], query_strides[3]), tokens, taking)
+        keys = (key, key_strides, held)
+        logits = logits_of(rows, keys, key_bias, here, slots, S, D, BLOCK_D, PRECISION)
         from_above = grad + batch * grad_strides[0] + head * grad_strides[1]
-        strides = (grad_strides[2], grad_strides[3])
-        shares, through = map_and_gradient(
-            logits,
-            taking,
-            from_above,
-            strides,
-            tokens,
-            value,
-            value_strides,
-            held_value,
-            slots,
-            S,
-            DV,
-            BLOCK_V,
-            PRECISION,
-        )
-        part = load_tile(from_above, tokens, mine, strides, taking, DV)
+        above = (from_above, (grad_strides[2], grad_strides[3]), tokens, taking)
+        values = (value, value_strides, held_value)
+        shares, through = map_and_gradient(logits, above, values, slots, S, DV, BLOCK_V, PRECISION)
+        part = load_tile(from_above, tokens, mine, above[1], taking, DV)
         total = tl.dot(tl.trans(shares).to(part.dtype), part, total, input_precision=PRECISION)
         if tl.program_id(1) == 0:
             tl.store(partial + row * S + slots, tl.sum(through, 0), slots < S)
@@ -365,28 +313,14 @@ def backward_emit_kernel(
         batch, head, _row, tokens = tile_place(tile, num_heads, num_blocks, BLOCK_N)
         taking = take_part(mask, mask_strides, batch, head, tokens, num_tokens)
         base = query + batch * query_strides[0] + head * query_strides[1]
-        query_tile = (query_strides[2], query_strides[3])
         here = None if offset is None else offset + (batch * num_heads + head) * S
-        logits = logits_of(
-            base, query_tile, tokens, taking, key, key_strides, held, key_bias, here, slots, S, D, BLOCK_D, PRECISION
-        )
+        rows = (base, (query_strides[2], query_strides[3]), tokens, taking)
+        keys = (key, key_strides, held)
+        logits = logits_of(rows, keys, key_bias, here, slots, S, D, BLOCK_D, PRECISION)
         from_above = grad + batch * grad_strides[0] + head * grad_strides[1]
-        strides = (grad_strides[2], grad_strides[3])
-        _shares, through = map_and_gradient(
-            logits,
-            taking,
-            from_above,
-            strides,
-            tokens,
-            value,
-            value_strides,
-            held_value,
-            slots,
-            S,
-            DV,
-            BLOCK_V,
-            PRECISION,
-        )
+        above = (from_above, (grad_strides[2], grad_strides[3]), tokens, taking)
+        values = (value, value_strides, held_value)
+        _shares, through = map_and_gradient(logits, above, values, slots, S, DV, BLOCK_V, PRECISION)
         if sums is not None:
             collected = tl.load(sums + (batch * num_heads + head) * S + slots, slots < S, 0.0)
             # A token that takes no part is in no column; its logits may lie above the offset, so not exp(.) * 0.
@@ -397,7 +331,7 @@ def backward_emit_kernel(
         target = grad_query + batch * out_strides[0] + head * out_strides[1] + tokens[:, None] * out_strides[2]
         there = (tokens < num_tokens)[:, None] & (mine < D)[None, :]
         tl.store(target + mine[None, :].to(tl.int64) * out_strides[3], result.to(grad_query.dtype.element_ty), there)
-        part = load_tile(base, tokens, mine, query_tile, taking, D)
+        part = load_tile(base, tokens, mine, rows[1], taking, D)
         total = tl.dot(tl.trans(narrow), part, total, input_precision=PRECISION)
     place = grad_key + (tl.program_id(0).to(tl.int64) * S + slots[:, None]) * D + mine[None, :]
     tl.store(place, total, (slots < S)[:, None] & (mine < D)[None, :])

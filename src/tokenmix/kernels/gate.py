@@ -37,9 +37,6 @@ def fused_gate(
 
     Returns:
         (B, N, C), contiguous. Sums are in float32. A first derivative only.
-
-    Raises:
-        UserError: no CUDA device and no interpreter, several devices, types that the kernel does not take.
     """
     content, gated, weight, bias, addend = autocast_inputs(content, gated, weight, bias, addend)
     require_triton("spatial_gate", content, gated, weight, bias, addend, mask=mask)

@@ -119,18 +119,15 @@ def padded_size(size: int, largest: int) -> int:
     return min(max(16, 1 << (size - 1).bit_length()), largest)
 
 
-def forward_tiles(width: int, slots: int, itemsize: int) -> Tiles:
-    """For the passes that keep nothing but a tile's logits in registers."""
-    return _choose(_FORWARD, width, slots, itemsize)
+def tiles_of(width: int, slots: int, itemsize: int, *, backward: bool = False, shared: int | None = None) -> Tiles:
+    """The tiles of a pass.
 
-
-def backward_tiles(width: int, slots: int, itemsize: int, shared: int | None = None) -> Tiles:
-    """For the passes that also hold a memory's gradient, slots x columns in float32, in so much `shared` memory."""
-    small = shared is not None and shared < 116 * 1024
-    return _choose(_BACKWARD_SMALL if small else _BACKWARD, width, slots, itemsize)
-
-
-def _choose(table: dict[tuple[int, int], Tiles], width: int, slots: int, itemsize: int) -> Tiles:
+    Forward it keeps a tile's logits in registers; backward also a memory's gradient, slots x columns in float32, in so
+    much `shared` memory.
+    """
+    table = _FORWARD
+    if backward:
+        table = _BACKWARD_SMALL if shared is not None and shared < 116 * 1024 else _BACKWARD
     tiles = table[max(64, padded_size(slots, MAX_SLOTS)), itemsize]
     # Further blocks of columns would be loaded ahead as well.
     return tiles if width <= tiles.columns else replace(tiles, stages=1)

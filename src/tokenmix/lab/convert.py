@@ -14,7 +14,7 @@ from tokenmix.environment import environment
 from tokenmix.errors import UserError, as_user_error
 from tokenmix.files import check_regular, copy_folder, new_folder, read_bytes, read_text, write_bytes, write_json
 from tokenmix.swap import SwapReport, swap_attention
-from tokenmix.swap.sites import find_sites
+from tokenmix.swap.registry import find_sites
 
 WINDOW = 50
 MOST_HELD_OUT = 10

@@ -1,23 +1,15 @@
 """Token mixers as modules: tokens (B, N, D) to tokens, or maps (B, C, H, W) to maps where the name ends in 2d."""
 
-from tokenmix.layers.attention_residual import AttentionResidual
 from tokenmix.layers.base import Capabilities, Mixer
-from tokenmix.layers.depthwise import DepthwiseConvolution, DepthwiseConvolution2d
-from tokenmix.layers.em_attention import EMAttention
-from tokenmix.layers.external import ExternalAttention, ExternalAttention2d
-from tokenmix.layers.gated_mlp import GatedMLP
-from tokenmix.layers.identity import IdentityMixer
-from tokenmix.layers.less_attention import LessAttention
-from tokenmix.layers.linear_attention import LinearAttention
-from tokenmix.layers.multihead_external import MultiHeadExternalAttention
+from tokenmix.layers.external import ExternalAttention, ExternalAttention2d, MultiHeadExternalAttention
+from tokenmix.layers.gating import GatedMLP, SpatialGatingUnit, TinyAttention
+from tokenmix.layers.less_attention import AttentionResidual, LessAttention
+from tokenmix.layers.linear_attention import EMAttention, LinearAttention
+from tokenmix.layers.local import DepthwiseConvolution, DepthwiseConvolution2d, IdentityMixer, Pooling2d
 from tokenmix.layers.offset_attention import OffsetAttention
-from tokenmix.layers.pooling import Pooling2d
 from tokenmix.layers.sagan import SAGANAttention2d
-from tokenmix.layers.self_attention import SelfAttention
-from tokenmix.layers.simplified import SimplifiedSelfAttention
-from tokenmix.layers.spatial_gating import SpatialGatingUnit
+from tokenmix.layers.self_attention import SelfAttention, SimplifiedSelfAttention
 from tokenmix.layers.table import MIXERS, MixerSpec, create_mixer, list_mixers, register_mixer
-from tokenmix.layers.tiny_attention import TinyAttention
 from tokenmix.layers.token_mlp import TokenMLP
 
 __all__ = [

@@ -100,7 +100,10 @@ class Mixer(nn.Module):
         raise _missing(self, "forward(x, mask=None)")
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The map that `forward` used on x, in the shape that `capabilities.map` names."""
+        """The map that `forward` used on x, in the shape that `capabilities.map` names.
+
+        Rows of attention sum to 1, those of masked tokens are 0.
+        """
         self.map_kind()
         raise _missing(self, "attention_map(x, mask=None)", ", or state map=None in its capabilities")
 
@@ -269,18 +272,14 @@ class GridMixer(Mixer):
         return x.transpose(1, 2).unflatten(2, self.grid)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Mix tokens (B, N, D) as a map (B, D, h, w)."""
         return finish(self.inner(self._map(x), mask).flatten(2).transpose(1, 2), None)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The inner mixer's map."""
         return self.inner.attention_map(self._map(x), mask)
 
     def macs(self, num_tokens: int) -> int:
-        """The inner mixer's multiply-adds."""
         return self.inner.macs(num_tokens)
 
     def set_grid(self, old: Sequence[int], new: Sequence[int]) -> None:
-        """Treat the tokens as a grid of the new size."""
         self.inner.set_grid(old, new)
         self.grid = (new[0], new[1])

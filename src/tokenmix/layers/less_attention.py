@@ -1,7 +1,7 @@
-"""Less-attention: scores made from the scores of the layer before instead of from fresh queries and keys."""
+"""Less-attention: scores made from those of the layer before, or of the stage before."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +9,23 @@ from torch import Tensor, nn
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Capabilities, Device, Factory, Mixer, finish, replace_parameter
 from tokenmix.ops.attention import attention_probabilities
-from tokenmix.ops.checks import check_choice, check_flags, check_heads, check_rates, check_whole
-from tokenmix.ops.less import Scores, attention_from_scores, check_scores, next_scores, transform_scores
+from tokenmix.ops.checks import (
+    check_choice,
+    check_flags,
+    check_heads,
+    check_numbers,
+    check_rates,
+    check_tensor,
+    check_whole,
+)
+from tokenmix.ops.less import (
+    Scores,
+    attention_from_scores,
+    attention_residual,
+    check_scores,
+    next_scores,
+    transform_scores,
+)
 from tokenmix.ops.resize import resize_score_transform
 
 
@@ -28,16 +43,13 @@ class LessAttention(Mixer):
     share Theta and Psi.
 
     Args:
-        dim: width D.
+        dim, qkv_bias, dropout, attention_dropout: as in `SelfAttention`.
         num_tokens: n, for which Theta and Psi are built; fewer tokens use their leading n x n block.
         num_heads: heads H, as many as the scores that come in have.
         scores_from: `"previous"`: `mix` transforms the scores that it is given; `"own"`: the layer has query and key.
         mode: `"factored"`, or `"dense"`, as printed. Both give the same.
         share_heads: one Theta and one Psi for all heads, 2 n^2 weights; else one for each, 2 H n^2.
         residual: add the transformed scores of the layer before to the layer's own.
-        qkv_bias: give q, k and v a bias.
-        dropout: on the output.
-        attention_dropout: on the map.
 
     Shape:
         x (B, N, D) to (B, N, D), N <= num_tokens; the map (B, H, N, N).
@@ -48,8 +60,7 @@ class LessAttention(Mixer):
     4 N D^2 + 2 N^2 D, and N^2 D + 2 H N^3 for the scores that came in.
 
     Raises:
-        UserError: `residual` of a layer without scores of its own; heads that do not divide dim, an unknown option,
-            more tokens than num_tokens, or x, mask or scores that are missing or of a wrong shape or type.
+        UserError: `residual` of a layer without scores of its own; scores that are missing or do not fit.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(map="tokens", length="up-to", equivariant=False)
@@ -104,7 +115,6 @@ class LessAttention(Mixer):
             bias.zero_()
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Mix the tokens of x with scores of the layer's own. `mask` is (B, N) bool, True = the token takes part."""
         return self.mix(x, None, mask)[0]
 
     def mix(self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None) -> tuple[Tensor, Scores | None]:
@@ -116,11 +126,9 @@ class LessAttention(Mixer):
         return finish(self.dropout(self.proj(out.transpose(1, 2).flatten(2))), mask), scores
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The map (B, H, N, N): rows are queries and sum to 1, those of masked tokens are 0."""
         return self.mix_map(x, None, mask)
 
     def mix_map(self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None) -> Tensor:
-        """The map that `mix` used on the same arguments."""
         x, mask = self.checked(x, mask)
         query, key, dense, _, _ = self._scores(x, carry, mask).joined()
         return attention_probabilities(query, key, mask=mask, bias=dense, scale=1.0)
@@ -171,3 +179,97 @@ class LessAttention(Mixer):
 def _heads(x: Tensor, num_heads: int) -> Tensor:
     """(B, N, D) as (B, H, N, d)."""
     return x.unflatten(2, (num_heads, -1)).transpose(1, 2)
+
+
+Keys = Literal["pooled", "kept"]
+
+
+class AttentionResidual(nn.Module):
+    """Carries attention scores from a stage to the next, which has a quarter of the tokens.
+
+        R = scale * Conv1x1(Norm(P_q A P_k^T)),   P_q, P_k: depthwise 2 x 2, stride 2, on the query and key grids
+
+    The next stage's first layer adds R to its scores: `SelfAttention.mix(x, None, mask, residual=R)`. It starts small:
+    P averages, the scale is `init_scale`.
+
+    Paper: Zhang et al., arXiv 2406.00427, names the steps (DWConv, Norm, 1 x 1, LayerScale) but no norm and no initial
+    values; `tokenmix.ops.attention_residual` says how the map shrinks and which norm this is.
+
+    Args:
+        num_heads_in: heads of the stage that ends.
+        num_heads_out: heads of the stage that begins.
+        keys: `"pooled"`: keys are the stage's tokens and shrink with them; `"kept"`: both stages attend to the same
+            grid of reduced keys, which stays as it is, and there is no P_k.
+        init_scale: LayerScale at the start, one number for each head out.
+        eps: added to the variance in the norm.
+
+    Shape:
+        scores (B, H_in, h*w, h*w) or in factors, to (B, H_out, h'*w', h'*w'), h' = ceil(h / 2). With `"kept"` keys,
+        (B, H_in, h*w, S) to (B, H_out, h'*w', S).
+    """
+
+    def __init__(
+        self,
+        num_heads_in: int,
+        num_heads_out: int,
+        *,
+        keys: Keys = "pooled",
+        init_scale: float = 1e-2,
+        eps: float = 1e-5,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_whole(num_heads_in=num_heads_in, num_heads_out=num_heads_out)
+        check_choice("keys", keys, get_args(Keys))
+        check_numbers(init_scale=init_scale)
+        check_numbers(0.0, eps=eps)
+        factory: Factory = {"device": device, "dtype": dtype}
+        self.keys: Keys = keys
+        self.num_heads_in, self.num_heads_out, self.eps = num_heads_in, num_heads_out, eps
+        self.query_weight = nn.Parameter(torch.full((num_heads_in, 2, 2), 0.25, **factory))
+        self.key_weight = nn.Parameter(torch.full((num_heads_in, 2, 2), 0.25, **factory)) if keys == "pooled" else None
+        self.norm_weight = nn.Parameter(torch.ones(num_heads_in, **factory))
+        self.norm_bias = nn.Parameter(torch.zeros(num_heads_in, **factory))
+        self.head_weight = nn.Parameter(torch.empty(num_heads_out, num_heads_in, **factory))
+        self.layer_scale = nn.Parameter(torch.full((num_heads_out,), init_scale, **factory))
+        nn.init.xavier_uniform_(self.head_weight)
+
+    def extra_repr(self) -> str:
+        return f"num_heads_in={self.num_heads_in}, num_heads_out={self.num_heads_out}, keys={self.keys!r}"
+
+    def forward(self, scores: Scores | Tensor, grid: tuple[int, int], mask: Tensor | None = None) -> Tensor:
+        """The residual R of the scores of a stage's last layer, whose tokens are row by row on a grid (h, w)."""
+        some = scores.query if isinstance(scores, Scores) else scores
+        check_tensor("scores of AttentionResidual", some)
+        if some.dim() != 4 or some.shape[1] != self.num_heads_in:
+            raise UserError(
+                f"AttentionResidual was built for scores (B, {self.num_heads_in}, N, ...), got {tuple(some.shape)}; "
+                "build it with num_heads_in, the heads of the stage that ends"
+            )
+        return attention_residual(
+            scores,
+            grid,
+            self.query_weight,
+            self.key_weight,
+            self.norm_weight,
+            self.norm_bias,
+            self.head_weight,
+            self.layer_scale,
+            mask=mask,
+            eps=self.eps,
+        )
+
+    def macs(self, grid: tuple[int, int], width: int, num_keys: int | None = None) -> int:
+        """Multiply-adds of one sample for scores in factors of that width, on a grid (h, w), and with kept keys S."""
+        pooled = -(-grid[0] // 2) * -(-grid[1] // 2)
+        if self.keys == "kept":
+            if num_keys is None:
+                raise UserError(
+                    "AttentionResidual(keys='kept') has a map of h'*w' x S, got num_keys=None; give macs the S of "
+                    "num_keys, for example num_keys=49"
+                )
+            shrink, size = 4 * self.num_heads_in * pooled * width, pooled * num_keys
+        else:
+            shrink, size = 8 * self.num_heads_in * pooled * width, pooled**2
+        return shrink + size * self.num_heads_in * (width + self.num_heads_out)

@@ -1,4 +1,4 @@
-"""Linear attention with ReLU features."""
+"""Attention in time linear in the tokens: with ReLU features, and over bases fitted by expectation-maximisation."""
 
 from contextlib import nullcontext
 from typing import ClassVar
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenmix.layers.base import Capabilities, Device, Mixer, finish
-from tokenmix.ops.checks import check_flags, check_heads, check_rates, check_whole
+from tokenmix.ops.checks import check_flags, check_heads, check_numbers, check_rates, check_whole
 
 EPSILON = 1e-15
 
@@ -25,10 +25,7 @@ class LinearAttention(Mixer):
     Sana, Xie et al., arXiv 2410.10629.
 
     Args:
-        dim: width D.
-        num_heads: heads H; must divide dim.
-        qkv_bias: give q, k and v a bias.
-        dropout: on the output.
+        dim, num_heads, qkv_bias, dropout: as in `SelfAttention`.
 
     Shape:
         x (B, N, D) to (B, N, D); `attention_map` (B, H, N, N), which `forward` never makes.
@@ -57,7 +54,6 @@ class LinearAttention(Mixer):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Mix tokens (B, N, dim)."""
         x, mask = self.checked(x, mask)
         query, key, value = self._features(x, mask)
         wide = torch.promote_types(x.dtype, torch.float32)
@@ -85,7 +81,95 @@ class LinearAttention(Mixer):
         return F.relu(query), key if mask is None else key.masked_fill(~mask[:, None, :, None], 0.0), value
 
     def macs(self, num_tokens: int) -> int:
-        """4 N D^2 for the projections, 2 N D (d + 1) for the sums and their denominators."""
         check_whole(num_tokens=num_tokens)
         summary = num_tokens * self.dim * (2 * self.head_dim + 2)
         return 4 * num_tokens * self.dim**2 + summary
+
+
+class EMAttention(Mixer):
+    """Attention over S bases that are fitted to each sample by expectation-maximisation.
+
+        E step: Z  = softmax_s (F mu^T / tau)                          (N x S)
+        M step: mu = l2(sum_i Z_is F_i / sum_i Z_is)                   (S x d)
+        out        = Z mu                                              after T steps of both
+
+    Where external attention has the same memory for every sample, the bases start from learned ones and move to the
+    sample's own tokens. Cost is linear in N. Each head has its own bases.
+
+    Papers: Li et al., Expectation-Maximization Attention Networks, arXiv 1907.13426, with one head. Heads are ours: the
+    author of external attention expects that EMANet serves in transformers once it has heads. The paper updates the
+    first bases by a moving average and gives the steps no gradient; here they are parameters, and gradients pass
+    through the steps.
+
+    Args:
+        dim, num_heads, dropout: as in `SelfAttention`.
+        num_slots: S, bases of each head.
+        num_steps: T, steps of expectation and maximisation.
+        temperature: tau; the paper has 1.
+
+    Shape:
+        x (B, N, D) to (B, N, D); `attention_map` Z (B, H, N, S).
+
+    Cost: 2 N D^2 + (2 T + 1) N S D multiply-adds.
+    """
+
+    capabilities: ClassVar[Capabilities] = Capabilities(linear=True, map="slots")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        num_heads: int = 8,
+        num_slots: int = 64,
+        num_steps: int = 3,
+        temperature: float = 1.0,
+        dropout: float = 0.0,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_whole(num_slots=num_slots, num_steps=num_steps)
+        check_numbers(temperature=temperature)
+        check_rates(dropout=dropout)
+        self.dim, self.num_heads, self.head_dim = dim, num_heads, check_heads(dim, num_heads)
+        self.num_slots, self.num_steps, self.temperature = num_slots, num_steps, temperature
+        self.query = nn.Linear(dim, dim, device=device, dtype=dtype)
+        self.bases = nn.Parameter(torch.empty(num_heads, num_slots, self.head_dim, device=device, dtype=dtype))
+        self.proj = nn.Linear(dim, dim, device=device, dtype=dtype)
+        self.dropout = nn.Dropout(dropout)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the first bases: random directions of length 1, as the paper's."""
+        self.bases.normal_()
+        self.bases.copy_(F.normalize(self.bases, dim=-1))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x, mask = self.checked(x, mask)
+        weights, bases = self._fit(x, mask)
+        return finish(self.dropout(self.proj((weights @ bases).transpose(1, 2).flatten(2))), mask)
+
+    def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Z (B, H, N, S) of the last step; rows sum to 1, those of masked tokens are 0."""
+        x, mask = self.checked(x, mask)
+        return self._fit(x, mask)[0]
+
+    def _fit(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Z (B, H, N, S) and mu (B, H, S, d) after all steps."""
+        features = self.query(x).unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2)
+        scaled = features / self.temperature
+        bases = self.bases.to(features.dtype)  # (H, S, d) for all samples, (B, H, S, d) from the first step on
+        weights = features.new_zeros(())
+        for _ in range(self.num_steps):
+            logits = scaled @ bases.transpose(-2, -1)
+            weights = logits.float().softmax(-1).to(features.dtype) if logits.dtype.itemsize < 4 else logits.softmax(-1)
+            if mask is not None:
+                weights = weights.masked_fill(~mask[:, None, :, None], 0.0)
+            # The length of the sum does not matter: its direction is that of the mean.
+            bases = F.normalize(weights.transpose(-2, -1) @ features, dim=-1, eps=1e-6)
+        return weights, bases
+
+    def macs(self, num_tokens: int) -> int:
+        check_whole(num_tokens=num_tokens)
+        return num_tokens * self.dim * (2 * self.dim + (2 * self.num_steps + 1) * self.num_slots)

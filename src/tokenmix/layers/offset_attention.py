@@ -114,7 +114,6 @@ class OffsetAttention(Mixer):
         self.offset = Offset(dim, device=device, dtype=dtype)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x (B, N, dim) to (B, N, dim)."""
         x, mask = self.checked(x, mask)
         query, value = self.query(x).unsqueeze(1), self.value(x).unsqueeze(1)
         if self.chunk_size is None:
@@ -124,7 +123,6 @@ class OffsetAttention(Mixer):
         return self.offset(x, mixed.squeeze(1), mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """A (B, 1, N, N): rows sum to 1, those of masked tokens are 0."""
         x, mask = self.checked(x, mask)
         query = self.query(x).unsqueeze(1)
         return attention_probabilities(query, query, mask=mask, normalization="double", scale=1.0)

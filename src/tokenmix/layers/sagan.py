@@ -122,7 +122,6 @@ class SAGANAttention2d(Mixer):
         self.gamma = nn.Parameter(torch.zeros(1, device=device, dtype=dtype))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Mix the pixels of x. `mask` is (B, H*W) bool, True = the pixel takes part."""
         x, mask = self.checked(x, mask)
         query, key, key_mask = self._query_key(x, mask)
         value = _tokens(self._pool(self.value(x), mask))
@@ -131,7 +130,6 @@ class SAGANAttention2d(Mixer):
         return zero_masked(out, mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The map (B, 1, H*W, keys): rows are pixels and sum to 1, those of masked pixels are 0."""
         x, mask = self.checked(x, mask)
         query, key, key_mask = self._query_key(x, mask)
         return attention_probabilities(query, key, mask=mask, key_mask=key_mask, scale=1.0)

@@ -1,4 +1,4 @@
-"""Multi-head self-attention, the baseline of the other mechanisms."""
+"""Multi-head self-attention, the baseline of the other mechanisms, and its form without weights."""
 
 from typing import ClassVar
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tokenmix.layers.base import Capabilities, Device, Factory, Mixer, finish
 from tokenmix.ops.attention import AttentionNormalization, attention, attention_probabilities, check_attention_options
-from tokenmix.ops.checks import check_flags, check_heads, check_rates, check_whole
+from tokenmix.ops.checks import check_flags, check_heads, check_numbers, check_rates, check_whole
 from tokenmix.ops.less import Scores
 
 
@@ -66,7 +66,6 @@ class SelfAttention(Mixer):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Mix the tokens of x. `mask` is (B, N) bool, True = the token takes part."""
         return self._attend(x, mask, None)[0]
 
     def mix(
@@ -114,20 +113,17 @@ class SelfAttention(Mixer):
         return finish(self.dropout(self.proj(out.transpose(1, 2).flatten(2))), mask), query, key
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The map (B, H, N, N): rows are queries and sum to 1, those of masked tokens are 0."""
         return self.mix_map(x, None, mask)
 
     def mix_map(
         self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None, *, residual: Tensor | None = None
     ) -> Tensor:
-        """The map that `mix` used on the same arguments."""
         query, key, _ = self._heads(x, mask)
         return attention_probabilities(
             query, key, mask=mask, bias=residual, causal=self.causal, normalization=self.normalization
         )
 
     def macs(self, num_tokens: int) -> int:
-        """4 N D^2 for the projections, 2 N^2 D for scores and values."""
         check_whole(num_tokens=num_tokens)
         return 4 * num_tokens * self.dim**2 + 2 * num_tokens**2 * self.dim
 
@@ -138,3 +134,66 @@ class SelfAttention(Mixer):
         parts = (part.unflatten(2, (self.num_heads, self.head_dim)) for part in self.qkv(x).chunk(3, dim=2))
         query, key, value = (part.transpose(1, 2) for part in parts)
         return query, key, value
+
+
+class SimplifiedSelfAttention(Mixer):
+    """Self-attention in which the features are query, key and value at once.
+
+        out = softmax(scale * F F^T) F
+
+    As printed it has no parameters, no heads and no scale. After a LayerNorm the diagonal of F F^T is D and the rest
+    about sqrt(D), so for wide tokens the printed form is the identity, and from D = 128 on it still is with 1/sqrt(D);
+    a scale near 1/D flattens the map.
+
+    Paper: Guo et al., Beyond Self-attention: External Attention using Two Linear Layers, arXiv 2105.02358, equations 3
+    and 4, the step between self-attention and external attention.
+
+    Args:
+        dim, dropout, attention_dropout: as in `SelfAttention`.
+        scale: of the scores; the paper has 1.
+        output_projection: a linear layer on the output, which the paper does not have.
+
+    Shape:
+        x (B, N, D) to (B, N, D); `attention_map` (B, 1, N, N).
+
+    Cost: 2 N^2 D multiply-adds, and N D^2 with the output projection.
+    """
+
+    capabilities: ClassVar[Capabilities] = Capabilities(map="tokens")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        scale: float = 1.0,
+        output_projection: bool = False,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_whole(dim=dim)
+        check_numbers(scale=scale)
+        check_flags(output_projection=output_projection)
+        check_rates(dropout=dropout, attention_dropout=attention_dropout)
+        self.dim, self.scale, self.attention_dropout = dim, scale, attention_dropout
+        self.proj = nn.Linear(dim, dim, device=device, dtype=dtype) if output_projection else nn.Identity()
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x, mask = self.checked(x, mask)
+        features = x.unsqueeze(1)
+        dropout = self.attention_dropout if self.training else 0.0
+        out = attention(features, features, features, mask=mask, scale=self.scale, dropout=dropout)
+        return finish(self.dropout(self.proj(out.squeeze(1))), mask)
+
+    def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x, mask = self.checked(x, mask)
+        features = x.unsqueeze(1)
+        return attention_probabilities(features, features, mask=mask, scale=self.scale)
+
+    def macs(self, num_tokens: int) -> int:
+        check_whole(num_tokens=num_tokens)
+        projection = num_tokens * self.dim**2 if isinstance(self.proj, nn.Linear) else 0
+        return 2 * num_tokens**2 * self.dim + projection

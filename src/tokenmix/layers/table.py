@@ -184,9 +184,6 @@ def build_stack(
         num_leading: blocks at the front that have the row's leader, if it has one.
         mixer_kwargs: arguments of the mixer's own class, which refuses an unknown one.
         **offered: arguments for the layers that have them, such as num_heads, device and dtype.
-
-    Raises:
-        UserError: the mixer cannot be built, or num_leading leaves no block for it.
     """
     asked, label = mixer_kwargs or {}, f"mixer {name!r}"
     if spec.leader is None:

@@ -58,7 +58,6 @@ class TokenMLP(Mixer):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Mix tokens (B, N, dim)."""
         x, mask = self.checked(x, mask)
         if x.shape[1] != self.num_tokens:
             raise UserError(
@@ -91,6 +90,5 @@ class TokenMLP(Mixer):
         self.num_tokens = self.fc1.in_features = self.fc2.out_features = count
 
     def macs(self, num_tokens: int) -> int:
-        """2 N T D."""
         check_whole(num_tokens=num_tokens)
         return 2 * num_tokens * self.fc1.out_features * self.dim

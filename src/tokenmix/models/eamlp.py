@@ -6,11 +6,10 @@ arXiv:2101.11986.
 """
 
 import math
-from typing import Literal, Unpack, cast, get_args
+from typing import Literal, Unpack, get_args
 
 import torch
 import torch.fx
-from timm.layers.drop import calculate_drop_path_rates
 from timm.layers.weight_init import trunc_normal_
 from timm.models import adapt_input_conv
 from torch import Tensor, nn
@@ -18,15 +17,14 @@ from torch.nn import functional as F
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Device, Factory, Mixer
-from tokenmix.layers.external import Memory
-from tokenmix.layers.multihead_external import MultiHeadExternalAttention
+from tokenmix.layers.external import Memory, MultiHeadExternalAttention
 from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.models.interface import Size, pair
-from tokenmix.models.isotropic import IsotropicNet, MixerBlock
+from tokenmix.models.isotropic import IsotropicNet
 from tokenmix.models.stems import Stem
 from tokenmix.ops.attention import AttentionNormalization, attention
 from tokenmix.ops.checks import check_choice
-from tokenmix.ops.external.api import external_attention
+from tokenmix.ops.external import external_attention
 
 torch.fx.wrap("external_attention")
 torch.fx.wrap("attention")
@@ -63,7 +61,6 @@ class StemAttention(nn.Module):
             trunc_normal_(memory, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens (B, N, in_dim) to (B, N, dim)."""
         h = self.query(self.norm1(x))
         dropout = self.dropout.p if self.training else 0.0
         mixed = external_attention(h, self.key_memory, self.value_memory, value_bias=self.value_bias, dropout=dropout)
@@ -103,7 +100,6 @@ class StemSelfAttention(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens (B, N, in_dim) to (B, N, dim)."""
         query, key, value = self.qkv(self.norm1(x)).unsqueeze(1).chunk(3, -1)
         dropout = self.dropout.p if self.training else 0.0
         mixed = attention(query, key, value, normalization=self.normalization, dropout=dropout)
@@ -164,7 +160,6 @@ class T2TStem(Stem):
         self.grid_size = self.grids[-1]
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W) of the stem's size to tokens (B, N, D)."""
         self.check(images)
         x = images
         for block, split, grid in zip(self.attentions, self.splits, self.grids, strict=False):
@@ -252,19 +247,19 @@ class EAMLP(IsotropicNet):
                 return MultiHeadExternalAttention(embed_dim, num_heads=num_heads, num_slots=num_slots or 64, **factory)
             return SelfAttention(embed_dim, num_heads=num_heads, normalization=normalization, qkv_bias=False, **factory)
 
-        rates = cast(list[float], calculate_drop_path_rates(drop_path_rate, depth))
-        blocks = [
-            MixerBlock(mixer(), mlp_ratio=mlp_ratio, drop=proj_drop_rate, drop_path=rate, norm=norm, **factory)
-            for rate in rates
-        ]
         super().__init__(
             stem,
-            blocks,
+            (mixer() for _ in range(depth)),
+            depth,
             num_classes=num_classes,
+            mlp_ratio=mlp_ratio,
+            norm=norm,
             positions="sinusoid",
             class_token=True,
             global_pool=global_pool,
             drop_rate=drop_rate,
+            proj_drop_rate=proj_drop_rate,
+            drop_path_rate=drop_path_rate,
             **factory,
         )
         names = {"external": "multihead-external", "softmax": "self", "double": "self-double"}

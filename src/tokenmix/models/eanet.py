@@ -6,7 +6,7 @@ arXiv:2105.02358.
 
 import inspect
 from dataclasses import replace
-from typing import Any, Literal, Unpack, cast
+from typing import Any, Literal, Unpack
 
 import torch
 import torch.fx
@@ -25,27 +25,15 @@ from tokenmix.layers.base import (
     zero_masked,
 )
 from tokenmix.layers.external import ExternalAttention2d, Tie
+from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.layers.table import create_mixer, get_spec
 from tokenmix.models.interface import BlockMap, Classifier, OnMaps, Size, pair, take_indices
 from tokenmix.models.isotropic import MixerCost, mix
-from tokenmix.models.pretrained import timm_resnet
-from tokenmix.ops.attention import attention, attention_probabilities
+from tokenmix.models.registry import timm_resnet
 from tokenmix.ops.checks import check_choice
 from tokenmix.registry import Arguments
 
 torch.fx.wrap("mix")
-
-
-class EABlock(nn.Module):
-    """The EANet block after the last stage: maps (B, C, H, W) to maps, its residual inside."""
-
-    def __init__(self, mixer: ExternalAttention2d) -> None:
-        super().__init__()
-        self.mixer = mixer
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Mix a map (B, C, H, W)."""
-        return mix(self.mixer, x)[0]
 
 
 class EANet(OnMaps, Classifier):
@@ -68,11 +56,8 @@ class EANet(OnMaps, Classifier):
         tie: how the two memories are tied, see `ExternalAttention2d`.
         pretrained_backbone: start from timm's weights of the backbone.
         img_size: side of the images, or (height, width), for which `macs` counts; any size runs.
-        in_chans: channels of the image.
-        num_classes: width of the head; 0 for none.
+        in_chans, num_classes, drop_rate, drop_path_rate: as of every `Classifier`.
         global_pool: `"avg"`, or `""` for the map itself.
-        drop_rate: dropout before the head.
-        drop_path_rate: stochastic depth of the backbone's last block.
 
     Shape:
         images (B, in_chans, H, W) to logits (B, num_classes).
@@ -123,22 +108,21 @@ class EANet(OnMaps, Classifier):
         self.in_chans, self.num_classes, self.global_pool = in_chans, num_classes, global_pool
         self.num_features = self.head_hidden_size = self.embed_dim = self.backbone.num_features
         self.feature_info = [{**entry, "module": f"backbone.{entry['module']}"} for entry in self.backbone.feature_info]
-        self.feature_info[-1]["module"] = "blocks.0"
-        mixer = ExternalAttention2d(self.num_features, num_slots=num_slots, tie=tie, **factory)
-        nn.init.zeros_(mixer.norm.weight)
-        self.blocks = nn.ModuleList([EABlock(mixer)])
+        self.feature_info[-1]["module"] = "context"
+        block = ExternalAttention2d(self.num_features, num_slots=num_slots, tie=tie, **factory)
+        nn.init.zeros_(block.norm.weight)
+        self.context: ExternalAttention2d | None = block
         self.mixer_name = "external-2d"
         self.img_size = pair(img_size)
 
+    def _in_context(self, x: Tensor) -> Tensor:
+        return x if self.context is None else mix(self.context, x)[0]
+
     def forward_features(self, images: Tensor) -> Tensor:
         """Images to the map after the block (B, D, h, w)."""
-        x = self.backbone.forward_features(images)
-        for block in self.blocks:
-            x = block(x)
-        return x
+        return self._in_context(self.backbone.forward_features(images))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """A map (B, D, h, w) to pooled features, and unless `pre_logits` to logits."""
         return self.backbone.forward_head(x, pre_logits=pre_logits)
 
     def forward_intermediates(
@@ -155,10 +139,9 @@ class EANet(OnMaps, Classifier):
             raise UserError("EANet has no final norm; call with norm=False")
         take, last = take_indices(len(self.feature_info), indices, output_fmt)
         x, maps = self.backbone.forward_intermediates(images, indices=take, stop_early=stop_early)
-        if last == len(self.feature_info) - 1 or not stop_early:
-            for block in self.blocks:
-                x = block(x)
-        if last == len(self.feature_info) - 1:
+        whole = last == len(self.feature_info) - 1
+        x = self._in_context(x) if whole or not stop_early else x
+        if whole:
             maps[-1] = x
         if output_fmt == "NLC":
             maps = [y.flatten(2).transpose(1, 2) for y in maps]
@@ -171,21 +154,17 @@ class EANet(OnMaps, Classifier):
         take, last = take_indices(len(self.feature_info), indices)
         self.backbone.prune_intermediate_layers(take, prune_norm=prune_norm, prune_head=False)
         if last < len(self.feature_info) - 1:
-            self.blocks = nn.ModuleList()
+            self.context = None
         if prune_head:
             self.reset_classifier(0, "")
         return take
 
     @torch.no_grad()
     def attention_maps(self, images: Tensor) -> list[BlockMap]:
-        """The map (B, 1, N, S) that the block used on these images."""
-        x, maps = self.backbone.forward_features(images), []
-        for i, block in enumerate(self.blocks):
-            mixer = cast(ExternalAttention2d, block.mixer)
-            grid = (x.shape[2], x.shape[3])
-            maps.append(BlockMap(f"blocks.{i}.mixer", mixer.map_kind(), mixer.attention_map(x), grid))
-            x = block(x)
-        return maps
+        if self.context is None:
+            return []
+        x = self.backbone.forward_features(images)
+        return [BlockMap("context", "slots", self.context.attention_map(x), (x.shape[2], x.shape[3]))]
 
     def macs(self) -> int:
         """Multiply-adds of one image: the ResNet's counted on the meta device, the block's from its equation."""
@@ -193,11 +172,10 @@ class EANet(OnMaps, Classifier):
         return backbone + sum(row.mixer_macs for row in self.cost_table())
 
     def cost_table(self) -> list[MixerCost]:
-        mixers = [cast(ExternalAttention2d, block.mixer) for block in self.blocks]
-        return [
-            MixerCost(i, type(mixer).__name__, count_parameters(mixer), mixer.macs(self.num_tokens))
-            for i, mixer in enumerate(mixers)
-        ]
+        if self.context is None:
+            return []
+        macs = self.context.macs(self.num_tokens)
+        return [MixerCost(0, type(self.context).__name__, count_parameters(self.context), macs)]
 
     def set_input_size(self, img_size: Size) -> None:
         """Set the image size for which costs are counted; nothing is learned over the positions of a map."""
@@ -222,7 +200,7 @@ class EANet(OnMaps, Classifier):
     def group_matcher(self, coarse: bool = False) -> dict[str, object]:
         """Groups of parameters by depth: stem, the backbone's blocks (its stages if `coarse`), the EANet block."""
         stages = r"^backbone\.layer(\d+)" if coarse else r"^backbone\.layer(\d+)\.(\d+)"
-        return {"stem": r"^backbone\.(?:conv1|bn1)", "stages": stages, "blocks": r"^blocks\.(\d+)"}
+        return {"stem": r"^backbone\.(?:conv1|bn1)", "stages": stages, "blocks": r"^context"}
 
 
 def _check_unpooled(pool: str, num_classes: int) -> None:
@@ -233,89 +211,46 @@ def _check_unpooled(pool: str, num_classes: int) -> None:
         )
 
 
-class SelfAttention2d(Mixer):
-    """The EANet block with self-attention in place of external attention.
-
-        Q, K, V = conv1(X)                                      1 x 1, with bias
-        out     = relu(X + BN(conv2(softmax(Q K^T / sqrt(D)) V)))   1 x 1, without bias
-
-    Paper: the "self-attention" row in Guo et al., arXiv 2105.02358, has four projections of D x D; so has this.
-    Residual, norm and ReLU are the block's, so that the variants only differ in their attention. It has one head.
-
-    Shapes: x (B, dim, H, W); mask (B, H * W) bool; map (B, 1, H * W, H * W), which `forward` never writes.
-
-    Raises:
-        UserError: input that does not fit.
-    """
-
-    capabilities = Capabilities(layout="2d", map="tokens", independent=False)
-
-    def __init__(self, dim: int, **factory: Unpack[Factory]) -> None:
-        super().__init__()
-        self.dim = dim
-        self.conv1 = nn.Conv2d(dim, 3 * dim, 1, **factory)
-        self.conv2 = nn.Conv2d(dim, dim, 1, bias=False, **factory)
-        self.norm = nn.BatchNorm2d(dim, **factory)
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x (B, dim, H, W) to (B, dim, H, W)."""
-        x, mask = self.checked(x, mask)
-        query, key, value = self.conv1(x).flatten(2).transpose(1, 2).unsqueeze(1).chunk(3, dim=-1)
-        mixed = attention(query, key, value, mask=mask).squeeze(1).transpose(1, 2).unflatten(2, x.shape[2:])
-        return zero_masked(F.relu(x + self.norm(self.conv2(mixed))), mask)
-
-    def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """A (B, 1, H * W, H * W)."""
-        x, mask = self.checked(x, mask)
-        query, key, _ = self.conv1(x).flatten(2).transpose(1, 2).unsqueeze(1).chunk(3, dim=-1)
-        return attention_probabilities(query, key, mask=mask)
-
-    def macs(self, num_tokens: int) -> int:
-        """4 N D^2 + 2 N^2 D for N = H * W pixels."""
-        return 4 * num_tokens * self.dim**2 + 2 * num_tokens**2 * self.dim
-
-
 class MixerBlock2d(Mixer):
     """The EANet block with any mixer in place of external attention.
 
         out = relu(X + BN(conv(mixer(X))))   1 x 1, without bias
 
     The mixer gets the pixels as tokens, row by row, or the map itself if it takes maps. With `identity` this is the
-    block without mixing.
+    block without mixing. Residual, norm and ReLU are the block's, so that the variants only differ in their mixing.
 
     Args:
         mixer: a mixer that learns no matrix over tokens, since maps differ in size.
+        conv: has the 1 x 1 convolution; self-attention of one head without it has four projections of D x D, as the
+            "self-attention" row in Guo et al., arXiv 2105.02358.
 
     Shapes: x (B, dim, H, W); mask (B, H * W) bool.
     """
 
-    def __init__(self, mixer: Mixer, **factory: Unpack[Factory]) -> None:
+    def __init__(self, mixer: Mixer, *, conv: bool = True, **factory: Unpack[Factory]) -> None:
         super().__init__()
         self.dim, self.mixer = mixer.dim, mixer
-        self.conv = nn.Conv2d(self.dim, self.dim, 1, bias=False, **factory)
+        self.conv = nn.Conv2d(self.dim, self.dim, 1, bias=False, **factory) if conv else nn.Identity()
         self.norm = nn.BatchNorm2d(self.dim, **factory)
 
     @property
     def capabilities(self) -> Capabilities:  # type: ignore[override]
-        """The mixer's, on maps and with BatchNorm."""
         return replace(self.mixer.capabilities, layout="2d", independent=False)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x (B, dim, H, W) to (B, dim, H, W)."""
-        x, mask = self.checked(x, mask, weight=self.conv.weight)
+        x, mask = self.checked(x, mask, weight=self.norm.weight)
         mixed = self.mixer(self._given(x), mask)
         if self.mixer.capabilities.layout != "2d":
             mixed = mixed.transpose(1, 2).unflatten(2, x.shape[2:])
         return zero_masked(F.relu(x + self.norm(self.conv(mixed))), mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The mixer's own."""
-        x, mask = self.checked(x, mask, weight=self.conv.weight)
+        x, mask = self.checked(x, mask, weight=self.norm.weight)
         return self.mixer.attention_map(self._given(x), mask)
 
     def macs(self, num_tokens: int) -> int:
-        """The mixer's, and N D^2."""
-        return self.mixer.macs(num_tokens) + num_tokens * self.dim**2
+        conv = num_tokens * self.dim**2 if isinstance(self.conv, nn.Conv2d) else 0
+        return self.mixer.macs(num_tokens) + conv
 
     def _given(self, x: Tensor) -> Tensor:
         return x if self.mixer.capabilities.layout == "2d" else x.flatten(2).transpose(1, 2)
@@ -335,7 +270,7 @@ def make_context(name: str, dim: int, options: Arguments, factory: Factory) -> n
     if name == "none":
         return nn.Identity()
     if name == "self":
-        return SelfAttention2d(dim, **factory)
+        return MixerBlock2d(SelfAttention(dim, num_heads=1, **factory), conv=False, **factory)
     layer = get_spec(name).layer
     if "num_tokens" in inspect.signature(layer).parameters:
         raise UserError(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenmix.errors import UserError, one_line, unknown_name
-from tokenmix.models.pretrained import fetching
+from tokenmix.models.registry import fetching
 from tokenmix.registry import TORCHVISION, Arguments, import_object, imported_plugins
 from tokenmix.trust import check_typed, is_typed
 
@@ -37,9 +37,6 @@ def create_foreign(
 
     Shape:
         images (B, in_chans, H, W) to (B, num_classes), of a segmenter (B, num_classes, H, W).
-
-    Raises:
-        UserError: as `load_foreign`; or the model does not run, or returns something else.
     """
     sizes = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size}
     model = load_foreign(name, sizes, kind, **kwargs)
@@ -47,7 +44,20 @@ def create_foreign(
     if in_chans == 1 and first is not None and first.in_channels == 3:
         model.register_forward_pre_hook(_repeat_grey)
     model.register_forward_hook(partial(_unwrap_logits, name=name, classes=num_classes, kind=kind))
-    _check_call(name, model, (2, in_chans, *img_size))
+    like, shape = next(model.parameters(), torch.empty(0)), (2, in_chans, *img_size)
+    training = model.training
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            model.eval()(torch.zeros(shape, device=like.device, dtype=like.dtype))
+    except UserError:
+        raise
+    except Exception as error:  # whatever a stranger's forward pass may raise
+        raise UserError(
+            f"{name} does not run on images {shape}: {one_line(error)}; give another --in-chans or size of images, or "
+            "let its function take in_chans and img_size"
+        ) from error
+    finally:
+        model.train(training)
     return model
 
 
@@ -184,8 +194,7 @@ def with_fresh_head(
 
 
 def _repeat_grey(model: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    images, *rest = args
-    return (images.expand(-1, 3, -1, -1), *rest)
+    return (args[0].expand(-1, 3, -1, -1), *args[1:])
 
 
 def _unwrap_logits(
@@ -202,20 +211,3 @@ def _unwrap_logits(
     if kind == "segmenter" and out.shape[2:] != args[0].shape[2:]:
         return F.interpolate(out, size=args[0].shape[2:], mode="bilinear", align_corners=False)
     return out
-
-
-@torch.no_grad()
-def _check_call(name: str, model: nn.Module, shape: tuple[int, ...]) -> None:
-    like, training = next(model.parameters(), torch.empty(0)), model.training
-    try:
-        with torch.random.fork_rng(devices=[]):
-            model.eval()(torch.zeros(shape, device=like.device, dtype=like.dtype))
-    except UserError:
-        raise
-    except Exception as error:  # whatever a stranger's forward pass may raise
-        raise UserError(
-            f"{name} does not run on images {shape}: {one_line(error)}; give another --in-chans or size of images, or "
-            "let its function take in_chans and img_size"
-        ) from error
-    finally:
-        model.train(training)

@@ -3,12 +3,12 @@
 import copy
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, TypeVar, Unpack, get_args
+from typing import Any, Literal, NamedTuple, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import parametrizations
+from torch.nn.utils.parametrizations import spectral_norm
 from torch.nn.utils.parametrize import is_parametrized
 
 from tokenmix.errors import UserError
@@ -47,16 +47,9 @@ PUBLISHED = {
 LAYOUTS = {"published": PUBLISHED, "narrowing": {**PUBLISHED, 32: Layout((8, 4, 2, 2), (2, 2, 4, 8), 3, (2, 1))}}
 
 BOTTOM = 4
-Layer = TypeVar("Layer", bound=nn.Module)
 
 # Of power iteration, after which the estimate of a first weight's largest singular value is good to a few per cent.
 STARTING_STEPS = 15
-
-
-def spectral(layer: Layer) -> Layer:
-    """The layer with its weight divided by its largest singular value; one step of power iteration a training pass."""
-    parametrizations.spectral_norm(layer)
-    return layer
 
 
 @torch.no_grad()
@@ -99,7 +92,6 @@ class ConditionalBatchNorm2d(nn.Module):
         self.shift = nn.Parameter(torch.zeros(num_classes, channels, **factory))
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        """Normalise x, then scale and shift each sample as its class asks."""
         gain, shift = self.gain[labels], self.shift[labels]
         return torch.addcmul(shift[:, :, None, None], self.norm(x), gain[:, :, None, None])
 
@@ -110,10 +102,10 @@ class GeneratorBlock(nn.Module):
     def __init__(self, width_in: int, width_out: int, num_classes: int, **factory: Unpack[Factory]) -> None:
         super().__init__()
         self.norm1 = ConditionalBatchNorm2d(width_in, num_classes, **factory)
-        self.conv1 = spectral(nn.Conv2d(width_in, width_out, 3, padding=1, **factory))
+        self.conv1 = spectral_norm(nn.Conv2d(width_in, width_out, 3, padding=1, **factory))
         self.norm2 = ConditionalBatchNorm2d(width_out, num_classes, **factory)
-        self.conv2 = spectral(nn.Conv2d(width_out, width_out, 3, padding=1, **factory))
-        self.shortcut = spectral(nn.Conv2d(width_in, width_out, 1, **factory))
+        self.conv2 = spectral_norm(nn.Conv2d(width_out, width_out, 3, padding=1, **factory))
+        self.shortcut = spectral_norm(nn.Conv2d(width_in, width_out, 1, **factory))
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         out = self.conv1(_doubled(F.relu(self.norm1(x, labels))))
@@ -156,33 +148,22 @@ class Generator(nn.Module):
         super().__init__()
         self.widths, self.latent_dim = tuple(widths), latent_dim
         self.num_classes, self.channels, self.attention_after = num_classes, channels, attention_after
-        self.start = spectral(nn.Linear(latent_dim, widths[0] * BOTTOM**2, **factory))
+        self.start = spectral_norm(nn.Linear(latent_dim, widths[0] * BOTTOM**2, **factory))
         self.blocks = nn.ModuleList(
             GeneratorBlock(before, after, num_classes, **factory) for before, after in pairwise(widths)
         )
         self.attention = attention
         self.norm = nn.BatchNorm2d(widths[-1], **factory)
-        self.last = spectral(nn.Conv2d(widths[-1], channels, 3, padding=1, **factory))
+        self.last = spectral_norm(nn.Conv2d(widths[-1], channels, 3, padding=1, **factory))
         orthogonal_start(self)
 
-    @property
-    def img_size(self) -> int:
-        """Side of the images."""
-        return BOTTOM * 2 ** len(self.blocks)
-
     def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
-        """The image of each noise and class."""
         x = self.start(noise).unflatten(1, (self.widths[0], BOTTOM, BOTTOM))
         for number, block in enumerate(self.blocks, 1):
             x = block(x, labels)
             if self.attention is not None and number == self.attention_after:
                 x = self.attention(x)
         return self.last(F.relu(self.norm(x))).tanh()
-
-    @property
-    def attention_side(self) -> int:
-        """Side of the map after the block that attention follows."""
-        return BOTTOM * 2**self.attention_after
 
 
 class DiscriminatorBlock(nn.Module):
@@ -191,10 +172,10 @@ class DiscriminatorBlock(nn.Module):
     def __init__(self, width_in: int, width_out: int, *, first: bool, halves: bool, **factory: Unpack[Factory]) -> None:
         super().__init__()
         self.first, self.halves = first, halves
-        self.conv1 = spectral(nn.Conv2d(width_in, width_out, 3, padding=1, **factory))
-        self.conv2 = spectral(nn.Conv2d(width_out, width_out, 3, padding=1, **factory))
+        self.conv1 = spectral_norm(nn.Conv2d(width_in, width_out, 3, padding=1, **factory))
+        self.conv2 = spectral_norm(nn.Conv2d(width_out, width_out, 3, padding=1, **factory))
         same = width_in == width_out and not halves
-        self.shortcut = nn.Identity() if same else spectral(nn.Conv2d(width_in, width_out, 1, **factory))
+        self.shortcut = nn.Identity() if same else spectral_norm(nn.Conv2d(width_in, width_out, 1, **factory))
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.conv2(F.relu(self.conv1(x if self.first else F.relu(x))))
@@ -235,12 +216,11 @@ class Discriminator(nn.Module):
             for number, (before, after) in enumerate(zip((channels, *widths), widths))
         )
         self.attention = attention
-        self.score = spectral(nn.Linear(widths[-1], 1, **factory))
-        self.classes = spectral(nn.Embedding(num_classes, widths[-1], **factory))
+        self.score = spectral_norm(nn.Linear(widths[-1], 1, **factory))
+        self.classes = spectral_norm(nn.Embedding(num_classes, widths[-1], **factory))
         orthogonal_start(self)
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        """The score of each image as one of its class."""
         x = images
         for number, block in enumerate(self.blocks, 1):
             x = block(x)
@@ -262,27 +242,13 @@ class GAN(nn.Module):
         super().__init__()
         self.generator, self.discriminator = generator, discriminator
         self.average: Generator | None = None
-
-    @property
-    def img_size(self) -> tuple[int, int]:
-        """Height and width of the images."""
-        return self.generator.img_size, self.generator.img_size
-
-    @property
-    def grid_size(self) -> tuple[int, int]:
-        """Height and width of the map that the generator's attention mixes, or would."""
-        return self.generator.attention_side, self.generator.attention_side
-
-    @property
-    def num_tokens(self) -> int:
-        """Pixels of that map."""
-        return self.generator.attention_side**2
-
-    @property
-    def mixer_name(self) -> str:
-        """The attention, by its name in the table of mixers; none without."""
+        side = BOTTOM * 2 ** len(generator.blocks)
+        self.img_size = (side, side)
+        # The map that the generator's attention mixes, or would.
+        side = BOTTOM * 2**generator.attention_after
+        self.grid_size, self.num_tokens = (side, side), side**2
         names: dict[type, str] = {SAGANAttention2d: "sagan", ExternalAttention2d: "external-2d"}
-        return names.get(type(self.generator.attention), "none")
+        self.mixer_name = names.get(type(generator.attention), "none")
 
     def cost_table(self) -> list[PartCost]:
         """What each network has and takes, counted on the meta device."""
@@ -326,7 +292,6 @@ class GAN(nn.Module):
         return (self.generator if self.average is None else self.average)(noise, labels)
 
     def macs(self) -> int:
-        """Multiply-adds of one image that is generated."""
         return self.cost_table()[0].macs
 
 
@@ -360,9 +325,6 @@ def create_gan(
         layout: `"published"`, or `"narrowing"`, whose generator has less to do at 32 px.
         width: channels of one unit.
         latent_dim: length of the noise.
-
-    Raises:
-        UserError: a size or number that no GAN has, an unknown option, or an argument of another attention.
     """
     check_choice("attention", attention, get_args(Attention))
     check_choice("layout", layout, LAYOUTS)
@@ -389,8 +351,8 @@ def create_gan(
         if attention == "sagan":
             return SAGANAttention2d(dim, variant=variant or "official", spectral_norm=True, **factory)
         external = ExternalAttention2d(dim, num_slots=num_slots or 64, **factory)
-        spectral(external.conv1)
-        spectral(external.conv2)
+        spectral_norm(external.conv1)
+        spectral_norm(external.conv2)
         return external
 
     after_g, after_d = shape.after

@@ -3,46 +3,18 @@
 Paper: Liu, Dai, So, Le, "Pay Attention to MLPs", 2021, arXiv:2105.08050.
 """
 
-from typing import Literal, Unpack, cast
+from typing import Literal
 
 import torch
-import torch.fx
-from timm.layers.drop import DropPath, calculate_drop_path_rates
 from timm.layers.weight_init import lecun_normal_
-from torch import Tensor, nn
+from torch import nn
 
 from tokenmix.layers.base import Device, Factory
-from tokenmix.layers.gated_mlp import GatedMLP
+from tokenmix.layers.gating import GatedMLP
 from tokenmix.models.interface import Size
-from tokenmix.models.isotropic import IsotropicNet, mix
+from tokenmix.models.isotropic import IsotropicNet
 from tokenmix.models.stems import PatchStem
 from tokenmix.ops.checks import check_choice
-from tokenmix.ops.less import Scores
-
-torch.fx.wrap("mix")
-
-
-class GMLPBlock(nn.Module):
-    """x + branch(norm(x)), the branch being U, GELU, spatial gating unit, V."""
-
-    def __init__(
-        self, mixer: GatedMLP, *, drop_path: float = 0.0, norm_eps: float = 1e-6, **factory: Unpack[Factory]
-    ) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(mixer.dim, eps=norm_eps, **factory)
-        self.mixer = mixer
-        self.drop_path = DropPath(drop_path)
-
-    def forward(
-        self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None
-    ) -> tuple[Tensor, Scores | None]:
-        """Tokens (B, N, D) to tokens; `carry` continues untouched."""
-        out, carry = mix(self.mixer, self.norm1(x), carry, mask)
-        return x + self.drop_path(out), carry
-
-    def macs(self, num_tokens: int) -> int:
-        """Multiply-adds of the branch on one sample."""
-        return self.mixer.macs(num_tokens)
 
 
 class GMLP(IsotropicNet):
@@ -84,28 +56,28 @@ class GMLP(IsotropicNet):
         check_choice("init", init, ("timm", "torch"))
         factory: Factory = {"device": device, "dtype": dtype}
         stem = PatchStem(embed_dim, img_size=img_size, patch_size=patch_size, in_chans=in_chans, **factory)
-        num_tokens = stem.grid_size[0] * stem.grid_size[1]
-        rates = cast(list[float], calculate_drop_path_rates(drop_path_rate, depth))
-        branches = [
+        branches = (
             GatedMLP(
                 embed_dim,
-                num_tokens,
+                stem.grid_size[0] * stem.grid_size[1],
                 expansion=expansion,
                 gate=gate,
                 attention_dim=attention_dim,
                 dropout=proj_drop_rate,
                 **factory,
             )
-            for _ in rates
-        ]
-        blocks = [GMLPBlock(branch, drop_path=rate, **factory) for branch, rate in zip(branches, rates, strict=True)]
+            for _ in range(depth)
+        )
         super().__init__(
             stem,
-            blocks,
+            branches,
+            depth,
             num_classes=num_classes,
+            mlp_ratio=0.0,
             positions="none",
             global_pool=global_pool,
             drop_rate=drop_rate,
+            drop_path_rate=drop_path_rate,
             norm_eps=1e-6,
             **factory,
         )

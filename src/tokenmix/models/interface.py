@@ -1,6 +1,6 @@
 """What the models share: timm's interface, the sizes of their maps, what mixes their tokens and what that costs."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypedDict, Unpack, runtime_checkable
 
@@ -51,18 +51,13 @@ class PartCost(NamedTuple):
     macs: int
 
 
-class CostRow(Protocol):
-    """A named tuple, one row of a cost table: what it is of, and numbers with their names."""
-
-    def _asdict(self) -> dict[str, Any]: ...
-
-
 @runtime_checkable
 class CountedModel(Protocol):
     """A model that says what mixes its tokens, how many these are, and what that costs; all ours for images do.
 
     Counts are of one image of `img_size`; `grid_size` and `num_tokens` are those of the last grid, N with the class
-    token. `cost_table` has a row for each part or each block, `warnings` a line for each that does not pay.
+    token. `cost_table` has a row, a named tuple, for each part or each block, `warnings` a line for each that does not
+    pay.
     """
 
     mixer_name: str
@@ -76,7 +71,7 @@ class CountedModel(Protocol):
 
     def macs(self) -> int: ...
 
-    def cost_table(self) -> Sequence[CostRow]: ...
+    def cost_table(self) -> Sequence[Any]: ...
 
     def warnings(self) -> list[str]: ...
 
@@ -105,7 +100,7 @@ class OnMaps:
         return self.grid_size[0] * self.grid_size[1]
 
 
-class Classifier(nn.Module, ABC):
+class Classifier(nn.Module, CountedModel):
     """Features, a pooling of them, and a linear head that can be replaced: timm's interface.
 
     A family implements what is abstract, and `get_classifier` if its head has another name.
@@ -123,7 +118,6 @@ class Classifier(nn.Module, ABC):
     in_chans: int
     global_pool: str
     head: nn.Module
-    mixer_name: str
     feature_info: list[MapInfo]
 
     @property
@@ -144,14 +138,6 @@ class Classifier(nn.Module, ABC):
         """The map that each block used on these images, from the first to the last; of mixers without one none."""
 
     @abstractmethod
-    def macs(self) -> int:
-        """Multiply-adds of one image."""
-
-    @abstractmethod
-    def cost_table(self) -> Sequence[CostRow]:
-        """What the mixer of each block has and takes."""
-
-    @abstractmethod
     def set_input_size(self, img_size: Size) -> None:
         """Set the image size; what is learned over positions is interpolated, in new parameters."""
 
@@ -160,7 +146,6 @@ class Classifier(nn.Module, ABC):
         """Recompute blocks or stages in the backward pass instead of keeping what they made."""
 
     def warnings(self) -> list[str]:
-        """A line for each part that does not pay at this image size."""
         return []
 
     def no_weight_decay(self) -> set[str]:

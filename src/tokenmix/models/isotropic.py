@@ -1,18 +1,19 @@
 """The skeleton of every model whose blocks all see the same tokens: stem, positions, blocks, norm, pooling, head."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import Any, Literal, NamedTuple, Unpack, cast
 
 import torch
 import torch.fx
-from timm.layers.drop import DropPath
+from timm.layers.drop import DropPath, calculate_drop_path_rates
 from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.layers.weight_init import trunc_normal_
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Device, Factory, GridMixer, Mixer, count_parameters, replace_parameter
+from tokenmix.layers.base import Device, Factory, GridMixer, MapKind, Mixer, count_parameters, replace_parameter
 from tokenmix.layers.less_attention import LessAttention
 from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.models.interface import BlockMap, Classifier, Size, make_head, take_indices
@@ -44,7 +45,6 @@ class TokenBatchNorm(nn.BatchNorm1d):
     """BatchNorm of each channel over images and tokens: (B, N, D) to (B, N, D)."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise tokens (B, N, D)."""
         return _batch_norm(self, input.transpose(1, 2)).transpose(1, 2)
 
 
@@ -55,7 +55,7 @@ def _batch_norm(norm: TokenBatchNorm, x: Tensor) -> Tensor:
 
 
 class MixerBlock(nn.Module):
-    """Pre-norm residual block: x + mixer(norm(x)), then x + mlp(norm(x))."""
+    """Pre-norm residual block: x + mixer(norm(x)), then x + mlp(norm(x)), unless `mlp_ratio` is 0."""
 
     def __init__(
         self,
@@ -65,19 +65,18 @@ class MixerBlock(nn.Module):
         drop: float = 0.0,
         drop_path: float = 0.0,
         norm: Literal["layer", "batch"] = "layer",
+        norm_eps: float = 1e-5,
         **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
-        dim = mixer.dim
-        hidden = int(dim * mlp_ratio)
+        dim, self.hidden = mixer.dim, int(mixer.dim * mlp_ratio)
         make_norm = {"layer": nn.LayerNorm, "batch": TokenBatchNorm}[norm]
-        self.norm1 = make_norm(dim, **factory)
+        self.norm1 = make_norm(dim, eps=norm_eps, **factory)
         self.mixer = mixer
-        self.norm2 = make_norm(dim, **factory)
-        self.mlp = nn.Sequential(
-            nn.Linear(dim, hidden, **factory), nn.GELU(), nn.Linear(hidden, dim, **factory), nn.Dropout(drop)
-        )
-        self.hidden = hidden
+        if self.hidden:
+            self.norm2 = make_norm(dim, eps=norm_eps, **factory)
+            up, down = nn.Linear(dim, self.hidden, **factory), nn.Linear(self.hidden, dim, **factory)
+            self.mlp = nn.Sequential(up, nn.GELU(), down, nn.Dropout(drop))
         self.drop_path = DropPath(drop_path)
 
     def forward(
@@ -86,10 +85,13 @@ class MixerBlock(nn.Module):
         """Tokens (B, N, D) and the scores of the block before, to the same for the block after."""
         out, carry = mix(self.mixer, self.norm1(x), carry, mask)
         x = x + self.drop_path(out)
-        return x + self.drop_path(self.mlp(self.norm2(x))), carry
+        return (x + self.drop_path(self.mlp(self.norm2(x))) if self.hidden else x), carry
+
+    def map(self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None) -> Tensor:
+        """The map that `forward` used on the same arguments."""
+        return self.mixer.mix_map(self.norm1(x), carry, mask)
 
     def macs(self, num_tokens: int) -> int:
-        """Multiply-adds of the mixer and the MLP on one sample."""
         return self.mixer.macs(num_tokens) + 2 * num_tokens * self.mixer.dim * self.hidden
 
 
@@ -98,13 +100,16 @@ class IsotropicNet(Classifier):
 
     Args:
         stem: images to tokens; it knows `img_size`, `grid_size`, `in_chans` and `dim`.
-        blocks: each maps (tokens, carry) to the same and holds its `mixer` and the norm before it, `norm1`.
+        mixers: one for each block.
+        depth: number of blocks.
         num_classes: width of the head; 0 for none.
+        mlp_ratio, norm: of the blocks, see `MixerBlock`.
         positions: a learned table added to the tokens, a fixed sinusoid one, or none.
         class_token: put a learned token before the others.
         global_pool: `"avg"` over the image's tokens, `"token"` for the class token, or `""` for all tokens.
-        drop_rate: dropout before the head.
-        norm_eps: epsilon of the last LayerNorm.
+        drop_rate, proj_drop_rate: dropout before the head, and after each MLP.
+        drop_path_rate: stochastic depth of the last block, linear in depth.
+        norm_eps: epsilon of the norms.
 
     Shape:
         images (B, in_chans, H, W) to logits (B, num_classes).
@@ -115,17 +120,35 @@ class IsotropicNet(Classifier):
     def __init__(
         self,
         stem: Stem,
-        blocks: Sequence[nn.Module],
+        mixers: Iterable[Mixer],
+        depth: int,
         *,
         num_classes: int,
+        mlp_ratio: float,
+        norm: Literal["layer", "batch"] = "layer",
         positions: Literal["learned", "sinusoid", "none"] = "learned",
         class_token: bool = False,
         global_pool: Literal["avg", "token", ""] = "avg",
         drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
         norm_eps: float = 1e-5,
         **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
+        rates = cast(list[float], calculate_drop_path_rates(drop_path_rate, depth))
+        blocks = [
+            MixerBlock(
+                mixer,
+                mlp_ratio=mlp_ratio,
+                drop=proj_drop_rate,
+                drop_path=rate,
+                norm=norm,
+                norm_eps=norm_eps,
+                **factory,
+            )
+            for mixer, rate in zip(mixers, rates, strict=True)
+        ]
         self.stem, self.in_chans = stem, stem.in_chans
         self.num_prefix_tokens = int(class_token)
         self.num_classes, self.num_features, self.embed_dim = num_classes, stem.dim, stem.dim
@@ -150,12 +173,10 @@ class IsotropicNet(Classifier):
 
     @property
     def img_size(self) -> tuple[int, int]:
-        """(height, width) of the images."""
         return self.stem.img_size
 
     @property
     def grid_size(self) -> tuple[int, int]:
-        """(height, width) of the tokens' grid."""
         return self.stem.grid_size
 
     @property
@@ -188,7 +209,6 @@ class IsotropicNet(Classifier):
         return self.norm(x)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Tokens (B, N, D) to pooled features, and unless `pre_logits` to logits."""
         if self.global_pool == "avg":
             x = x[:, self.num_prefix_tokens :].mean(1)
         elif self.global_pool == "token":
@@ -280,20 +300,10 @@ class IsotropicNet(Classifier):
                 self.pos_embed = table
         self.record_input_size(self.img_size)
 
-    @torch.no_grad()
     def attention_maps(self, images: Tensor) -> list[BlockMap]:
-        x, carry, maps = self.tokens(images), None, []
-        for i, block in enumerate(self.blocks):
-            mixer = cast(Mixer, block.mixer)
-            kind = mixer.capabilities.map
-            if kind is not None:
-                used = mixer.mix_map(block.norm1(x), carry)  # type: ignore[operator]
-                maps.append(BlockMap(f"blocks.{i}.mixer", kind, used, self.grid_size, self.num_prefix_tokens))
-            x, carry = block(x, carry)
-        return maps
+        return block_maps(self, images, lambda _: self.grid_size, self.num_prefix_tokens)
 
     def macs(self) -> int:
-        """Multiply-adds of one image, from the equations."""
         blocks = sum(block.macs(self.num_tokens) for block in self.blocks)  # type: ignore[operator]
         return self.stem.macs() + blocks + self.embed_dim * self.num_classes
 
@@ -333,6 +343,24 @@ class IsotropicNet(Classifier):
         """
         blocks = r"^blocks\." if coarse else r"^blocks\.(\d+)"
         return {"stem": r"^stem|^cls_token|^pos_embed", "blocks": [(blocks, None), (r"^norm", (99999,))]}
+
+
+@torch.no_grad()
+def block_maps(
+    model: Classifier, images: Tensor, grid_of: Callable[[str], tuple[int, int]], prefix: int = 0
+) -> list[BlockMap]:
+    """The map that each `MixerBlock` of a model used on these images, on the grid of its name."""
+    maps: list[BlockMap] = []
+    with ExitStack() as stack:
+        for name, block in model.named_modules():
+            if isinstance(block, MixerBlock) and (kind := block.mixer.capabilities.map) is not None:
+
+                def note(block: MixerBlock, args: tuple[Any, ...], name: str = name, kind: MapKind = kind) -> None:
+                    maps.append(BlockMap(f"{name}.mixer", kind, block.map(*args), grid_of(name), prefix))
+
+                stack.callback(block.register_forward_pre_hook(note).remove)
+        model.forward_features(images)
+    return maps
 
 
 def sinusoid_table(num_tokens: int, dim: int, *, device: Device = None, dtype: torch.dtype | None = None) -> Tensor:

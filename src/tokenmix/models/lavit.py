@@ -7,6 +7,7 @@ arXiv:2406.00427. Neither code nor a layout was published; this one is ours. doc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from math import prod
 from typing import Any, ClassVar, Literal, NamedTuple, Unpack, cast
 
 import torch
@@ -19,12 +20,21 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from tokenmix.errors import UserError
-from tokenmix.layers.attention_residual import AttentionResidual
-from tokenmix.layers.base import Capabilities, Device, Factory, Mixer, check_input, finish, replace_parameter
-from tokenmix.layers.less_attention import LessAttention
+from tokenmix.layers.base import (
+    Capabilities,
+    Device,
+    Factory,
+    Mixer,
+    check_input,
+    count_macs,
+    finish,
+    on_meta,
+    replace_parameter,
+)
+from tokenmix.layers.less_attention import AttentionResidual, LessAttention
 from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.models.interface import BlockMap, Classifier, OnMaps, Size, check_images, make_head, pair, take_indices
-from tokenmix.models.isotropic import MixerBlock, mix
+from tokenmix.models.isotropic import MixerBlock, block_maps, mix
 from tokenmix.ops.attention import attention, attention_probabilities
 from tokenmix.ops.checks import check_heads
 from tokenmix.ops.less import Scores
@@ -154,31 +164,6 @@ def less_macs(spec: StageSpec, num_tokens: int, index: int, mode: Mode) -> int:
     return values + mixing + 2 * n**2 * columns + n**2 * heads * (width + columns + 2)
 
 
-def unpaid(costs: Sequence[BlockCost], stages: Sequence[StageSpec], mode: Mode) -> list[str]:
-    """A line for each stage with less-attention layers that take no fewer multiply-adds than vanilla ones would."""
-    lines = []
-    for number, spec in enumerate(stages, 1):
-        rows = [row for row in costs if row.stage == number and row.kind == "less" and row.macs >= row.vanilla]
-        if rows:
-            lines.append(
-                f"stage {number}: {len(rows)} of {spec.depth - spec.num_vanilla} less-attention layers do not pay at "
-                f"{rows[0].num_tokens} tokens, {max(row.macs for row in rows) / 1e6:.4g} M multiply-adds against "
-                f"{rows[0].vanilla / 1e6:.4g} M of a vanilla layer; {_remedy(spec, rows, mode)}"
-            )
-    return lines
-
-
-def _remedy(spec: StageSpec, rows: Sequence[BlockCost], mode: Mode) -> str:
-    first = rows[0]
-    if mode == "dense" and less_macs(spec, first.num_tokens, 0, "factored") < first.vanilla:
-        return "less_mode='factored' gives the same and does"
-    second = replace(spec, num_vanilla=2)
-    if spec.dense and spec.depth > 2 and less_macs(second, first.num_tokens, 0, "factored") < first.vanilla:
-        return "num_vanilla 2 there ends the residual's part of full rank before them"
-    paying = first.block - 1 - spec.num_vanilla
-    return f"num_vanilla {spec.depth - paying} there keeps them vanilla"
-
-
 def padded_image(image: Tensor, stride: int) -> Tensor:
     """Maps (B, C, H, W) with zeros below and to the right, up to multiples of the stride."""
     bottom, right = -image.shape[-2] % stride, -image.shape[-1] % stride
@@ -214,11 +199,9 @@ class ReducedAttention(Mixer):
     @property
     def num_keys(self) -> int:
         """S, blocks of the grid."""
-        height, width = shrunk(self.grid, self.reduction)
-        return height * width
+        return prod(shrunk(self.grid, self.reduction))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Mix tokens (B, N, D) that fill the grid; there is no mask."""
         return self.mix(x, None, mask)[0]
 
     def mix(
@@ -230,22 +213,18 @@ class ReducedAttention(Mixer):
         return finish(self.proj(out.transpose(1, 2).flatten(2)), None), Scores(query, key, residual)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The map (B, H, N, S): which blocks a token looks at."""
         return self.mix_map(x, None, mask)
 
     def mix_map(
         self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None, *, residual: Tensor | None = None
     ) -> Tensor:
-        """The map that `mix` used on the same arguments."""
         query, key, _ = self._heads(x, mask)
         return attention_probabilities(query, key, bias=residual, scale=1.0)
 
     def set_grid(self, old: Sequence[int], new: Sequence[int]) -> None:
-        """Treat the tokens as a grid of the new size."""
         self.grid = (new[0], new[1])
 
     def macs(self, num_tokens: int) -> int:
-        """2 N D^2 for q and output, N D for the reduction, 2 S D^2 for k and v, 2 N S D for the attention."""
         keys, area = self.num_keys, self.reduction**2
         return 2 * (num_tokens + keys) * self.dim**2 + (area + 2 * num_tokens) * keys * self.dim
 
@@ -277,10 +256,11 @@ class LaViTBlock(MixerBlock):
         x = x + self.drop_path(self.scale1 * out)
         return x + self.drop_path(self.scale2 * self.mlp(self.norm2(x))), carry
 
-    def map(self, x: Tensor, carry: Scores | None, residual: Tensor | None) -> Tensor:
-        """The map that `forward` used on the same arguments."""
+    def map(
+        self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None, residual: Tensor | None = None
+    ) -> Tensor:
         more = {} if residual is None else {"residual": residual}
-        return self.mixer.mix_map(self.norm1(x), carry, **more)
+        return self.mixer.mix_map(self.norm1(x), carry, mask, **more)
 
 
 @torch.fx.wrap
@@ -310,7 +290,7 @@ class LaViTStage(nn.Module):
         **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
-        self.spec, self.before, self.stride = spec, before, stride
+        self.spec, self.stride = spec, stride
         self.less_mode: Mode = less_mode
         self.grid, self.grad_checkpointing = grid, False
         self.embed = nn.Conv2d(in_dim, spec.dim, stride, stride, **factory)
@@ -347,16 +327,12 @@ class LaViTStage(nn.Module):
         """N, positions of the grid."""
         return self.grid[0] * self.grid[1]
 
-    def _start(self, image: Tensor, carry: Scores | None) -> tuple[Tensor, Tensor | None]:
-        """Tokens with positions, and the residual made of the scores of the stage before."""
-        x = self.embed(padded_image(image, self.stride)).flatten(2).transpose(1, 2)
-        if self.residual is None or carry is None:
-            return self.norm(x) + self.pos_embed, None
-        return self.norm(x) + self.pos_embed, _residual(self.residual, carry, image.shape[-2], image.shape[-1])
-
     def forward(self, image: Tensor, carry: Scores | None) -> tuple[Tensor, Scores, list[Scores]]:
         """The stage's map, its last scores, and those that its less-attention layers made."""
-        x, residual = self._start(image, carry)
+        x, residual = self.embed(padded_image(image, self.stride)).flatten(2).transpose(1, 2), None
+        x = self.norm(x) + self.pos_embed
+        if self.residual is not None and carry is not None:
+            residual = _residual(self.residual, carry, image.shape[-2], image.shape[-1])
         transformed: list[Scores] = []
         for block in self.blocks:
             if self.grad_checkpointing and torch.is_grad_enabled():
@@ -369,18 +345,6 @@ class LaViTStage(nn.Module):
             residual = None
         assert carry is not None
         return x.transpose(1, 2).unflatten(2, self.grid), carry, transformed
-
-    def maps(self, image: Tensor, carry: Scores | None, name: str) -> list[BlockMap]:
-        """The map of each block on the input that `forward` would get."""
-        x, residual = self._start(image, carry)
-        maps = []
-        for i, block in enumerate(self.blocks):
-            mixer = cast(Mixer, block.mixer)
-            used = block.map(x, carry, residual)  # type: ignore[operator]
-            maps.append(BlockMap(f"{name}.blocks.{i}.mixer", mixer.map_kind(), used, self.grid))
-            x, carry = block(x, carry, None, residual)
-            residual = None
-        return maps
 
     @torch.no_grad()
     def set_grid(self, grid: Grid) -> None:
@@ -404,31 +368,6 @@ class LaViTStage(nn.Module):
             macs = less_macs(spec, n, i, self.less_mode)
             rows.append(BlockCost(number, spec.num_vanilla + i + 1, "less", n, macs, vanilla))
         return rows
-
-    def macs(self, grid_before: Grid) -> int:
-        """Multiply-adds of the whole stage on one image whose map has that grid."""
-        spec, n = self.spec, self.num_tokens
-        mlps = spec.depth * 2 * n * spec.dim * self.blocks[0].hidden  # type: ignore[operator]
-        embed = n * spec.dim * self.embed.in_channels * self.stride**2
-        return int(embed + mlps + sum(row.macs for row in self.costs(0)) + self._residual_macs(grid_before))
-
-    def _residual_macs(self, grid_before: Grid) -> int:
-        if self.residual is None or self.before is None:
-            return 0
-        before, n = self.before, self.num_tokens
-        behind = before.depth - before.num_vanilla
-        keys = shrunk(self.grid, self.spec.key_reduction)
-        num_keys = keys[0] * keys[1]
-        only_dense = behind > 0 and self.less_mode == "dense"
-        columns = 0 if before.dense else 2 * behind
-        width = 0 if only_dense else before.dim // before.num_heads + columns
-        macs = self.residual.macs(grid_before, width, num_keys)
-        if not only_dense and not before.dense:
-            return macs
-        rest = 4 * n * before.num_heads
-        if self.residual.keys == "kept":
-            return macs + rest * num_keys
-        return macs + rest * (grid_before[0] * grid_before[1] + n)
 
 
 class LaViT(OnMaps, Classifier):
@@ -458,9 +397,6 @@ class LaViT(OnMaps, Classifier):
 
     Shape:
         images (B, in_chans, H, W) to logits (B, num_classes).
-
-    Raises:
-        UserError: numbers of the stages that do not fit each other, images of another size, an unknown option.
     """
 
     mixer_name = "less"
@@ -542,12 +478,11 @@ class LaViT(OnMaps, Classifier):
         return self.norm(self._run(images)[0][-1].flatten(2).transpose(1, 2))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Tokens (B, N, D) to pooled features, and unless `pre_logits` to logits."""
         x = self.head_drop(x.mean(1) if self.global_pool == "avg" else x)
         return x if pre_logits else self.head(x)
 
     def forward_with_scores(self, images: Tensor) -> tuple[Tensor, list[Scores]]:
-        """Logits, and the scores that each less-attention layer made, for a loss such as `losses.diagonality_loss`."""
+        """Logits, and the scores that each less-attention layer made, see `IsotropicNet`."""
         maps, transformed = self._run(images)
         return self.forward_head(self.norm(maps[-1].flatten(2).transpose(1, 2))), transformed
 
@@ -593,40 +528,48 @@ class LaViT(OnMaps, Classifier):
             self.reset_classifier(0, "")
         return take
 
-    @torch.no_grad()
     def attention_maps(self, images: Tensor) -> list[BlockMap]:
         """The map that each block used on these images, on its stage's grid, from the first block to the last.
 
         Kind `"slots"`: in a stage with key reduction the columns are blocks of the grid.
         """
-        x, carry, maps = images, None, []
-        for i, stage in enumerate(self.stages):
-            maps += stage.maps(x, carry, f"stages.{i}")  # type: ignore[operator]
-            x, carry, _ = stage(x, carry)
-        return maps
+        return block_maps(self, images, lambda name: self.grid_sizes[int(name.split(".")[1])])
 
     def macs(self) -> int:
-        """Multiply-adds of one image, from the equations."""
-        grids = [self.img_size, *self.grid_sizes]
-        stages = sum(stage.macs(before) for stage, before in zip(self.stages, grids, strict=False))  # type: ignore[operator]
-        return stages + self.num_features * self.num_classes
+        """Multiply-adds of one image, counted on the meta device."""
+        return count_macs(on_meta(self), torch.empty(1, self.in_chans, *self.img_size, device="meta"))[1]
 
     def cost_table(self) -> list[BlockCost]:
         """What the attention of each block costs on one image, next to a vanilla layer in its place."""
         return [row for i, stage in enumerate(self.stages, 1) for row in stage.costs(i)]  # type: ignore[operator]
 
     def warnings(self) -> list[str]:
-        """A line for each stage with less-attention that does not pay at this image size; empty if there is none."""
-        return unpaid(self.cost_table(), [stage.spec for stage in self.stages], self.less_mode)  # type: ignore[misc]
+        lines = []
+        for number, stage in enumerate(self.stages, 1):
+            spec = cast(StageSpec, stage.spec)
+            rows = [row for row in stage.costs(number) if row.kind == "less" and row.macs >= row.vanilla]  # type: ignore[operator]
+            if not rows:
+                continue
+            n, vanilla, second = rows[0].num_tokens, rows[0].vanilla, replace(spec, num_vanilla=2)
+            if self.less_mode == "dense" and less_macs(spec, n, 0, "factored") < vanilla:
+                remedy = "less_mode='factored' gives the same and does"
+            elif spec.dense and spec.depth > 2 and less_macs(second, n, 0, "factored") < vanilla:
+                remedy = "num_vanilla 2 there ends the residual's part of full rank before them"
+            else:
+                paying = rows[0].block - 1 - spec.num_vanilla
+                remedy = f"num_vanilla {spec.depth - paying} there keeps them vanilla"
+            lines.append(
+                f"stage {number}: {len(rows)} of {spec.depth - spec.num_vanilla} less-attention layers do not pay at "
+                f"{n} tokens, {max(row.macs for row in rows) / 1e6:.4g} M multiply-adds against "
+                f"{vanilla / 1e6:.4g} M of a vanilla layer; {remedy}"
+            )
+        return lines
 
     def set_input_size(self, img_size: Size) -> None:
         """Set the image size: positions, Theta and Psi are interpolated over each stage's grid.
 
         Parameters are replaced, so build the optimiser afterwards. A size that is not a multiple of the reductions
         gives grids that round up.
-
-        Raises:
-            UserError: a side under 1.
         """
         size = pair(img_size)
         grids = _grids(size, [stage.stride for stage in self.stages])  # type: ignore[misc]
@@ -636,7 +579,6 @@ class LaViT(OnMaps, Classifier):
         self.record_input_size(size)
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new head, 0 classes for none; and if given, another pooling."""
         super().reset_classifier(num_classes, global_pool)
         _init_linear(self.head)
 

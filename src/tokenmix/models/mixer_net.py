@@ -2,16 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Literal, cast
+from typing import Literal
 
 import torch
-from timm.layers.drop import calculate_drop_path_rates
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Device, Factory
 from tokenmix.layers.table import build_stack, get_spec
 from tokenmix.models.interface import Size, pair
-from tokenmix.models.isotropic import IsotropicNet, MixerBlock
+from tokenmix.models.isotropic import IsotropicNet
 from tokenmix.models.stems import ConvStem, PatchStem
 from tokenmix.ops.checks import check_choice
 from tokenmix.registry import Arguments
@@ -88,18 +87,18 @@ class MixerNet(IsotropicNet):
                 **factory,
             )
         ]
-        rates = cast(list[float], calculate_drop_path_rates(drop_path_rate, depth))
-        blocks = [
-            MixerBlock(m, mlp_ratio=mlp_ratio, drop=drop_rate, drop_path=rate, norm=norm, **factory)
-            for m, rate in zip(layers, rates, strict=True)
-        ]
         super().__init__(
             tokens,
-            blocks,
+            layers,
+            depth,
             num_classes=num_classes,
+            mlp_ratio=mlp_ratio,
+            norm=norm,
             positions=positions,
             global_pool=global_pool,
             drop_rate=drop_rate,
+            proj_drop_rate=drop_rate,
+            drop_path_rate=drop_path_rate,
             **factory,
         )
         self.mixer_name = mixer if mixers is None else ", ".join(f"{length} x {name}" for name, length, _ in runs)

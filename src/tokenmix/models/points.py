@@ -44,14 +44,12 @@ class LBR(nn.Module):
         self.slope = slope
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Map the features of x."""
         if x.dim() == 4:
             inner = None if mask is None else mask.unsqueeze(2).expand(*mask.shape, x.shape[2]).flatten(1)
             return self(x.flatten(1, 2), inner).unflatten(1, x.shape[1:3])
         return F.leaky_relu(self.norm(self.linear(x), mask), self.slope)
 
     def macs(self, num_tokens: int) -> int:
-        """N times both widths."""
         return num_tokens * self.linear.in_features * self.linear.out_features
 
 
@@ -62,7 +60,6 @@ class LBRs(nn.ModuleList):
         super().__init__(LBR(before, after, **factory) for before, after in pairwise(widths))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Map the features of x as each `LBR` does."""
         for layer in self:
             x = layer(x, mask)
         return x
@@ -101,7 +98,6 @@ class NaiveEmbedding(nn.Module):
         self.layers = LBRs(in_chans, dim, dim, **factory)
 
     def forward(self, points: Tensor, mask: Tensor | None = None) -> Embedded:
-        """points (B, N, in_chans) to N tokens."""
         tokens = self.layers(zero_masked(points, mask), mask)
         return Embedded(zero_masked(tokens, mask), points[..., :3], mask, None)
 
@@ -132,9 +128,6 @@ class NeighbourEmbedding(nn.Module):
         stage_dims: width after each stage.
         centres: points that each stage keeps; `"all"` keeps every point, for labels of single points.
         num_neighbours: k.
-
-    Raises:
-        UserError: as many centres as stages are needed, and none may have more than the one before.
     """
 
     def __init__(
@@ -212,32 +205,10 @@ class OffsetBlock(nn.Module):
         self.mixer, self.offset = mixer, Offset(mixer.dim, **factory)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x (B, N, D) to (B, N, D)."""
         return self.offset(x, self.mixer(x, mask), mask)
 
     def macs(self, num_tokens: int) -> int:
-        """The mixer's, and N D^2."""
         return self.mixer.macs(num_tokens) + num_tokens * self.mixer.dim**2
-
-
-def make_block(mixer: str, dim: int, kwargs: Arguments, **factory: Unpack[Factory]) -> nn.Module:
-    """An attention layer of PCT with a mixer of the table: `offset` is one, others are wrapped in `OffsetBlock`.
-
-    Raises:
-        UserError: a mixer on maps, or one that learns a matrix over tokens, which points have no order for.
-    """
-    spec = get_spec(mixer)
-    if spec.layer.capabilities.layout == "2d":
-        raise UserError(f"mixer {mixer!r} takes maps (B, C, H, W), points are tokens; use 'offset' or 'external'")
-    if "num_tokens" in inspect.signature(spec.layer).parameters:
-        raise UserError(
-            f"mixer {mixer!r} learns a matrix over tokens, and points have no order and no fixed number; use 'offset', "
-            "'external' or 'self'"
-        )
-    # In place of q, k and v alone: the linear layer after them is that of the block.
-    inside = {"output_projection": False} if mixer == "external" else {}
-    inner = create_mixer(mixer, dim, **{**inside, **kwargs}, **factory)
-    return inner if isinstance(inner, OffsetAttention) else OffsetBlock(inner, **factory)
 
 
 class PCT(nn.Module):
@@ -267,7 +238,20 @@ class PCT(nn.Module):
     ) -> None:
         super().__init__()
         check_choice("position", position, get_args(Position))
-        blocks = [make_block(mixer, embedding.dim, mixer_kwargs, **factory) for _ in range(depth)]
+        spec = get_spec(mixer)
+        if spec.layer.capabilities.layout == "2d":
+            raise UserError(f"mixer {mixer!r} takes maps (B, C, H, W), points are tokens; use 'offset' or 'external'")
+        if "num_tokens" in inspect.signature(spec.layer).parameters:
+            raise UserError(
+                f"mixer {mixer!r} learns a matrix over tokens, and points have no order and no fixed number; use "
+                "'offset', 'external' or 'self'"
+            )
+        # In place of q, k and v alone: the linear layer after them is that of the block.
+        inside = {"output_projection": False} if mixer == "external" else {}
+        blocks: list[nn.Module] = []
+        for _ in range(depth):
+            inner = create_mixer(mixer, embedding.dim, **{**inside, **mixer_kwargs}, **factory)
+            blocks.append(inner if isinstance(inner, OffsetAttention) else OffsetBlock(inner, **factory))
         self.embedding, self.blocks, self.out_dim = embedding, nn.ModuleList(blocks), fuse_dim
         self.mixer_name = mixer
         self.position = nn.Linear(3, embedding.dim, bias=False, **factory) if position == "each-layer" else None
@@ -362,7 +346,6 @@ class PointClassifier(_PointModel):
         )
 
     def forward(self, points: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Logits (B, num_classes)."""
         features, mask = self.trunk(points, mask)
         return self.layers(largest(features, mask))
 
@@ -415,7 +398,6 @@ class PointSegmenter(_PointModel):
         self.last = nn.Linear(second, num_parts, **factory)
 
     def forward(self, points: Tensor, category: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Logits (B, N, num_parts)."""
         features, mask = self.trunk(points, mask)
         known = F.one_hot(category, self.num_categories).to(features.dtype)
         known = F.leaky_relu(self.category_norm(self.category(known)), 0.2)
@@ -480,10 +462,6 @@ def create_point_model(
         fuse_dim: width after the attention layers.
         head_dims: widths of the head.
         drop_rate: dropout of the head.
-
-    Raises:
-        UserError: an unknown mixer or option, an argument that the embedding or the head has no use for, or a number
-            that does not fit.
     """
     if in_chans < 3:
         raise UserError(f"a point has 3 coordinates at least, got in_chans={in_chans}; give 3, or 6 with normals")

@@ -15,10 +15,9 @@ from tokenmix.layers.base import Device, Factory, Mixer, count_macs, count_param
 from tokenmix.layers.external import Tie
 from tokenmix.models.eanet import make_context
 from tokenmix.models.interface import BlockMap, Classifier, MapInfo, OnMaps, PartCost, pair
-from tokenmix.models.pretrained import timm_model
-from tokenmix.models.registry import create_model
+from tokenmix.models.registry import create_model, timm_model
 from tokenmix.ops.checks import check_choice
-from tokenmix.ops.external.api import Normalization
+from tokenmix.ops.external_blocks import Normalization
 from tokenmix.registry import Arguments, list_models
 
 MULTI_GRID = (1, 2, 4)
@@ -55,9 +54,6 @@ class Segmenter(OnMaps, nn.Module, ABC):
 
     Shape:
         images (B, in_chans, H, W) to logits (B, num_classes, H, W); any H and W, unless the backbone is one of ours.
-
-    Raises:
-        UserError: a backbone, stride or option that does not exist or does not fit.
     """
 
     def __init__(
@@ -139,7 +135,6 @@ class Segmenter(OnMaps, nn.Module, ABC):
 
     @torch.no_grad()
     def attention_maps(self, images: Tensor) -> list[BlockMap]:
-        """The maps of our backbone's blocks, then that of the block after it."""
         found = [] if self.own is None else list(self.own.attention_maps(images))
         if isinstance(self.context, Mixer):
             x = self.before_context(self.forward_features(images))
@@ -170,7 +165,6 @@ class Segmenter(OnMaps, nn.Module, ABC):
         ]
 
     def warnings(self) -> list[str]:
-        """What `tokenmix info` warns of."""
         return [] if self.own is None else self.own.warnings()
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
@@ -180,21 +174,17 @@ class Segmenter(OnMaps, nn.Module, ABC):
             self.own.set_input_size(self.img_size)
 
     def get_classifier(self) -> nn.Conv2d:
-        """The last convolution."""
         return self.classifier
 
     def reset_classifier(self, num_classes: int) -> None:
-        """A new last convolution."""
         like = self.classifier.weight
         self.num_classes = num_classes
         self.classifier = nn.Conv2d(self.classifier.in_channels, num_classes, 1, device=like.device, dtype=like.dtype)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute the backbone's blocks in the backward pass instead of keeping what they made."""
         (self.backbone if self.own is None else self.own).set_grad_checkpointing(enable)
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters without weight decay, next to those of one axis."""
         return set() if self.own is None else {f"backbone.model.{name}" for name in self.own.no_weight_decay()}
 
 
@@ -261,17 +251,14 @@ class EANetSegmenter(Segmenter):
         return backbone
 
     def add_head(self, width: int, head_width: int, factory: Factory) -> None:
-        """The two 3 x 3 convolutions around the block."""
         self.feature_info[-1]["reduction"] = self.output_stride or 8
         self.reduce = _conv_norm_relu(self.feature_info[-1]["num_chs"], width, factory)
         self.head = _conv_norm_relu(width, head_width, factory)
 
     def before_context(self, maps: list[Tensor]) -> Tensor:
-        """The backbone's map at the width of the block."""
         return self.reduce(maps[-1])
 
     def decode(self, maps: list[Tensor]) -> Tensor:
-        """The backbone's map to logits on its grid."""
         return self.classifier(self.dropout(self.head(self.context(self.before_context(maps)))))
 
 
@@ -305,13 +292,21 @@ class FPNSegmenter(Segmenter):
         return timm_maps(self.backbone_name, kwargs, factory)
 
     def add_head(self, width: int, head_width: int, factory: Factory) -> None:
-        """A lateral connection and a ladder for each level."""
         if self.own is not None and self.mixer_name == "none":
             self.mixer_name = self.own.mixer_name
         self.levels = self._levels(self.feature_info)
         chosen = [self.feature_info[i] for i in self.levels]
         self.laterals = nn.ModuleList(nn.Conv2d(entry["num_chs"], width, 1, **factory) for entry in chosen)
-        self.ups = nn.ModuleList(_ladder(width, head_width, entry["reduction"], factory) for entry in chosen)
+        self.ups = nn.ModuleList()
+        for entry in chosen:
+            # One 3 x 3 convolution with norm and ReLU for each doubling, at least one.
+            steps = max(1, int(math.log2(entry["reduction"] // FINEST)))
+            convs = [
+                nn.Conv2d(width if i == 0 else head_width, head_width, 3, padding=1, bias=False, **factory)
+                for i in range(steps)
+            ]
+            norms = [nn.GroupNorm(math.gcd(32, head_width), head_width, **factory) for _ in convs]
+            self.ups.append(nn.ModuleList(nn.Sequential(conv, norm, nn.ReLU()) for conv, norm in zip(convs, norms)))
 
     def _levels(self, maps: Sequence[MapInfo]) -> list[int]:
         """The last map of each scale from a quarter of the image on."""
@@ -325,40 +320,22 @@ class FPNSegmenter(Segmenter):
         return list(chosen.values())
 
     def before_context(self, maps: list[Tensor]) -> Tensor:
-        """The coarsest map at the width of the pyramid."""
         return self.laterals[-1](maps[self.levels[-1]])
 
     def decode(self, maps: list[Tensor]) -> Tensor:
-        """The levels' sum as logits, at a quarter of the image's sides."""
         levels = [lateral(maps[i]) for lateral, i in zip(self.laterals, self.levels, strict=True)]
         levels[-1] = self.context(levels[-1])
         for i in range(len(levels) - 2, -1, -1):
             levels[i] = levels[i] + F.interpolate(levels[i + 1], size=levels[i].shape[2:], mode="nearest")
         finest = self.feature_info[self.levels[0]]["reduction"] // FINEST
         size = [side * finest for side in levels[0].shape[2:]]
-        first, *others = (_climb(steps, level, size) for steps, level in zip(self.ups, levels, strict=True))
-        for other in others:
-            first = first + other
-        return self.classifier(self.dropout(first))
-
-
-def _ladder(width: int, out: int, reduction: int, factory: Factory) -> nn.ModuleList:
-    """One 3 x 3 convolution with norm and ReLU for each doubling, at least one."""
-    steps = max(1, int(math.log2(reduction // FINEST)))
-    return nn.ModuleList(
-        nn.Sequential(
-            nn.Conv2d(width if i == 0 else out, out, 3, padding=1, bias=False, **factory),
-            nn.GroupNorm(math.gcd(32, out), out, **factory),
-            nn.ReLU(),
-        )
-        for i in range(steps)
-    )
-
-
-def _climb(steps: nn.Module, x: Tensor, size: list[int]) -> Tensor:
-    for i, step in enumerate(steps.children(), 1):
-        x = step(x)
-        grown = size if i == len(list(steps.children())) else [2 * side for side in x.shape[2:]]
-        if list(x.shape[2:]) != list(grown):
-            x = F.interpolate(x, size=grown, mode="bilinear", align_corners=False)
-    return x
+        total: Tensor | None = None
+        for steps, x in zip(self.ups, levels, strict=True):
+            convs = list(steps.children())
+            for i, conv in enumerate(convs, 1):
+                x = conv(x)
+                grown = size if i == len(convs) else [2 * side for side in x.shape[2:]]
+                if list(x.shape[2:]) != list(grown):
+                    x = F.interpolate(x, size=grown, mode="bilinear", align_corners=False)
+            total = x if total is None else total + x
+        return self.classifier(self.dropout(total))

@@ -1,7 +1,7 @@
 """The mathematics: pure functions of tensors that need only torch."""
 
 from tokenmix.ops.attention import attention, attention_probabilities
-from tokenmix.ops.external.api import external_attention, external_attention_map, sharded_external_attention
+from tokenmix.ops.external import external_attention, external_attention_map, sharded_external_attention
 from tokenmix.ops.gating import spatial_gate, toeplitz_matrix
 from tokenmix.ops.less import (
     Scores,

@@ -54,10 +54,6 @@ def spatial_gate(
     Shape:
         (B, N, C) to (B, N, C/2) for `split`, (B, N, C) otherwise.
 
-    Raises:
-        UserError: an unknown option, more tokens than W or b has, an odd C to split, a mask that is not boolean or of
-            another shape, `"fft"` with a dense W, a backend that cannot do what is asked.
-
     The paper masks nothing: without `mask` its behaviour.
     """
     check_tensor("z of a spatial gate", z)
@@ -133,36 +129,7 @@ def gated_tokens(
             gate = product + bias[:n, None].to(product.dtype)
         else:
             gate = torch.baddbmm(bias[:n, None], matrix, gated)
-    return _combine(content, gate if addend is None else gate + addend, variant)
-
-
-def reference(
-    z: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    *,
-    variant: GateVariant = "split",
-    norm: Callable[[Tensor], Tensor] | None = None,
-    addend: Tensor | None = None,
-    mask: Tensor | None = None,
-    causal: bool = False,
-) -> Tensor:
-    """The equations of `spatial_gate` as the paper writes them, which its methods and backends are tested against."""
-    n = z.shape[1]
-    left_out = torch.zeros(1, n, 1, dtype=torch.bool, device=z.device) if mask is None else ~mask.unsqueeze(-1)
-    content, gated = z.chunk(2, dim=-1) if variant == "split" else (z, z)
-    if norm is not None:
-        gated = norm(gated)
-    matrix = toeplitz_matrix(weight, n) if weight.dim() == 1 else weight[:n, :n]
-    if causal:
-        matrix = matrix.tril()
-    gate = matrix @ gated.masked_fill(left_out, 0.0) + bias[:n, None]
-    if addend is not None:
-        gate = gate + addend
-    return _combine(content, gate, variant).masked_fill(left_out, 0.0)
-
-
-def _combine(content: Tensor, gate: Tensor, variant: GateVariant) -> Tensor:
+    gate = gate if addend is None else gate + addend
     if variant == "linear":
         return gate
     return content + gate if variant == "additive" else content * gate

@@ -84,29 +84,6 @@ def transform_scores(
     return out if left_out is None else out.masked_fill(left_out, 0.0)
 
 
-def reference(
-    scores: Tensor,
-    theta: Tensor,
-    theta_bias: Tensor,
-    psi: Tensor,
-    psi_bias: Tensor,
-    value: Tensor,
-    *,
-    mask: Tensor | None = None,
-) -> Tensor:
-    """Less-attention with every map materialized, which the factored form is tested against: softmax(A') V.
-
-    Arguments are those of `transform_scores`; the value is (B, H, N, d).
-    """
-    mixed = transform_scores(scores, theta, theta_bias, psi, psi_bias, mask=mask)
-    if mask is None:
-        return torch.softmax(mixed, dim=-1) @ value
-    # A sample without any token: all keys, and its rows are 0 below.
-    seen = mask | ~mask.any(-1, keepdim=True)
-    shares = torch.softmax(mixed.masked_fill(~seen[:, None, None, :], -torch.inf), dim=-1)
-    return (shares @ value).masked_fill(~mask[:, None, :, None], 0.0)
-
-
 def transform_factored(
     query: Tensor,
     key: Tensor,
@@ -126,11 +103,7 @@ def transform_factored(
     Args:
         query: Q, (B, H, N, r).
         key: K, (B, H, N, r).
-        theta: W, (n, n) shared by the heads, or (H, n, n), with n >= N; the leading N x N block is used.
-        theta_bias: b, (n,) or (H, n).
-        psi: U, like `theta`.
-        psi_bias: c, like `theta_bias`.
-        mask: (B, N) bool, True = the token takes part. Others are left out of every sum, and their scores are 0.
+        theta, theta_bias, psi, psi_bias, mask: as of `transform_scores`.
 
     Returns:
         Q' and K', (B, H, N, r + 2).
@@ -193,30 +166,19 @@ def attention_from_scores(scores: Scores, value: Tensor, *, mask: Tensor | None 
         mask: (B, N) bool, True = the token takes part; the row of any other token is 0.
         dropout: probability that an entry of the map is dropped; the caller switches it off for evaluation.
     """
-    common = _common_map(scores)
-    if common is not None:
-        return attention(scores.query, scores.key, value, mask=mask, bias=common, scale=1.0, dropout=dropout)
+    left, right, dense = scores.common_query, scores.common_key, scores.dense
+    # Under torch.func a tensor does not say whether an outer transform follows it.
+    if left is not None and right is not None and dense is None and not (torch.is_grad_enabled() or _recorded()):
+        # As one map (1, H_c, N, N) if that is smaller than the copies of Q and K with more columns, 2 B H N d. The
+        # fused kernels have no gradient for it, and CUDA's fastest takes none. Half precision rounds the columns only.
+        query, shared = scores.query, left.shape[0] == right.shape[0] == 1
+        smaller = left.shape[1] * left.shape[2] ** 2 <= 2 * query.numel()
+        if shared and smaller and query.element_size() > 2 and query.is_cpu and fused_kernels_enabled():
+            bias = left @ right.transpose(-1, -2)
+            return attention(query, scores.key, value, mask=mask, bias=bias, scale=1.0, dropout=dropout)
     # torch 2.8 compiles no slice of a named tuple.
     query, key, bias, _, _ = scores.joined()
     return attention(query, key, value, mask=mask, bias=bias, scale=1.0, dropout=dropout)
-
-
-def _common_map(scores: Scores) -> Tensor | None:
-    """common_query @ common_key^T, (1, H or 1, N, N), if that is the cheaper way to add the common factors, else None.
-
-    It has H_c N^2 numbers, H_c = 1 or H, the copies of Q and K that get more columns 2 B H N d. The fused kernels have
-    no gradient for it, and CUDA's fastest one takes none.
-    """
-    query, left, right = scores.query, scores.common_query, scores.common_key
-    # Under torch.func a tensor does not say whether an outer transform follows it.
-    if left is None or right is None or scores.dense is not None or torch.is_grad_enabled() or _recorded():
-        return None
-    shared = left.shape[0] == right.shape[0] == 1
-    smaller = left.shape[1] * left.shape[2] ** 2 <= 2 * query.numel()
-    # In half precision the columns are rounded, their sum is not.
-    exact = query.element_size() > 2
-    kernel = query.is_cpu and fused_kernels_enabled()
-    return left @ right.transpose(-1, -2) if shared and smaller and exact and kernel else None
 
 
 def check_scores(scores: Scores | None, expected: tuple[int, int, int]) -> Scores:
@@ -331,9 +293,6 @@ def attention_residual(
 
     Returns:
         R, (B, H_out, h'*w', h'*w' or S) with h' = ceil(h / 2), 0 where a token takes no part.
-
-    Raises:
-        UserError: scores whose number of tokens is not h * w; a mask without `key_weight`.
     """
     scores = scores.joined() if isinstance(scores, Scores) else scores
     num_tokens = (scores.query if isinstance(scores, Scores) else scores).shape[-2]
@@ -364,7 +323,16 @@ def attention_residual(
     assert pooled is not None
     kept = None if mask is None else pool_mask(mask, grid)
     pairs = None if kept is None else kept[:, None, :, None] & kept[:, None, None, :]
-    normed = _norm_map(pooled, pairs, norm_weight, norm_bias, eps)
+    if pairs is None:
+        normed = F.group_norm(pooled, 1, norm_weight, norm_bias, eps)
+    else:  # over the pairs that take part
+        wide = pooled.float() if pooled.dtype in (torch.float16, torch.bfloat16) else pooled
+        taking = pairs.to(wide.dtype)
+        count = (taking.sum((1, 2, 3), keepdim=True) * pooled.shape[1]).clamp_min(1.0)
+        centred = (wide - (wide * taking).sum((1, 2, 3), keepdim=True) / count) * taking
+        variance = centred.square().sum((1, 2, 3), keepdim=True) / count
+        normed = (centred * torch.rsqrt(variance + eps)).to(pooled.dtype)
+        normed = normed * norm_weight[:, None, None] + norm_bias[:, None, None]
     # As an einsum it gives a gradient whose layout torch.compile (2.14) predicts wrongly after the norm.
     out = F.conv2d(normed, (head_weight * layer_scale.unsqueeze(-1))[:, :, None, None])
     return out if pairs is None else out.masked_fill(~pairs, 0.0)
@@ -382,16 +350,3 @@ def _pool_tokens(x: Tensor, weight: Tensor, grid: tuple[int, int]) -> Tensor:
     image = F.pad(image, (0, 0, 0, grid[1] % 2, 0, grid[0] % 2))
     blocks = image.unflatten(3, (-1, 2)).unflatten(2, (-1, 2))
     return torch.einsum("bhiyjxr,hyx->bhijr", blocks, weight).flatten(2, 3)
-
-
-def _norm_map(x: Tensor, pairs: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """Mean 0 and variance 1 over heads and map of each sample, over the pairs that take part if some do not."""
-    if pairs is None:
-        return F.group_norm(x, 1, weight, bias, eps)
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    kept = pairs.to(wide.dtype)
-    count = (kept.sum((1, 2, 3), keepdim=True) * x.shape[1]).clamp_min(1.0)
-    mean = (wide * kept).sum((1, 2, 3), keepdim=True) / count
-    centred = (wide - mean) * kept
-    normed = centred * torch.rsqrt(centred.square().sum((1, 2, 3), keepdim=True) / count + eps)
-    return normed.to(x.dtype) * weight[:, None, None] + bias[:, None, None]

@@ -22,9 +22,6 @@ def slot_offset(logits: Tensor, *, mask: Tensor | None = None) -> Tensor:
 
     Returns:
         L (..., S), float32 for half precision; -inf where no token takes part.
-
-    Raises:
-        UserError: a mask that is not boolean, or of another shape.
     """
     wide = _widen(logits)
     if mask is not None:
@@ -54,9 +51,6 @@ def double_normalize(logits: Tensor, *, mask: Tensor | None = None, num_steps: i
 
     Returns:
         A (..., N, S) in the type of the logits; half precision is computed in float32.
-
-    Raises:
-        UserError: a mask that is not boolean or of another shape; fewer than one step.
     """
     check_whole(num_steps=num_steps)
     wide = _widen(logits)
@@ -105,11 +99,7 @@ def _threshold(total: Tensor, squares: Tensor, count: Tensor) -> Tensor:
 
 
 def broadcast_mask(mask: Tensor, logits: Tensor) -> Tensor:
-    """A token mask (B, N), or (..., N) of full rank, as one that broadcasts against the tokens (..., N) of the logits.
-
-    Raises:
-        UserError: a mask that is not boolean, of another shape, or on another device.
-    """
+    """A token mask (B, N), or (..., N) of full rank, as one that broadcasts against the tokens of the logits."""
     tokens = logits.shape[:-1]
     check_mask_type(mask)
     if mask.device != logits.device:

@@ -66,9 +66,6 @@ def farthest_points(points: Tensor, count: int, *, mask: Tensor | None = None) -
 
     Returns:
         `Centres`. If a cloud has fewer than M different points, the rest repeats one and is masked out.
-
-    Raises:
-        UserError: count below 1, or points or mask of a wrong shape.
     """
     check_whole(count=count)
     order = sort_points(points, mask=mask)
@@ -108,9 +105,6 @@ def nearest_neighbours(
 
     Returns:
         (B, M, k) int64, indices into the N points.
-
-    Raises:
-        UserError: count or chunk_size below 1, no points, or points or mask of a wrong shape.
     """
     _check_points(points, mask)
     check_whole(count=count)

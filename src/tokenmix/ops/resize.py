@@ -29,9 +29,6 @@ def resize_gate(
     Returns:
         weight and bias for new_grid, in the types that came in, without gradients.
 
-    Raises:
-        UserError: grids that do not fit the weights or each other.
-
     Cubic because it was measured: from 14 x 14 to 16 x 16 tokens, a Gaussian kernel of standard deviation 0.2 of the
     image comes out with a relative error of 0.6 %, against 3.1 % bilinear and 2.1 % for torch's bicubic (a = -0.75).
     """
@@ -47,7 +44,11 @@ def resize_gate(
             f"got {tuple(weight.shape)} and {tuple(bias.shape)}; give the grid that the weights were made for"
         )
     scale = n / prod(new)
-    axes = [_cubic_matrix(_centres(before, after), before, before / after) for before, after in zip(old, new)]
+    axes = []
+    for before, after in zip(old, new):
+        # Where the middles of the new cells fall on the old axis.
+        centres = (torch.arange(after, dtype=torch.float64) + 0.5) * (before / after) - 0.5
+        axes.append(_cubic_matrix(centres, before, before / after))
     new_bias = _resample(bias, old, axes).flatten()
     if weight.dim() == 1:
         before, after = old[0], new[0]
@@ -80,11 +81,6 @@ def resize_score_transform(
         return resize_gate(weight, bias, old, new)
     heads = [resize_gate(w, b, old, new) for w, b in zip(weight, bias, strict=True)]
     return torch.stack([w for w, _ in heads]), torch.stack([b for _, b in heads])
-
-
-def _centres(old: int, new: int) -> Tensor:
-    """Where the middles of `new` cells fall on an axis of `old` cells of the same length."""
-    return (torch.arange(new, dtype=torch.float64) + 0.5) * (old / new) - 0.5
 
 
 def _cubic_matrix(positions: Tensor, size: int, step: float) -> Tensor:

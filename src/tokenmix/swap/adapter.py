@@ -1,4 +1,4 @@
-"""Adapters of attention modules for a swap: what they hold, how they are called, what replaces them."""
+"""Adapters of attention modules for a swap: what they hold, how they are called and masked, what replaces them."""
 
 import fnmatch
 import inspect
@@ -12,7 +12,64 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
-from tokenmix.swap.masks import shared_mask
+from tokenmix.registry import Arguments
+
+
+def check_values(holds: Tensor, message: str) -> None:
+    """Raise `UserError` unless `holds` is True everywhere; a compiled or exported graph asserts it when it runs.
+
+    On the meta device there are no values to check.
+    """
+    if torch.compiler.is_compiling():
+        torch._assert_async(holds.all(), message)
+    elif not holds.is_meta and not holds.all():
+        raise UserError(message)
+
+
+def from_added(mask: Tensor) -> Tensor:
+    """A mask that is added to scores as a boolean one, True = the token takes part.
+
+    Raises:
+        UserError: a number other than 0 and about minus infinity, which weighs tokens instead of leaving them out.
+    """
+    taking_part = mask == 0
+    check_values(
+        taking_part | (mask < torch.finfo(mask.dtype).min / 4),
+        "the mask is added to attention scores and has values other than 0 and -inf; a mixer can mask tokens, not "
+        "weight them: give a boolean mask",
+    )
+    return taking_part
+
+
+def shared_mask(mask: Tensor | None, x: Tensor) -> Tensor | None:
+    """A mask of tokens (B, N) or of pairs (B, 1, 1 or N, N) as one of the tokens of x (B, N).
+
+    True = it takes part, as for SDPA; numbers are added to scores, except whole numbers (B, N), which are 1 or 0. Every
+    query sees the same tokens. A query that sees none must be a token that no query sees: timm's NaFlex masks padding
+    so.
+
+    Raises:
+        UserError: a mask whose queries see different tokens, which only a map of pairs can honour.
+    """
+    if mask is None:
+        return None
+    num_tokens = x.shape[1]
+    message = (
+        f"the attention mask {tuple(mask.shape)} masks pairs of tokens; a mixer can only mask tokens: "
+        f"give (B, 1, 1, {num_tokens}), or (B, 1, {num_tokens}, {num_tokens}) with equal rows"
+    )
+    if mask.dim() == 2 and not mask.is_floating_point():
+        mask = mask.bool()
+    pairs = mask[(slice(None), *[None] * (4 - mask.dim()))] if mask.dim() in (2, 3) else mask
+    if pairs.dim() != 4 or pairs.shape[1] != 1 or pairs.shape[2] not in (1, num_tokens) or pairs.shape[3] != num_tokens:
+        raise UserError(message)
+    pairs = (pairs if pairs.dtype == torch.bool else from_added(pairs))[:, 0]
+    seen = pairs.any(1)
+    if pairs.shape[1] > 1:
+        padding = ~(seen.unsqueeze(2) | pairs.any(2, keepdim=True))
+        check_values((pairs == seen.unsqueeze(1)) | padding, message)
+    return seen.expand(x.shape[0], -1)
+
 
 CROSS = "query, key and value are not one tensor: a mixer mixes one set of tokens"
 
@@ -108,7 +165,7 @@ class AttentionAdapter(ABC):
         """What the module holds; `SwapError` if no mixer can replace it."""
 
     @abstractmethod
-    def observe(self, module: nn.Module, arguments: Mapping[str, Any]) -> ObservedCall:
+    def observe(self, module: nn.Module, arguments: Arguments) -> ObservedCall:
         """A call of the module with these arguments."""
 
     @abstractmethod
@@ -184,17 +241,23 @@ class AttentionLayout(AttentionAdapter):
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.classes)
 
     def read(self, module: nn.Module) -> AttentionWeights:
-        """Its projections; those next to norms of their own or a gate are left out."""
         if self.refusal:
             raise SwapError(self.refusal)
         for name, wanted in self.plain.items():
             if (found := _part(module, name, wanted)) != wanted:
-                raise SwapError(f"its {name} is {_shown(found)}, and a mixer has no place for it")
+                shown = type(found).__name__ if isinstance(found, nn.Module) else repr(found)
+                raise SwapError(f"its {name} is {shown}, and a mixer has no place for it")
         config = getattr(module, "config", None)
         if getattr(config, "output_attentions", False):
             raise SwapError("its config has output_attentions=True, which no mixer supports; set it to False")
-        projections, out = self._projections(module), _part(module, self.out)
-        if projections is None or not isinstance(out, nn.Linear):
+        stored, out = _part(module, self.qkv), _part(module, self.out)
+        three = [_part(module, name) for name in (self.query, self.key, self.value)]
+        if isinstance(stored, nn.Linear):
+            biases = [b for name in self.biases if (b := _part(module, name)) is not None]
+            projections = Affine.parts(stored.weight, torch.cat(biases) if biases else stored.bias)
+        else:
+            projections = [Affine.of(part) for part in three if isinstance(part, nn.Linear)]
+        if len(projections) < 3 or not isinstance(out, nn.Linear):
             names = ", ".join(filter(None, (self.qkv, self.query, self.key, self.value, self.out)))
             raise SwapError(f"this version of its library names the projections differently; known are {names}")
         query, key, value = projections
@@ -224,18 +287,20 @@ class AttentionLayout(AttentionAdapter):
             remark="; ".join(filter(None, remarks)),
         )
 
-    def observe(self, module: nn.Module, arguments: Mapping[str, Any]) -> ObservedCall:
-        """Other tokens and masks of pairs cannot be honoured; values tell masks of pairs from masks of tokens."""
+    def observe(self, module: nn.Module, arguments: Arguments) -> ObservedCall:
         if self.refusal:
             return ObservedCall(0, refusal=self.refusal)
-        given = _flat(module, arguments)
+        kinds = inspect.signature(module.forward).parameters
+        given: dict[str, Any] = {}
+        for name, value in arguments.items():  # those of **kwargs among the others
+            given |= value if kinds[name].kind is inspect.Parameter.VAR_KEYWORD else {name: value}
         x, mask = given[self.tokens or next(iter(given))], given.get(self.mask)
         if x.dim() != 3:
             return ObservedCall(0, refusal=f"it is called with {tuple(x.shape)}, and a mixer takes tokens (B, N, D)")
         if isinstance(mask, Tensor) and mask.is_meta and mask.dim() > 2 and mask.shape[-2] > 1:
             raise SwapError("its attention mask has no values on the meta device")
         causal, positions = bool(given.get("is_causal")), self.brought_positions(given)
-        if causal and "is_causal" not in inspect.signature(module.forward).parameters:
+        if causal and "is_causal" not in kinds:
             return ObservedCall(x.shape[1], refusal="it is causal by a mask of pairs, which a mixer has no place for")
         try:
             self.check_call(given)
@@ -244,11 +309,11 @@ class AttentionLayout(AttentionAdapter):
             return ObservedCall(x.shape[1], causal, str(refusal), positions)
         return ObservedCall(x.shape[1], causal, "", positions, x.shape[0])
 
-    def brought_positions(self, given: Mapping[str, Any]) -> tuple[str, ...]:
+    def brought_positions(self, given: Arguments) -> tuple[str, ...]:
         """Names of arguments of a call that bring positions."""
         return tuple(name for name in self.positions if given.get(name) is not None)
 
-    def check_call(self, given: Mapping[str, Any]) -> None:
+    def check_call(self, given: Arguments) -> None:
         """Raise `UserError` for arguments that no mixer can honour, masks apart."""
         other = next((name for name in self.others if given.get(name) is not None), None)
         if other is not None:
@@ -262,31 +327,19 @@ class AttentionLayout(AttentionAdapter):
             )
 
     def macs(self, module: nn.Module, num_tokens: int) -> int:
-        """Of its projections and a gate, and of the two products with N x N maps."""
         names = (self.qkv, self.query, self.key, self.value, self.out, *self.around_out)
         layers = [part for name in names if isinstance(part := _part(module, name), nn.Linear)]
         inner = _part(module, self.out).in_features
         return num_tokens * sum(layer.weight.numel() for layer in layers) + 2 * num_tokens**2 * inner
 
     def attends_to_itself(self, module: nn.Module, holder: nn.Module) -> bool | None:
-        """Unknown where the arguments of a call may say otherwise."""
         return None if self.others or self.positions else True
 
     def adapt(self, module: nn.Module, mixer: Mixer, *, drop_positions: bool = False) -> nn.Module:
-        """See `SwappedAttention`."""
         parameters = tuple(inspect.signature(module.forward).parameters)
         if is_causal(mixer) and "is_causal" not in parameters and not _part(module, self.causal):
             raise SwapError("it is not causal; leave out causal=True")
         return SwappedAttention(mixer, self, parameters, _part(module, self.norm), drop_positions=drop_positions)
-
-    def _projections(self, module: nn.Module) -> Sequence[Affine] | None:
-        """Query, key and value; None if they are not there."""
-        stored = _part(module, self.qkv)
-        if isinstance(stored, nn.Linear):
-            biases = [b for name in self.biases if (b := _part(module, name)) is not None]
-            return Affine.parts(stored.weight, torch.cat(biases) if biases else stored.bias)
-        three = [_part(module, name) for name in (self.query, self.key, self.value)]
-        return [Affine.of(part) for part in three] if all(isinstance(part, nn.Linear) for part in three) else None
 
 
 class SwappedAttention(nn.Module):
@@ -313,12 +366,12 @@ class SwappedAttention(nn.Module):
         for name in layout.positions:
             setattr(self, name, None)
 
-    def set_window_size(self, window_size: Any) -> None:
+    def set_window_size(self, window_size: object) -> None:
         """For timm's `set_input_size`, which resizes the positions of the attention: there are none."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor | None, ...]:
+    def forward(self, *args: object, **kwargs: object) -> Tensor | tuple[Tensor | None, ...]:
         """Tokens (B, N, D) to the same; a mask (B, 1, 1, N), True = the token takes part."""
-        given = {**dict(zip(self.parameter_names, args, strict=False)), **kwargs}
+        given: dict[str, Any] = {**dict(zip(self.parameter_names, args, strict=False)), **kwargs}
         self.layout.check_call(given)
         brought = self.layout.brought_positions(given)
         if brought and not self.drop_positions:
@@ -359,15 +412,3 @@ def _present(module: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
 
 def _rate(dropout: Any) -> float:
     return float(getattr(dropout, "p", dropout) or 0.0)
-
-
-def _shown(value: object) -> str:
-    return type(value).__name__ if isinstance(value, nn.Module) else repr(value)
-
-
-def _flat(module: nn.Module, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments as bound, with those of **kwargs among the others."""
-    kinds = inspect.signature(module.forward).parameters
-    named = {k: v for k, v in arguments.items() if kinds[k].kind is not inspect.Parameter.VAR_KEYWORD}
-    rest = (v for k, v in arguments.items() if kinds[k].kind is inspect.Parameter.VAR_KEYWORD)
-    return named | {name: value for more in rest for name, value in more.items()}

@@ -1,7 +1,7 @@
 """Scores that pass from attention to attention in a foreign model, whose blocks pass on tokens only."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from tokenmix.errors import UserError
 from tokenmix.layers.base import Capabilities, Mixer
 from tokenmix.ops.attention import attention_probabilities
 from tokenmix.ops.less import Scores
+from tokenmix.registry import Arguments
 
 LOST = (
     "the layer was called without the layer before it, whose scores it transforms: call the whole model; gradient "
@@ -32,7 +33,7 @@ class Link:
     entered: tuple[TensorWeakRef, ...] = ()
     taken: tuple[tuple[TensorWeakRef, Scores], ...] = ()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {}
 
     def take(self, x: Tensor) -> Scores:
@@ -44,31 +45,24 @@ class Link:
         scores, entered = self.scores, self.entered
         self.scores, self.entered = None, ()
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            scores = self._of_this_pass(scores, x, [given for ref in entered if (given := ref()) is not None])
+            inputs = [given for ref in entered if (given := ref()) is not None]
+            self.taken = tuple((ref, old) for ref, old in self.taken if ref() is not None)
+            for given in (x, *reversed(inputs)):
+                for ref, old in self.taken:
+                    if ref() is given:
+                        # What came in instead is of a layer that was called again as well.
+                        return old
+            if scores is not None and inputs:
+                self.taken = (*self.taken, (TensorWeakRef(inputs[0]), scores))
         if scores is None:
             raise UserError(LOST)
         return scores
 
-    def _of_this_pass(self, scores: Scores | None, x: Tensor, entered: Sequence[Tensor]) -> Scores | None:
-        self.taken = tuple((ref, old) for ref, old in self.taken if ref() is not None)
-        for given in (x, *reversed(entered)):
-            for ref, old in self.taken:
-                if ref() is given:
-                    # What came in instead is of a layer that was called again as well.
-                    return old
-        if scores is not None and entered:
-            self.taken = (*self.taken, (TensorWeakRef(entered[0]), scores))
-        return scores
 
-
-def note_block(link: Link, block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """A forward pre-hook of the block that holds a layer."""
-    link.entered = ()
-    note_part(link, block, args, kwargs)
-
-
-def note_part(link: Link, part: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """A forward pre-hook of a part of that block."""
+def note_call(link: Link, first: bool, part: nn.Module, args: tuple[object, ...], kwargs: Arguments) -> None:
+    """A forward pre-hook of the block that holds a layer, the first that is called, and of the parts of that block."""
+    if first:
+        link.entered = ()
     x = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
     if x is not None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
         link.entered = (*link.entered, TensorWeakRef(x))
@@ -82,7 +76,7 @@ def watch_blocks(layers: Sequence[tuple[nn.Module, "Carrying"]]) -> Callable[[],
         alone = sum(any(part is other for part in block.modules()) for _, other in layers) == 1
         if alone and layer.before is not None:
             for part in (block, *block.children()):
-                hook = functools.partial(note_block if part is block else note_part, layer.before)
+                hook = functools.partial(note_call, layer.before, part is block)
                 handles.append(part.register_forward_pre_hook(hook, with_kwargs=True))
 
     def undo() -> None:
@@ -106,16 +100,13 @@ class Carrying(Mixer):
 
     @property
     def capabilities(self) -> Capabilities:  # type: ignore[override]
-        """Those of the mixer inside."""
         return self.inner.capabilities
 
     @property
     def num_tokens(self) -> Any:
-        """N of a mixer with a matrix over tokens."""
         return self.inner.num_tokens
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Mix the tokens of x. `mask` is (B, N) bool, True = the token takes part."""
         out, self.after.scores = self.inner.mix(x, None if self.before is None else self.before.take(x), mask)
         if self.last and torch.compiler.is_compiling():
             self.after.scores = None
@@ -131,9 +122,7 @@ class Carrying(Mixer):
         return attention_probabilities(query, key, mask=mask, bias=dense, scale=1.0)
 
     def macs(self, num_tokens: int) -> int:
-        """Those of the mixer inside."""
         return self.inner.macs(num_tokens)
 
-    def set_grid(self, old: Any, new: Any) -> None:
-        """As the mixer inside."""
+    def set_grid(self, old: Sequence[int], new: Sequence[int]) -> None:
         self.inner.set_grid(old, new)

@@ -2,7 +2,7 @@
 
 import fnmatch
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -14,6 +14,7 @@ from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.base import Mixer, count_parameters
 from tokenmix.layers.table import build_mixer, count_of, resolve_mixer
 from tokenmix.ops.checks import check_choice
+from tokenmix.registry import Arguments
 from tokenmix.swap.probe import Example, check_runs, example_of, watch_pass
 from tokenmix.swap.report import ChangeReport, SkippedAttention, aligned, cost_cells
 
@@ -51,7 +52,6 @@ class InsertedBlock(nn.Module):
         self.gamma = None if bare else nn.Parameter(torch.zeros(mixer.dim, **factory))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x with what the mixer adds."""
         first = self.layout == "channels-first"
         tokens = x.flatten(2).transpose(1, 2) if first else x.flatten(1, -2)
         finite = tokens.nan_to_num(0.0, 0.0, 0.0)
@@ -68,7 +68,6 @@ class InsertedBlock(nn.Module):
         return (mixed.transpose(1, 2) if first else mixed).reshape(x.shape)
 
     def extra_repr(self) -> str:
-        """The layout."""
         return f"layout={self.layout!r}"
 
 
@@ -95,7 +94,7 @@ def default_heads(layer: type[Mixer], dim: int) -> dict[str, int]:
     return {"num_heads": next(n for n in range(8, 0, -1) if dim % n == 0)}
 
 
-def run_inserted(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+def run_inserted(module: nn.Module, args: tuple[object, ...], output: Tensor) -> Tensor:
     """The forward hook of a module that has, or had, an inserted block."""
     block = getattr(module, INSERTED, None)
     return output if block is None else block(output)
@@ -129,7 +128,6 @@ class InsertReport(ChangeReport):
     rows: tuple[InsertRow, ...]
 
     def remove(self) -> None:
-        """Take the blocks out of the model again."""
         remove_inserted(self.model)
 
     def __str__(self) -> str:
@@ -150,7 +148,7 @@ def insert(
     layout: Layout | None = None,
     img_size: int | tuple[int, int] | None = None,
     example_inputs: Example | None = None,
-    mixer_kwargs: Mapping[str, Any] | None = None,
+    mixer_kwargs: Arguments | None = None,
 ) -> InsertReport:
     """Insert a residual block with a token mixer after modules of a model, in place.
 
@@ -202,15 +200,33 @@ def insert(
             skipped.append(SkippedAttention(name, type(host).__name__, refusal))
             continue
         chosen = layout or _layout_of(host, seen[0])
-        block = _build(layer, label, host, model, seen, chosen, {**fixed, **(mixer_kwargs or {})})
-        counts = tuple(_tokens(shape, chosen) for shape in seen)
+        counts, dim = tuple(_tokens(shape, chosen) for shape in seen), _width(seen[0], chosen)
+        known = inspect.signature(layer).parameters
+        if layer.capabilities.layout == "2d" and chosen == "tokens":
+            raise UserError(
+                f"{label} works on maps (B, C, H, W), and the output is tokens {tuple(seen[0])}; choose a mixer of "
+                "tokens"
+            )
+        if "num_tokens" in known and layer.capabilities.length == "fixed" and len(set(counts)) > 1:
+            raise UserError(
+                f"{label} takes one number of tokens, and the module is called with {sorted(set(counts))}; choose "
+                "another mixer"
+            )
+        like = next((p for module in (host, model) for p in module.parameters()), None)
+        factory: dict[str, Any] = {} if like is None else {"device": like.device, "dtype": like.dtype}
+        given = {**default_heads(layer, dim), **{key: value for key, value in factory.items() if key in known}}
+        given |= {**fixed, **(mixer_kwargs or {})}
+        built = build_mixer(layer, f"mixer {label!r}", dim, max(counts), given).to(**factory)
+        block = InsertedBlock(built, chosen, **factory).train(host.training)
         blocks.append((host, block))
+        sizes = {3: "L", 4: "H, W", 5: "D, H, W"}[len(seen[0])]
+        letters = f"(B, C, {sizes})" if chosen == "channels-first" else f"(B, {sizes}, C)"
         rows.append(
             InsertRow(
                 name=name,
                 after=type(host).__name__,
-                layout=_letters(seen[0], chosen),
-                dim=block.mixer.dim,
+                layout="(B, N, C)" if chosen == "tokens" else letters,
+                dim=dim,
                 num_tokens=counts,
                 parameters=count_parameters(block),
                 macs=sum(shape[0] * count_of(block.mixer, n) for shape, n in zip(seen, counts, strict=True)),
@@ -221,7 +237,11 @@ def insert(
         raise UserError(f"nothing can be inserted after {first.name} ({first.kind}): {first.reason}")
     before = count_parameters(model)
     for host, block in blocks:
-        _attach(host, block)
+        host.add_module(INSERTED, block)
+        # What is added to an nn.Sequential already runs last in it. The hook stays where a block was taken out.
+        if type(host).forward is not nn.Sequential.forward and not getattr(host, HOOKED, False):
+            host.register_forward_hook(run_inserted)
+            setattr(host, HOOKED, True)
 
     def undo() -> None:
         for host, _ in blocks:
@@ -251,14 +271,6 @@ def remove_inserted(model: nn.Module) -> list[str]:
     return names
 
 
-def _attach(host: nn.Module, block: InsertedBlock) -> None:
-    host.add_module(INSERTED, block)
-    # What is added to an nn.Sequential already runs last in it. The hook stays where a block was taken out.
-    if type(host).forward is not nn.Sequential.forward and not getattr(host, HOOKED, False):
-        host.register_forward_hook(run_inserted)
-        setattr(host, HOOKED, True)
-
-
 def _find_hosts(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
     """Modules by name that a pattern matches, of nested ones the outermost."""
     # With the further names of shared modules, such as one activation that all layers use.
@@ -278,7 +290,7 @@ def _find_hosts(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Modul
     return found
 
 
-def _observe(_: int, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> torch.Size | str:
+def _observe(_: int, method: str, args: Sequence[object], kwargs: Arguments, result: object) -> torch.Size | str:
     """The shape of a module's output, or why nothing can follow it."""
     if not isinstance(result, Tensor):
         return f"its output is a {type(result).__name__}, not a tensor; name the module that makes the tensor"
@@ -330,38 +342,3 @@ def _width(shape: Sequence[int], layout: Layout) -> int:
 
 def _tokens(shape: Sequence[int], layout: Layout) -> int:
     return torch.Size(shape[2:] if layout == "channels-first" else shape[1:-1]).numel()
-
-
-def _letters(shape: Sequence[int], layout: Layout) -> str:
-    if layout == "tokens":
-        return "(B, N, C)"
-    sizes = {3: "L", 4: "H, W", 5: "D, H, W"}[len(shape)]
-    return f"(B, C, {sizes})" if layout == "channels-first" else f"(B, {sizes}, C)"
-
-
-def _build(
-    layer: type[Mixer],
-    label: str,
-    host: nn.Module,
-    model: nn.Module,
-    shapes: Sequence[Sequence[int]],
-    layout: Layout,
-    kwargs: Mapping[str, Any],
-) -> InsertedBlock:
-    shape, counts = shapes[0], {_tokens(one, layout) for one in shapes}
-    dim = _width(shape, layout)
-    known = inspect.signature(layer).parameters
-    if layer.capabilities.layout == "2d" and layout == "tokens":
-        raise UserError(
-            f"{label} works on maps (B, C, H, W), and the output is tokens {tuple(shape)}; choose a mixer of tokens"
-        )
-    if "num_tokens" in known and layer.capabilities.length == "fixed" and len(counts) > 1:
-        raise UserError(
-            f"{label} takes one number of tokens, and the module is called with {sorted(counts)}; choose another mixer"
-        )
-    like = next(host.parameters(), None)
-    like = next(model.parameters(), None) if like is None else like
-    factory: dict[str, Any] = {} if like is None else {"device": like.device, "dtype": like.dtype}
-    given = {**default_heads(layer, dim), **{name: value for name, value in factory.items() if name in known}}
-    mixer = build_mixer(layer, f"mixer {label!r}", dim, max(counts), {**given, **kwargs}).to(**factory)
-    return InsertedBlock(mixer, layout, **factory).train(host.training)

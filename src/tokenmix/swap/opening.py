@@ -4,7 +4,6 @@
 class of the model is transformers' own for the type that is named.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import transformers
@@ -43,7 +42,20 @@ class SwappedConfig(PreTrainedConfig):
         kind, swaps = config_dict.get("swapped_type"), config_dict.get(FIELD)
         if not isinstance(kind, str) or kind == MODEL_TYPE or kind not in CONFIG_MAPPING:
             raise unknown_name("model type of transformers in config.json:", str(kind), list(CONFIG_MAPPING))
-        if not isinstance(swaps, list) or not all(isinstance(swap, dict) and _well_formed(swap) for swap in swaps):
+
+        def well_formed(swap: object) -> bool:
+            where = swap.get("where") if isinstance(swap, dict) else None
+            return (
+                isinstance(swap, dict)
+                and isinstance(swap.get("mixer"), str)
+                and isinstance(swap.get("mixer_kwargs"), dict)
+                and isinstance(swap.get("num_tokens"), int | None)
+                and swap.get("drop", "") in (None, "positions")
+                and isinstance(where, list)
+                and all(isinstance(name, str) for name in where)
+            )
+
+        if not isinstance(swaps, list) or not all(map(well_formed, swaps)):
             raise UserError(f"{FIELD} of config.json is not a list of swaps; save the model again with save_pretrained")
         fields = {key: value for key, value in config_dict.items() if key not in known}
         own = CONFIG_MAPPING[kind]
@@ -53,18 +65,6 @@ class SwappedConfig(PreTrainedConfig):
             if own in mapping:
                 getattr(transformers, name).register(made, _opener(mapping[own], made), exist_ok=True)
         return made.from_dict(fields, **kwargs)
-
-
-def _well_formed(swap: Mapping[str, Any]) -> bool:
-    where = swap.get("where")
-    return (
-        isinstance(swap.get("mixer"), str)
-        and isinstance(swap.get("mixer_kwargs"), dict)
-        and isinstance(swap.get("num_tokens"), int | None)
-        and swap.get("drop", "") in (None, "positions")
-        and isinstance(where, list)
-        and all(isinstance(name, str) for name in where)
-    )
 
 
 def _opener(found: Any, config: type) -> type:

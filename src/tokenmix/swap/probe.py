@@ -20,6 +20,7 @@ from torch.fx.node import map_aggregate
 from tokenmix.errors import OwnMixerError, UserError, one_line
 from tokenmix.layers.base import Mixer, count_macs
 from tokenmix.layers.table import checked_own_mixers
+from tokenmix.registry import Arguments
 from tokenmix.swap.adapter import AttentionAdapter, ObservedCall
 
 META = torch.device("meta")
@@ -47,7 +48,7 @@ class Probe:
     device: torch.device = META
 
 
-Example = Tensor | Sequence[Any] | Mapping[str, Any]
+Example = Tensor | Sequence[Any] | Arguments
 """Arguments of a forward pass, in order or by name, or the only one."""
 
 
@@ -125,7 +126,7 @@ def probe_model(
         return Probe(note="the model does not tell its input")
 
     def observe(
-        place: int, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], _: Any
+        place: int, method: str, args: Sequence[object], kwargs: Arguments, _: object
     ) -> tuple[str, ObservedCall]:
         module, adapter = attentions[place]
         function = module.forward if method == "__call__" else getattr(module, method)
@@ -151,16 +152,14 @@ def watch_pass(
     """A forward pass: the calls of some modules, the multiply-adds of the model, and the device on which it runs.
 
     A call is the module's place among `modules`, and observe(place, method, args, kwargs, result).
-
-    Raises:
-        UserError: it fails on the meta device and on the model's own.
     """
     own, failure = next((p.device for p in model.parameters()), META), ""
     for device in dict.fromkeys((META, own)):
         calls: list[tuple[int, Seen]] = []
         with ExitStack() as stack:
             for place, module in enumerate(modules):
-                stack.enter_context(watch_calls(module, calls, functools.partial(_placed, observe, place)))
+                note = functools.partial(lambda place, *call: (place, observe(place, *call)), place)
+                stack.enter_context(watch_calls(module, calls, note))
             try:
                 return calls, model_macs(model, example, device), device
             except Exception as error:  # whatever a stranger's forward pass may raise
@@ -168,23 +167,19 @@ def watch_pass(
     raise UserError(f"the forward pass on the example fails with {failure}; give example_inputs that fit the model")
 
 
-def _placed(observe: Callable[..., Seen], place: int, *call: Any) -> tuple[int, Seen]:
-    return place, observe(place, *call)
-
-
 @contextmanager
-def watch_calls(module: nn.Module, calls: list[Any], note: Callable[..., Any]) -> Iterator[None]:
+def watch_calls(module: nn.Module, calls: list[Seen], note: Callable[..., Seen]) -> Iterator[None]:
     """Append note(method, args, kwargs, result) to `calls` after each call of the module.
 
     Our stacks call `mix` and not the module. Either may call the other, which is the same call.
     """
     depth = 0
 
-    def enter(*_: Any) -> None:
+    def enter(*_: object) -> None:
         nonlocal depth
         depth += 1
 
-    def leave(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+    def leave(method: str, args: tuple[object, ...], kwargs: Arguments, result: object) -> None:
         nonlocal depth
         depth -= 1
         if not depth:
@@ -233,7 +228,13 @@ def model_macs(model: nn.Module, inputs: Example, device: torch.device = META) -
     }
     args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (inputs, {})
     args = (args,) if isinstance(args, Tensor) else tuple(args)
-    given: Any = map_aggregate((args, kwargs), lambda x: _moved(x, device) if isinstance(x, Tensor) else x)
+
+    def moved(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        return torch.zeros_like(x, device=device) if x.is_meta else x.to(device)
+
+    given: Any = map_aggregate((args, kwargs), moved)
     training = [module for module in model.modules() if module.training]
     # PyTorch's fused encoder layer would pass the attention by, and packs padded tokens, which meta tensors cannot be.
     fused = torch.backends.mha.get_fastpath_enabled()
@@ -252,10 +253,6 @@ def model_macs(model: nn.Module, inputs: Example, device: torch.device = META) -
         torch.backends.mha.set_fastpath_enabled(fused)
         for module in training:
             module.training = True
-
-
-def _moved(x: Tensor, device: torch.device) -> Tensor:
-    return torch.zeros_like(x, device=device) if x.is_meta else x.to(device)
 
 
 def check_runs(

@@ -1,38 +1,15 @@
-"""The kinds of attention that a swap knows: rows of one table, to which a user's own are added."""
+"""The kinds of attention that a swap knows, rows of one table, and where a model has them."""
 
-import dataclasses
+import fnmatch
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from tokenmix.errors import UserError
+from torch import nn
+
+from tokenmix.errors import UserError, unknown_name
 from tokenmix.swap.adapter import AttentionAdapter, AttentionLayout
-from tokenmix.swap.tokenmix_adapter import TokenmixAdapter
-from tokenmix.swap.torch_adapter import TorchAdapter
-
-_added: list[AttentionAdapter] = []
-
-
-def register_adapter(adapter: AttentionAdapter) -> AttentionAdapter:
-    """Make a kind of attention known to `swap_attention`.
-
-    Adapters that were registered later are asked first, and those of tokenmix last.
-
-    Args:
-        adapter: mostly an `AttentionLayout`; a subclass of `AttentionAdapter` if names are not enough.
-
-    Returns:
-        The adapter.
-
-    Raises:
-        UserError: something else than an adapter.
-    """
-    if not isinstance(adapter, AttentionAdapter):
-        raise UserError(f"register_adapter takes an object of AttentionAdapter, got {adapter!r}; call its class first")
-    _added.insert(0, adapter)
-    return adapter
-
-
-def adapters() -> tuple[AttentionAdapter, ...]:
-    """All that are known, in the order in which they are asked."""
-    return (*_added, *ADAPTERS)
+from tokenmix.swap.coded_adapters import TokenmixAdapter, TorchAdapter
+from tokenmix.swap.inserting import InsertedBlock
 
 
 def _transformers(names: str) -> tuple[str, ...]:
@@ -60,40 +37,43 @@ VIT = AttentionLayout(
     mask="attention_mask",
     extra_outputs=1,
 )
+CLIP = replace(
+    VIT,
+    classes=_transformers(
+        "CLIPAttention MetaClip2Attention CLIPSegAttention ChineseCLIPVisionAttention "
+        "SiglipAttention Siglip2Attention Aimv2Attention Idefics2VisionAttention"
+    ),
+    out="out_proj",
+    num_heads="num_heads",
+    attention_dropout="dropout",
+)
+ALBERT = replace(
+    VIT,
+    classes=_transformers("AlbertAttention"),
+    query="query",
+    key="key",
+    value="value",
+    out="dense",
+    dropout="output_dropout",
+    norm="LayerNorm",
+)
 TRANSFORMERS = (
     VIT,
     # Its layer hands relative positions over as a mask.
-    dataclasses.replace(VIT, classes=_transformers("BeitAttention"), mask="", positions=("attention_mask",)),
-    dataclasses.replace(
-        VIT,
-        classes=_transformers("DINOv3ViTAttention"),
-        num_heads="num_heads",
-        attention_dropout="dropout",
-        positions=("position_embeddings",),
-    ),
-    dataclasses.replace(
-        VIT,
-        classes=_transformers(
-            "CLIPAttention MetaClip2Attention CLIPSegAttention ChineseCLIPVisionAttention "
-            "SiglipAttention Siglip2Attention Aimv2Attention Idefics2VisionAttention"
-        ),
-        out="out_proj",
-        num_heads="num_heads",
-        attention_dropout="dropout",
-    ),
-    dataclasses.replace(
-        VIT,
+    replace(VIT, classes=_transformers("BeitAttention"), mask="", positions=("attention_mask",)),
+    replace(CLIP, classes=_transformers("DINOv3ViTAttention"), out="o_proj", positions=("position_embeddings",)),
+    CLIP,
+    replace(
+        CLIP,
         classes=_transformers(
             "Wav2Vec2Attention HubertAttention Data2VecAudioAttention UniSpeech*Attention "
             "SEWAttention PatchTSTAttention"
         ),
-        out="out_proj",
-        num_heads="num_heads",
-        attention_dropout="dropout",
         causal="is_causal",
         others=("key_value_states",),
     ),
-    AttentionLayout(
+    replace(
+        ALBERT,
         classes=_transformers(
             "BertAttention RobertaAttention XLMRobertaAttention CamembertAttention ElectraAttention "
             "ErnieAttention Data2VecTextAttention SplinterAttention MarkupLMAttention "
@@ -109,24 +89,11 @@ TRANSFORMERS = (
         norm="output.LayerNorm",
         plain={"is_cross_attention": False},
         causal="self.is_causal",
-        mask="attention_mask",
         others=("encoder_hidden_states", "cache", "past_key_values"),
-        extra_outputs=1,
     ),
-    AttentionLayout(
-        classes=_transformers("AlbertAttention"),
-        query="query",
-        key="key",
-        value="value",
-        out="dense",
-        num_heads="num_attention_heads",
-        dropout="output_dropout",
-        attention_dropout="attention_dropout",
-        norm="LayerNorm",
-        mask="attention_mask",
-        extra_outputs=1,
-    ),
-    AttentionLayout(
+    ALBERT,
+    replace(
+        VIT,
         classes=_transformers("DistilBertSelfAttention"),
         query="q_lin",
         key="k_lin",
@@ -134,19 +101,16 @@ TRANSFORMERS = (
         out="out_lin",
         num_heads="n_heads",
         attention_dropout="dropout",
-        mask="attention_mask",
-        extra_outputs=1,
     ),
-    AttentionLayout(
+    replace(
+        VIT,
         classes=_transformers("MPNetSelfAttention"),
         query="q",
         key="k",
         value="v",
         out="o",
-        num_heads="num_attention_heads",
         attention_dropout="dropout",
         positions=("position_bias",),
-        mask="attention_mask",
         extra_outputs=0,
     ),
     AttentionLayout(
@@ -177,20 +141,20 @@ TIMM_VIT = AttentionLayout(
 )
 TIMM = (
     TIMM_VIT,
-    dataclasses.replace(
+    replace(
         TIMM_VIT,
         classes=("timm.models.eva.EvaAttention", "timm.layers.attention.AttentionRope"),
         biases=("q_bias", "k_bias", "v_bias"),
         positions=("rope",),
     ),
-    dataclasses.replace(
+    replace(
         TIMM_VIT,
         classes=_timm("beit.Attention"),
         biases=("q_bias", "k_bias", "v_bias"),
         positions=("relative_position_bias_table", "shared_rel_pos_bias"),
         mask="",
     ),
-    dataclasses.replace(
+    replace(
         TIMM_VIT,
         classes=_timm("vision_transformer_relpos.RelPosAttention"),
         positions=("rel_pos", "shared_rel_pos"),
@@ -279,4 +243,104 @@ REFUSED = tuple(
     }.items()
 )
 
-ADAPTERS: tuple[AttentionAdapter, ...] = (*TIMM, TorchAdapter(), *TRANSFORMERS, TokenmixAdapter(), *OTHERS, *REFUSED)
+ADAPTERS: list[AttentionAdapter] = [*TIMM, TorchAdapter(), *TRANSFORMERS, TokenmixAdapter(), *OTHERS, *REFUSED]
+"""All that are known, in the order in which they are asked."""
+
+
+def register_adapter(adapter: AttentionAdapter) -> AttentionAdapter:
+    """Make a kind of attention known to `swap_attention`.
+
+    Adapters that were registered later are asked first, and those of tokenmix last.
+
+    Args:
+        adapter: mostly an `AttentionLayout`; a subclass of `AttentionAdapter` if names are not enough.
+
+    Returns:
+        The adapter.
+    """
+    if not isinstance(adapter, AttentionAdapter):
+        raise UserError(f"register_adapter takes an object of AttentionAdapter, got {adapter!r}; call its class first")
+    ADAPTERS.insert(0, adapter)
+    return adapter
+
+
+Where = str | Sequence[str] | Callable[[str, nn.Module], bool]
+
+
+@dataclass(frozen=True)
+class AttentionSite:
+    """An attention module, under every name by which the model holds it, and its parent under the first."""
+
+    names: tuple[str, ...]
+    module: nn.Module
+    holder: nn.Module
+    adapter: AttentionAdapter
+
+    @property
+    def name(self) -> str:
+        """Its first name."""
+        return self.names[0]
+
+    @property
+    def kind(self) -> str:
+        """Its class."""
+        return type(self.module).__name__
+
+
+def find_sites(model: nn.Module) -> list[AttentionSite]:
+    """All attention that can be swapped, of nested modules the outermost; `UserError` if there is none.
+
+    The mixer in an inserted block is no attention of the model.
+    """
+    found: dict[int, AttentionSite] = {}
+    inside: list[str] = []
+    for name, module in model.named_modules(remove_duplicate=False):
+        if any(name.startswith(f"{outer}.") for outer in inside):
+            continue
+        if isinstance(module, InsertedBlock):
+            inside.append(name)
+            continue
+        adapter = next((adapter for adapter in ADAPTERS if adapter.matches(module)), None)
+        if adapter is None:
+            continue
+        if not name:
+            raise UserError(f"the model is itself a {type(module).__name__}; swap in the module that holds it")
+        inside.append(name)
+        names = found[id(module)].names if id(module) in found else ()
+        holder = model.get_submodule((*names, name)[0].rpartition(".")[0])
+        found[id(module)] = AttentionSite((*names, name), module, holder, adapter)
+    if not found:
+        # With its home, for several libraries have a class that is called Attention.
+        others = [
+            f"{name} ({type(m).__module__}.{type(m).__name__})"
+            for name, m in model.named_modules()
+            if any(word in type(m).__name__.lower() for word in ("attention", "attn"))
+        ]
+        seen = f"what it has is {_listed(others)}" if others else "it has nothing called attention"
+        kinds = "; ".join(dict.fromkeys(adapter.about for adapter in ADAPTERS if adapter.about))
+        raise UserError(f"{type(model).__name__} has no attention that can be swapped: {seen}; looked for: {kinds}")
+    return list(found.values())
+
+
+def select_sites(sites: Sequence[AttentionSite], where: Where) -> list[AttentionSite]:
+    """Those that `where` means; `UserError` if there are none, or a name in a list is none of theirs."""
+    names = [name for site in sites for name in site.names]
+    if not isinstance(where, str) and not callable(where):
+        for name in where:
+            if name not in names:
+                raise unknown_name("attention of the model", name, names)
+
+    def meant(name: str, site: AttentionSite) -> bool:
+        if isinstance(where, str):
+            return fnmatch.fnmatchcase(name, where)
+        return where(name, site.module) if callable(where) else name in where
+
+    chosen = [site for site in sites if any(meant(name, site) for name in site.names)]
+    if not chosen:
+        reason = "the function" if callable(where) else repr(where)
+        raise UserError(f"where={reason} matches no attention; there are {_listed(names)}")
+    return chosen
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 4 else f"{names[0]}, {names[1]}, ..., {names[-1]} ({len(names)} in all)"

@@ -1,24 +1,31 @@
-"""Build a new mixer for each attention, before anything is changed."""
+"""A new mixer for each attention, and which weights it keeps, before anything is changed.
+
+A weight is kept where the new layer uses it for what the old one did: to read queries, keys or values from the same
+tokens, or to write what was read to the same tokens. Everything else starts new.
+"""
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import GridMixer, Mixer, count_parameters
+from tokenmix.layers.external import ExternalAttention, MultiHeadExternalAttention
 from tokenmix.layers.less_attention import LessAttention
-from tokenmix.layers.self_attention import SelfAttention
+from tokenmix.layers.linear_attention import LinearAttention
+from tokenmix.layers.self_attention import SelfAttention, SimplifiedSelfAttention
 from tokenmix.layers.table import build_mixer, count_of
-from tokenmix.swap.adapter import CROSS, AttentionWeights, SwapError, is_causal
+from tokenmix.registry import Arguments
+from tokenmix.swap.adapter import CROSS, Affine, AttentionWeights, ObservedCall, SwapError, is_causal
 from tokenmix.swap.carrying import Carrying
 from tokenmix.swap.probe import Probe
+from tokenmix.swap.registry import AttentionSite
 from tokenmix.swap.report import SkippedAttention, SwapRow
-from tokenmix.swap.sites import AttentionSite
-from tokenmix.swap.weights import KeptWeights, keep_weights
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,7 @@ class SwapRequest:
 
     label: str
     layer: type[Mixer]
-    kwargs: Mapping[str, Any]
+    kwargs: Arguments
     num_tokens: int | None
     grid: tuple[int, int] | None
     probe: Probe
@@ -51,10 +58,25 @@ class SwapRequest:
         given = self.kwargs.get("residual") or self.kwargs.get("scores_from") == "previous"
         return issubclass(self.layer, LessAttention) and bool(given)
 
+    @property
+    def why_unseen(self) -> str:
+        """Why no call of an attention was seen."""
+        return self.probe.note or "the forward pass does not call it"
+
+    def calls(self, site: AttentionSite) -> Sequence[ObservedCall]:
+        """The calls of a site in a forward pass."""
+        return self.probe.calls.get(id(site.module), [])
+
     def counts(self, site: AttentionSite) -> list[int]:
         """Numbers of tokens that a site gets, one for each call in a forward pass."""
-        seen = [call.num_tokens for call in self.probe.calls.get(id(site.module), [])]
+        seen = [call.num_tokens for call in self.calls(site)]
         return seen or ([self.num_tokens] if self.num_tokens else [])
+
+    def not_causal(self, what: str) -> SwapError:
+        """The refusal of attention that never sees a future token."""
+        if self.layer.capabilities.causal:
+            return SwapError(f"{what}, and {self.label} is not: give mixer_kwargs={{'causal': True}}")
+        return SwapError(f"{what}, and {self.label} has no causal form")
 
 
 @dataclass(frozen=True)
@@ -96,8 +118,7 @@ def plan_replacements(
 
 
 def _plan_one(site: AttentionSite, request: SwapRequest, before: Replacement | None) -> Replacement:
-    old = site.adapter.read(site.module)
-    calls = request.probe.calls.get(id(site.module), [])
+    old, calls, counts = site.adapter.read(site.module), request.calls(site), request.counts(site)
     # Stacks of ours pass scores on themselves.
     carries = request.carries and id(site.module) not in request.probe.mixed
     first = carries and before is None
@@ -106,25 +127,59 @@ def _plan_one(site: AttentionSite, request: SwapRequest, before: Replacement | N
         known = inspect.signature(SelfAttention).parameters
         kwargs = {name: value for name, value in request.kwargs.items() if name in known}
         request = replace(request, label="self", layer=SelfAttention, kwargs=kwargs)
-    built = _build_replacement(site, old, request)
+    label = request.label
+    built = _build(site, old, request)
     if not calls:
-        _check_unseen(site, request)
+        own = site.adapter.attends_to_itself(site.module, site.holder)
+        if own is False:
+            raise SwapError(CROSS)
+        if own is None and not request.strict:
+            raise SwapError(
+                f"whether it attends to its own tokens is unknown ({request.why_unseen}); give example_inputs, or "
+                f"where=[{site.name!r}] if it does"
+            )
     for call in calls:
         if call.refusal:
             raise SwapError(call.refusal)
         if call.causal and not is_causal(built):
-            raise SwapError(_not_causal(request, "it is called with is_causal=True"))
+            raise request.not_causal("it is called with is_causal=True")
     positions = tuple(dict.fromkeys([*old.positions, *(name for call in calls for name in call.positions)]))
     if positions and not request.drop_positions:
         raise SwapError(
-            f"{', '.join(positions)} adds positions to its scores, which {request.label} has no place for; "
+            f"{', '.join(positions)} adds positions to its scores, which {label} has no place for; "
             "drop='positions' leaves them out"
         )
-    kept = keep_weights(old, built)
-    if first:
-        kept = kept._replace(why=f"{kept.why}; as self, which makes the scores of the layers after it")
-    mixer = _on_grid(built, request, request.counts(site))
-    row = _row(site, old, request, mixer, kept, positions)
+    kept, why = keep_weights(old, built)
+    why += "; as self, which makes the scores of the layers after it" if first else ""
+    if old.attention_dropout and "attention_dropout" not in inspect.signature(request.layer).parameters:
+        why += f"; the dropout of {old.attention_dropout:g} on the map has no place in it"
+    mixer = built
+    if built.capabilities.layout == "2d":
+        if request.grid is None or not counts:
+            raise SwapError(f"{label} works on maps (B, C, H, W), and the grid of the model's tokens is unknown")
+        height, width = request.grid
+        other = next((count for count in counts if count != height * width), None)
+        if other is not None:
+            raise SwapError(
+                f"{label} works on maps, and {other} tokens do not form a {height} x {width} grid: a class token or "
+                "registers are among them; in timm, omit them by class_token=False, reg_tokens=0, global_pool='avg'"
+            )
+        mixer = GridMixer(built, request.grid)
+    times = [(call.num_tokens, call.samples) for call in calls] or [(n, 1) for n in counts]
+    alone = {n: site.adapter.macs(site.module, n) for n in set(counts)}
+    row = SwapRow(
+        name=site.name,
+        before=site.kind,
+        after=label,
+        num_tokens=max(counts, default=None),
+        parameters_before=count_parameters(site.module),
+        parameters_after=count_parameters(mixer),
+        macs_before=sum(samples * alone[n] for n, samples in times) if times else None,
+        macs_after=sum(samples * count_of(mixer, n) for n, samples in times) if times else None,
+        kept=kept,
+        why=why,
+        dropped=positions,
+    )
     carrying = None
     if carries:
         if before is not None:
@@ -137,13 +192,45 @@ def _plan_one(site: AttentionSite, request: SwapRequest, before: Replacement | N
     return Replacement(site, replacement.train(site.module.training), row, carrying)
 
 
+def _build(site: AttentionSite, old: AttentionWeights, request: SwapRequest) -> Mixer:
+    """The mixer, with what it can take over from the attention; the user's arguments come first."""
+    parameters, label = inspect.signature(request.layer).parameters, request.label
+    if old.causal and not request.layer.capabilities.causal:
+        raise request.not_causal("it is causal")
+    num_tokens = None
+    if "num_tokens" in parameters:
+        counts = request.counts(site)
+        if request.layer.capabilities.length == "fixed" and len(set(counts)) > 1:
+            raise SwapError(
+                f"it is called with {sorted(set(counts))} tokens, and {label} takes one number of tokens only"
+            )
+        num_tokens = request.num_tokens or max(counts, default=None)
+        if num_tokens is None:
+            raise SwapError(
+                f"{label} learns a matrix over tokens, and their number is unknown: give num_tokens "
+                f"({request.why_unseen})"
+            )
+    factory: dict[str, Any] = {} if old.like is None else {"device": old.like.device, "dtype": old.like.dtype}
+    offered = {
+        "num_heads": old.num_heads if old.num_heads and old.dim % old.num_heads == 0 else None,
+        "qkv_bias": old.qkv_bias,
+        "dropout": old.dropout or None,
+        "attention_dropout": old.attention_dropout or None,
+        "causal": old.causal or None,
+        **factory,  # A mixer of the user's may be built without them.
+    }
+    args = {name: value for name, value in offered.items() if value is not None and name in parameters}
+    built = build_mixer(request.layer, f"mixer {label!r}", old.dim, num_tokens, {**args, **request.kwargs})
+    return built.to(**factory)
+
+
 def _check_one_grid(before: Replacement, site: AttentionSite, row: SwapRow, mixer: Mixer, request: SwapRequest) -> None:
     """Raise `UserError` unless the layer can take the scores of the layer before."""
-    reason = ""
+    reason, times = "", len(request.calls(site))
     if before.carrying is None:
         reason = "one of them passes scores on by itself and the other does not"
-    elif len(request.probe.calls.get(id(site.module), [])) != 1:
-        reason = f"the forward pass calls the second {len(request.probe.calls.get(id(site.module), []))} times"
+    elif times != 1:
+        reason = f"the forward pass calls the second {times} times"
         reason = f"the order of the layers is unknown ({request.probe.note})" if request.probe.note else reason
     elif before.row.num_tokens != row.num_tokens:
         reason = f"the first has {before.row.num_tokens} tokens and the second {row.num_tokens}"
@@ -157,106 +244,87 @@ def _check_one_grid(before: Replacement, site: AttentionSite, row: SwapRow, mixe
         )
 
 
-def _check_unseen(site: AttentionSite, request: SwapRequest) -> None:
-    """Raise `SwapError` for attention that was not seen called, unless it attends to its own tokens or is named."""
-    own = site.adapter.attends_to_itself(site.module, site.holder)
-    if own is False:
-        raise SwapError(CROSS)
-    if own is None and not request.strict:
-        raise SwapError(
-            f"whether it attends to its own tokens is unknown ({_why_unseen(request)}); give example_inputs, or "
-            f"where=[{site.name!r}] if it does"
-        )
+Kept = tuple[tuple[str, ...], str]
+"""Names of the projections that were kept, and why those."""
 
 
-def _why_unseen(request: SwapRequest) -> str:
-    return request.probe.note or "the forward pass does not call it"
+@torch.no_grad()
+def keep_weights(old: AttentionWeights, mixer: Mixer) -> Kept:
+    """Copy the weights that play the same role into a new mixer, whose subclasses may use theirs for something else."""
+    if old.remark and not any((old.query, old.key, old.value, old.out)):
+        return (), old.remark
+    if type(mixer) in (SelfAttention, LinearAttention, LessAttention):
+        kept, why = _into_attention(old, mixer)
+    elif type(mixer) is SimplifiedSelfAttention:
+        kept, why = _into_simplified(old, mixer)
+    elif type(mixer) is MultiHeadExternalAttention and (mixer.expansion != 1 or mixer.num_heads != old.num_heads):
+        heads = mixer.expansion * mixer.num_heads
+        kept, why = (), f"it has {heads} heads and attention {old.num_heads or 'none'}: copies would stay copies"
+    elif type(mixer) in (ExternalAttention, MultiHeadExternalAttention):
+        pairs = {"query": (old.query, mixer.query), "out": (old.out, mixer.proj)}
+        linear = {name: (theirs, ours) for name, (theirs, ours) in pairs.items() if isinstance(ours, nn.Linear)}
+        kept = tuple(name for name, (theirs, ours) in linear.items() if _copied((theirs, Affine.of(ours))))
+        why = "its memories stand for the keys and values that attention made from the tokens, so they are new"
+        why = why if type(mixer) is ExternalAttention else "its memories, which all heads share, are new"
+    else:
+        return (), f"{type(mixer).__name__} has no place for the projections of attention"
+    return kept, "; ".join(filter(None, (why, old.remark)))
 
 
-def _build_replacement(site: AttentionSite, old: AttentionWeights, request: SwapRequest) -> Mixer:
-    """The mixer, with what it can take over from the attention; the user's arguments come first."""
-    parameters = inspect.signature(request.layer).parameters
-    if old.causal and not request.layer.capabilities.causal:
-        raise SwapError(_not_causal(request, "it is causal"))
-    offered = {
-        "num_heads": old.num_heads if old.num_heads and old.dim % old.num_heads == 0 else None,
-        "qkv_bias": old.qkv_bias,
-        "dropout": old.dropout or None,
-        "attention_dropout": old.attention_dropout or None,
-        "causal": old.causal or None,
-    }
-    args = {name: value for name, value in offered.items() if value is not None and name in parameters}
-    factory: dict[str, Any] = {} if old.like is None else {"device": old.like.device, "dtype": old.like.dtype}
-    # A mixer of the user's may be built without them.
-    args = {**args, **{name: value for name, value in factory.items() if name in parameters}, **request.kwargs}
-    built = build_mixer(request.layer, f"mixer {request.label!r}", old.dim, _num_tokens(site, request), args)
-    return built.to(**factory)
+def _into_attention(old: AttentionWeights, mixer: Any) -> Kept:
+    """Query, key and value by their targets, and the output projection."""
+    if isinstance(mixer, LessAttention):
+        if mixer.qk is None:
+            return (), "query and key are those of the layer before"
+        query, key = Affine.parts(mixer.qk.weight, mixer.qk.bias, 2)
+        value = Affine.of(mixer.v)
+        why = "Theta and Psi start as the identity, so the layer starts as the attention it replaces"
+        if mixer.residual_scale is not None:
+            why = "the transformed scores of the layer before are added times 0 at the start"
+    else:
+        query, key, value = Affine.parts(mixer.qkv.weight, mixer.qkv.bias)
+        why = "the same projections, relu of query and key in place of the softmax"
+        if isinstance(mixer, SelfAttention):
+            same = "softmax over the keys" if mixer.normalization == "softmax" else "double normalisation of the map"
+            why = f"the same projections, {same}"
+    same_heads = old.num_heads == mixer.num_heads
+    # Two have a meaning only together.
+    scores = same_heads and _copied((old.query, query), (old.key, key))
+    values = _copied((old.value, value), (old.out, Affine.of(mixer.proj)))
+    if scores and values:
+        return ("query", "key", "value", "out"), why
+    reasons = [
+        "value and out continue reading and writing the same features" if values else "",
+        "" if same_heads else f"query and key were made for {old.num_heads} heads",
+        "its query, key and value have no biases" if old.qkv_bias and query.bias is None else "",
+    ]
+    kept = ("query", "key") if scores else ("value", "out") if values else ()
+    return kept, "; ".join(filter(None, reasons))
 
 
-def _num_tokens(site: AttentionSite, request: SwapRequest) -> int | None:
-    """N to build for, None for a mixer that does not ask."""
-    if "num_tokens" not in inspect.signature(request.layer).parameters:
-        return None
-    counts = request.counts(site)
-    if request.layer.capabilities.length == "fixed" and len(set(counts)) > 1:
-        raise SwapError(
-            f"it is called with {sorted(set(counts))} tokens, and {request.label} takes one number of tokens only"
-        )
-    found = request.num_tokens or max(counts, default=None)
-    if found is None:
-        raise SwapError(
-            f"{request.label} learns a matrix over tokens, and their number is unknown: give num_tokens "
-            f"({_why_unseen(request)})"
-        )
-    return found
+def _into_simplified(old: AttentionWeights, mixer: SimplifiedSelfAttention) -> Kept:
+    """W_v W_o as one: the mixer mixes the tokens themselves, so that what reads and what writes them are one map."""
+    if not isinstance(mixer.proj, nn.Linear):
+        return (), "it has no weights; with output_projection=True it keeps value and out, as one map"
+    if old.value is None or old.out is None:
+        return (), ""
+    bias = torch.zeros_like(mixer.proj.bias) if old.out.bias is None else old.out.bias
+    if old.value.bias is not None:
+        # Rows of the map sum to 1, so the bias of the values reaches every token whole.
+        bias = bias + old.out.weight @ old.value.bias
+    mixer.proj.weight.copy_(old.out.weight @ old.value.weight)
+    mixer.proj.bias.copy_(bias)
+    return ("value", "out"), "value and out as one map, W_o W_v, after the map of the tokens themselves"
 
 
-def _not_causal(request: SwapRequest, what: str) -> str:
-    if request.layer.capabilities.causal:
-        return f"{what}, and {request.label} is not: give mixer_kwargs={{'causal': True}}"
-    return f"{what}, and {request.label} has no causal form"
-
-
-def _on_grid(mixer: Mixer, request: SwapRequest, counts: Sequence[int]) -> Mixer:
-    """A mixer of maps as one of tokens, which must be on the model's grid."""
-    if mixer.capabilities.layout != "2d":
-        return mixer
-    if request.grid is None or not counts:
-        raise SwapError(f"{request.label} works on maps (B, C, H, W), and the grid of the model's tokens is unknown")
-    height, width = request.grid
-    other = next((count for count in counts if count != height * width), None)
-    if other is not None:
-        raise SwapError(
-            f"{request.label} works on maps, and {other} tokens do not form a {height} x {width} grid: a class token "
-            "or registers are among them; in timm, omit them by class_token=False, reg_tokens=0, global_pool='avg'"
-        )
-    return GridMixer(mixer, request.grid)
-
-
-def _row(
-    site: AttentionSite,
-    old: AttentionWeights,
-    request: SwapRequest,
-    mixer: Mixer,
-    kept: KeptWeights,
-    dropped: tuple[str, ...],
-) -> SwapRow:
-    counts, why = request.counts(site), kept.why
-    calls = [(call.num_tokens, call.samples) for call in request.probe.calls.get(id(site.module), [])]
-    calls = calls or [(n, 1) for n in counts]
-    if old.attention_dropout and "attention_dropout" not in inspect.signature(request.layer).parameters:
-        why += f"; the dropout of {old.attention_dropout:g} on the map has no place in it"
-    alone = {n: site.adapter.macs(site.module, n) for n in set(counts)}
-    return SwapRow(
-        name=site.name,
-        before=site.kind,
-        after=request.label,
-        num_tokens=max(counts, default=None),
-        parameters_before=count_parameters(site.module),
-        parameters_after=count_parameters(mixer),
-        macs_before=sum(samples * alone[n] for n, samples in calls) if calls else None,
-        macs_after=sum(samples * count_of(mixer, n) for n, samples in calls) if calls else None,
-        kept=kept.names,
-        why=why,
-        dropped=dropped,
-    )
+def _copied(*pairs: tuple[Affine | None, Affine]) -> bool:
+    """Copy projections to their targets, with bias 0 where one had none; False, and nothing, if one does not fit."""
+    for old, target in pairs:
+        if old is None or old.weight.shape != target.weight.shape or (old.bias is not None and target.bias is None):
+            return False
+    for old, target in pairs:
+        assert old is not None
+        target.weight.copy_(old.weight)
+        if target.bias is not None:
+            target.bias.copy_(torch.zeros_like(target.bias) if old.bias is None else old.bias)
+    return True

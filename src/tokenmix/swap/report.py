@@ -123,16 +123,13 @@ class SwapReport(ChangeReport):
             table.append((row.name, tokens, *cost_cells(row), *([_kept(row)] if differing else [])))
         table.append(("whole model", "", *cost_cells(self), *([""] if differing else [])))
         kinds = ", ".join(dict.fromkeys(row.before for row in self.rows))
-        return "\n".join([f"{kinds} -> {self.mixer}", "", *aligned(table), "", *self._lines()])
-
-    def _lines(self) -> list[str]:
         reasons = dict.fromkeys(
             f"kept {_kept(row)}; {row.why}" if row.why else f"kept {_kept(row)}" for row in self.rows
         )
         if dropped := tuple(dict.fromkeys(name for row in self.rows for name in row.dropped)):
             reasons[f"positions dropped: {', '.join(dropped)}"] = None
         left = [f"left as it was: {s.name} ({s.kind}): {s.reason}" for s in self.skipped]
-        return [*reasons, *left, *self.notes]
+        return "\n".join([f"{kinds} -> {self.mixer}", "", *aligned(table), "", *reasons, *left, *self.notes])
 
 
 def aligned(table: Sequence[Sequence[str]]) -> list[str]:

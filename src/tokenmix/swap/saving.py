@@ -34,34 +34,27 @@ def record_swap(
                 for row in rows
                 if row.name.startswith(outermost[-1])
             }
-            if tokens:
-                _note(part, mixer, tokens, kwargs, drop)
-
-
-def _note(
-    model: Any, mixer: str, tokens: Mapping[str, int | None], kwargs: Mapping[str, Any], drop: str | None
-) -> None:
-    """Note it in one model: `tokens` are N of each layer."""
-    old = model.config
-    # Another model may have the same config.
-    config = copy.deepcopy(old)
-    if not isinstance(config, SwapInConfig):
-        config.__class__ = swapped_config_class(type(old))
-    prefix = layer_prefix(model)
-    notes = [
-        {
-            "mixer": mixer,
-            "where": [name.removeprefix(prefix) for name, count in tokens.items() if count == one],
-            "num_tokens": one,
-            "mixer_kwargs": dict(kwargs),
-            "drop": drop,
-        }
-        for one in dict.fromkeys(tokens.values())
-    ]
-    setattr(config, FIELD, [*getattr(config, FIELD, ()), *notes])
-    for module in model.modules():
-        if getattr(module, "config", None) is old:
-            module.config = config
+            if not tokens:
+                continue
+            # Another model may have the same config.
+            old: Any = part.config
+            config, prefix = copy.deepcopy(old), layer_prefix(part)
+            if not isinstance(config, SwapInConfig):
+                config.__class__ = swapped_config_class(type(old))
+            notes = [
+                {
+                    "mixer": mixer,
+                    "where": [name.removeprefix(prefix) for name, count in tokens.items() if count == one],
+                    "num_tokens": one,
+                    "mixer_kwargs": dict(kwargs),
+                    "drop": drop,
+                }
+                for one in dict.fromkeys(tokens.values())
+            ]
+            setattr(config, FIELD, [*getattr(config, FIELD, ()), *notes])
+            for module in part.modules():
+                if getattr(module, "config", None) is old:
+                    module.config = config
 
 
 def layer_prefix(model: Any) -> str:
@@ -85,12 +78,12 @@ class SwapInConfig:
         return _empty_config, (type(self).__mro__[2],), self.__dict__
 
 
-def _empty_config(kind: type) -> Any:
-    made = swapped_config_class(kind)
-    return made.__new__(made)
-
-
 @functools.cache
 def swapped_config_class(kind: Any) -> Any:
     """The class of a swapped model's config, from that of the model."""
     return type(f"Swapped{kind.__name__}", (SwapInConfig, kind), {"__module__": __name__})
+
+
+def _empty_config(kind: type) -> Any:
+    made = swapped_config_class(kind)
+    return made.__new__(made)

@@ -1,7 +1,7 @@
 """Swap a model's attention for another mixer."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from torch import nn
@@ -10,12 +10,13 @@ from tokenmix.environment import warn_untested
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer, count_parameters
 from tokenmix.layers.table import resolve_mixer
+from tokenmix.registry import Arguments
 from tokenmix.swap.carrying import watch_blocks
 from tokenmix.swap.probe import Example, check_runs, example_of, probe_model
+from tokenmix.swap.registry import Where, find_sites, select_sites
 from tokenmix.swap.replacements import Replacement, SwapRequest, plan_replacements
 from tokenmix.swap.report import SwapReport
 from tokenmix.swap.saving import record_swap
-from tokenmix.swap.sites import Where, find_sites, select_sites
 
 
 def swap_attention(
@@ -26,7 +27,7 @@ def swap_attention(
     num_tokens: int | None = None,
     img_size: int | tuple[int, int] | None = None,
     example_inputs: Example | None = None,
-    mixer_kwargs: Mapping[str, Any] | None = None,
+    mixer_kwargs: Arguments | None = None,
     drop: Literal["positions"] | None = None,
 ) -> SwapReport:
     """Replace a model's attention layers by a mixer, in place.

@@ -6,9 +6,8 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tokenmix.errors import UserError
-from tokenmix.layers.gated_mlp import GatedMLP
+from tokenmix.layers.gating import GatedMLP, GateKind
 from tokenmix.layers.self_attention import SelfAttention
-from tokenmix.layers.spatial_gating import GateKind
 from tokenmix.ops.gating import GateVariant
 from tokenmix.text.config import GMLPConfig
 from tokenmix.text.positions import RelativePositions, rotate, rotate_back

@@ -12,7 +12,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.layers.spatial_gating import SpatialGatingUnit
+from tokenmix.layers.gating import SpatialGatingUnit
 from tokenmix.text.blocks import GMLPEmbeddings, GMLPLayer, SelfAttentionLayer
 from tokenmix.text.config import GMLPConfig
 from tokenmix.text.positions import (

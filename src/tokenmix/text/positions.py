@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import replace_parameter
-from tokenmix.layers.gated_mlp import GatedMLP
+from tokenmix.layers.gating import GatedMLP
 
 PlaceRule = Literal["extend", "interpolate"]
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix import create_model, list_models
@@ -13,7 +14,6 @@ from tokenmix.models.generation import (
     DiscriminatorBlock,
     GeneratorBlock,
     orthogonal_start,
-    spectral,
 )
 
 
@@ -126,7 +126,7 @@ def test_the_score_projects_features_on_the_class():
 @pytest.mark.parametrize("layer", [nn.Conv2d(3, 8, 3), nn.Linear(20, 6), nn.Embedding(7, 5)])
 def test_spectral_norm_knows_the_orthogonal_start(layer):
     torch.manual_seed(0)
-    normed = spectral(layer)
+    normed = spectral_norm(layer)
     nn.init.normal_(normed.parametrizations["weight"].original, std=9.0)
     orthogonal_start(normed)
     matrix = normed.eval().weight.flatten(1)

@@ -65,11 +65,11 @@ def test_chunks_change_nothing_but_memory(model):
     images = torch.randn(1, 3, 70, 45)
     whole = pixel_logits(model, images, Inference(chunk_size=0))
     calls = []
-    model.context.register_forward_hook(lambda layer, *_: calls.append(layer.memory.chunk_size))
+    model.context.register_forward_hook(lambda layer, *_: calls.append(layer.memory.options["chunk_size"]))
     assert torch.allclose(pixel_logits(model, images, Inference(chunk_size=20)), whole, atol=1e-4)
     pixel_logits(model, images, Inference(chunk_size=10_000))
     assert calls == [20, None]
-    assert model.context.memory.chunk_size is None
+    assert model.context.memory.options["chunk_size"] is None
 
 
 def test_memory_of_attention_does_not_grow_with_the_image():

@@ -48,7 +48,7 @@ from tokenmix.lab.train.schema import joined
 from tokenmix.lab.train.sources import load_comparison
 from tokenmix.lab.train.task import TaskData, TaskModule
 from tokenmix.layers.table import get_spec
-from tokenmix.swap.sites import find_sites
+from tokenmix.swap.registry import find_sites
 from tokenmix.trust import from_caller
 
 

@@ -16,8 +16,7 @@ from tokenmix.layers.external import Tie
 from tokenmix.models.eanet import make_context
 from tokenmix.models.interface import BlockMap
 from tokenmix.models.lavit import LaViT
-from tokenmix.models.pretrained import timm_resnet
-from tokenmix.models.registry import create_model
+from tokenmix.models.registry import create_model, timm_resnet
 from tokenmix.registry import Arguments, list_models
 
 Norm = Literal["batch", "frozen", "group"]

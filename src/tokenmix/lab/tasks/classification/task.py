@@ -31,7 +31,7 @@ from tokenmix.layers.less_attention import LessAttention
 from tokenmix.losses import diagonality_loss
 from tokenmix.models import create_model
 from tokenmix.models.foreign import create_foreign
-from tokenmix.models.pretrained import by_timm, check_source, fetching
+from tokenmix.models.registry import by_timm, check_source, fetching
 from tokenmix.ops.less import Scores
 from tokenmix.registry import MODELS, is_foreign, list_models
 

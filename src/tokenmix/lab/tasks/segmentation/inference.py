@@ -155,12 +155,12 @@ def _streaming(model: Segmenter, images: Tensor, chunk_size: int) -> Iterator[No
     ):
         yield
         return
-    before = block.memory.chunk_size
-    block.memory.chunk_size = chunk_size
+    before = block.memory.options
+    block.memory.options = {**before, "chunk_size": chunk_size}
     try:
         yield
     finally:
-        block.memory.chunk_size = before
+        block.memory.options = before
 
 
 def _sliding(model: Segmenter, images: Tensor, how: Inference) -> Tensor:

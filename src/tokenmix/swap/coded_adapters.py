@@ -1,13 +1,13 @@
-"""`nn.MultiheadAttention`, wherever it is used: torchvision's ViT, `nn.TransformerEncoderLayer`, one's own blocks."""
-
-from collections.abc import Mapping
-from typing import Any
+"""Attention that names alone do not tell: `nn.MultiheadAttention`, wherever it is used, and our own mixers."""
 
 import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Mixer
+from tokenmix.layers.base import GridMixer, Mixer
+from tokenmix.layers.offset_attention import OffsetAttention
+from tokenmix.layers.self_attention import SelfAttention
+from tokenmix.registry import Arguments
 from tokenmix.swap.adapter import (
     CROSS,
     Affine,
@@ -16,8 +16,10 @@ from tokenmix.swap.adapter import (
     ObservedCall,
     SwapError,
     check_causal,
+    from_added,
+    is_causal,
 )
-from tokenmix.swap.masks import from_added
+from tokenmix.swap.carrying import Carrying
 
 PAIRS = "its attn_mask says which pairs of tokens meet"
 
@@ -67,26 +69,18 @@ class MixerInTorch(nn.Module):
             x = query.unsqueeze(0)
         elif not self.batch_first:
             x = query.transpose(0, 1)
-        mask = _taking_part(key_padding_mask)
-        out, weights = self.mixer(x, mask), self._weights(x, mask, need_weights, average_attn_weights)
+        mask = None
+        if key_padding_mask is not None:
+            mask = key_padding_mask if key_padding_mask.dim() == 2 else key_padding_mask.unsqueeze(0)
+            mask = ~mask if mask.dtype == torch.bool else from_added(mask)
+        out, weights = self.mixer(x, mask), None
+        capabilities = self.mixer.capabilities
+        if need_weights and capabilities.map == "tokens" and capabilities.layout == "tokens":
+            weights = self.mixer.attention_map(x, mask)
+            weights = weights.mean(1) if average_attn_weights else weights
         if not batched:
             return out.squeeze(0), None if weights is None else weights.squeeze(0)
         return out if self.batch_first else out.transpose(0, 1), weights
-
-    def _weights(self, x: Tensor, mask: Tensor | None, wanted: bool, averaged: bool) -> Tensor | None:
-        capabilities = self.mixer.capabilities
-        if not wanted or capabilities.map != "tokens" or capabilities.layout != "tokens":
-            return None
-        weights = self.mixer.attention_map(x, mask)
-        return weights.mean(1) if averaged else weights
-
-
-def _taking_part(key_padding_mask: Tensor | None) -> Tensor | None:
-    """(B, N), True = the token takes part; PyTorch's mask is True for the others."""
-    if key_padding_mask is None:
-        return None
-    mask = key_padding_mask if key_padding_mask.dim() == 2 else key_padding_mask.unsqueeze(0)
-    return ~mask if mask.dtype == torch.bool else from_added(mask)
 
 
 class TorchAdapter(AttentionAdapter):
@@ -95,11 +89,9 @@ class TorchAdapter(AttentionAdapter):
     about = "torch.nn.MultiheadAttention (torchvision's ViT, nn.TransformerEncoderLayer, your own blocks)"
 
     def matches(self, module: nn.Module) -> bool:
-        """Whether the module computes what `nn.MultiheadAttention` does."""
         return isinstance(module, nn.MultiheadAttention) and type(module).forward is nn.MultiheadAttention.forward
 
     def read(self, module: nn.Module) -> AttentionWeights:
-        """Its projections; keys of its own make query and key another thing."""
         assert isinstance(module, nn.MultiheadAttention)
         if module.in_proj_weight is None:
             raise SwapError(f"keys of width {module.kdim}, values of width {module.vdim}: it is cross-attention")
@@ -118,8 +110,7 @@ class TorchAdapter(AttentionAdapter):
             remark="it attended to a key of its own as well" if own_keys else "",
         )
 
-    def observe(self, module: nn.Module, arguments: Mapping[str, Any]) -> ObservedCall:
-        """Other keys than queries and masks of pairs cannot be honoured."""
+    def observe(self, module: nn.Module, arguments: Arguments) -> ObservedCall:
         query, causal = arguments["query"], bool(arguments.get("is_causal"))
         reason = ""
         if query is not arguments["key"] or query is not arguments["value"]:
@@ -131,17 +122,64 @@ class TorchAdapter(AttentionAdapter):
         return ObservedCall(query.shape[axis], causal, reason, samples=samples)
 
     def macs(self, module: nn.Module, num_tokens: int) -> int:
-        """Of its four projections, and of the two products with N x N maps."""
         assert isinstance(module, nn.MultiheadAttention)
         return 4 * num_tokens * module.embed_dim**2 + 2 * num_tokens**2 * module.embed_dim
 
     def attends_to_itself(self, module: nn.Module, holder: nn.Module) -> bool | None:
-        """Known in PyTorch's own layers."""
         if isinstance(holder, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
             return module is holder.self_attn
         return None
 
     def adapt(self, module: nn.Module, mixer: Mixer, *, drop_positions: bool = False) -> nn.Module:
-        """See `MixerInTorch`."""
         assert isinstance(module, nn.MultiheadAttention)
         return MixerInTorch(mixer, module.embed_dim, module.num_heads, batch_first=module.batch_first)
+
+
+class TokenmixAdapter(AttentionAdapter):
+    """A mixer of tokens; another replaces it without anything around it, so that stacks continue calling `mix`."""
+
+    about = "tokenmix's own mixers of tokens"
+
+    def matches(self, module: nn.Module) -> bool:
+        """Mixers of maps do not match: what is around them holds maps."""
+        return isinstance(module, GridMixer) or (isinstance(module, Mixer) and module.capabilities.layout == "tokens")
+
+    def read(self, module: nn.Module) -> AttentionWeights:
+        """The projections of self-attention; other mixers have none that another could use."""
+        module = module.inner if isinstance(module, Carrying) else module
+        assert isinstance(module, Mixer)
+        like, causal = next(module.parameters(), None), is_causal(module)
+        if type(module) is not SelfAttention:
+            remark = f"{type(module).__name__} has no projections of attention"
+            if type(module) is OffsetAttention:
+                remark += "; its shortcut, linear layer and BatchNorm go with it"
+            return AttentionWeights(
+                dim=module.dim, num_heads=getattr(module, "num_heads", None), like=like, causal=causal, remark=remark
+            )
+        query, key, value = Affine.parts(module.qkv.weight, module.qkv.bias)
+        return AttentionWeights(
+            dim=module.dim,
+            num_heads=module.num_heads,
+            like=like,
+            query=query,
+            key=key,
+            value=value,
+            out=Affine.of(module.proj),
+            qkv_bias=module.qkv.bias is not None,
+            causal=causal,
+            dropout=module.dropout.p,
+            attention_dropout=module.attention_dropout,
+        )
+
+    def observe(self, module: nn.Module, arguments: Arguments) -> ObservedCall:
+        """An attention residual is added to scores, which other mixers do not have."""
+        residual, (samples, num_tokens, _) = arguments.get("residual") is not None, arguments["x"].shape
+        refusal = "an attention residual is added to its scores" if residual else ""
+        return ObservedCall(num_tokens, refusal=refusal, samples=samples)
+
+    def macs(self, module: nn.Module, num_tokens: int) -> int:
+        assert isinstance(module, Mixer)
+        return module.macs(num_tokens)
+
+    def adapt(self, module: nn.Module, mixer: Mixer, *, drop_positions: bool = False) -> nn.Module:
+        return mixer

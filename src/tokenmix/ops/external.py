@@ -1,6 +1,6 @@
 """External attention: tokens attend to two learned memories of S slots, in time linear in N; also over processes."""
 
-from typing import Literal, get_args
+from typing import Literal, TypedDict, get_args
 
 import torch
 import torch.distributed as dist
@@ -11,11 +11,20 @@ from tokenmix.errors import UserError
 from tokenmix.kernels.support import autocast_inputs, require_triton
 from tokenmix.ops.attention import attention
 from tokenmix.ops.checks import check_choice, check_chunk_size, check_rates, check_tensor, check_whole
-from tokenmix.ops.external.blocks import external_by_blocks
-from tokenmix.ops.external.reference import Factors, Normalization, cosine, reference_map
+from tokenmix.ops.external_blocks import Factors, Normalization, cosine, external_by_blocks, reference_map
 from tokenmix.ops.normalize import broadcast_mask, double_normalize, slot_offset
 
 Backend = Literal["eager", "tiled", "sdpa", "triton"]
+
+
+class Options(TypedDict):
+    """What a layer passes on to `external_attention` as it is."""
+
+    normalization: Normalization
+    num_steps: int
+    chunk_size: int | None
+    backend: Backend | None
+
 
 WHOLE_MAP = ("sigmoid", "entmax15")
 """Normalisations of the materialized map alone."""
@@ -70,15 +79,11 @@ def external_attention(
             materializes the map; `"sdpa"` is PyTorch's attention over the slots. All but `"eager"` have one Sinkhorn
             step, and no dropout.
 
-    All backends compute `tokenmix.ops.external.reference.reference`. How long they take next to the two bare products:
+    All backends compute `tokenmix.ops.external_blocks.reference`. How long they take next to the two bare products:
     docs/benchmarks.md.
 
     Returns:
         (..., N, d_v), in the query's type; half precision is normalised in float32.
-
-    Raises:
-        UserError: shapes that do not match, an unknown normalisation, options that exclude each other, a backend that
-            does not support the call.
     """
     check_options(normalization, num_steps, chunk_size, dropout, backend)
     factors = checked_factors(Factors(query, key_memory, value_memory, key_bias, value_bias, mask))
@@ -171,9 +176,6 @@ def check_options(
 def checked_factors(factors: Factors) -> Factors:
     """The tensors if they fit each other, the query with 0 where no token takes part, so that no value there, NaN
     included, reaches a memory's gradient. The mask then broadcasts against the tokens (..., N).
-
-    Raises:
-        UserError: tensors that do not fit.
     """
     query, key_memory, value_memory, key_bias, value_bias, mask = factors
     for name, tensor in (("query", query), ("key_memory", key_memory), ("value_memory", value_memory)):
@@ -279,13 +281,8 @@ def sharded_external_attention(
 
     Args:
         query: F of the rank's tokens, (B, H, N_r, d) or any other leading axes.
-        key_memory: M_k, (S, d).
-        value_memory: M_v, (S, d_v).
-        key_bias: b_k, (S,).
-        value_bias: b_v, (d_v,).
-        mask: bool, True = the token takes part; of the rank's tokens, (B, N_r) or (..., N_r).
-        num_steps: Sinkhorn steps.
-        chunk_size: tokens that are worked on at a time; each chunk's map is made again in the backward pass.
+        mask: of the rank's tokens, (B, N_r) or (..., N_r).
+        key_memory, value_memory, key_bias, value_bias, num_steps, chunk_size: as in `external_attention`.
         group: the processes; None for all.
 
     Returns:

@@ -1,0 +1,309 @@
+"""Outputs of a student and its teacher: how they are read, what the student loses against them, how near it is."""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.registry import Arguments
+from tokenmix.swap.probe import watch_calls
+
+Output = str | Callable[[Any, Any], Tensor] | None
+LABELS = ("label", "labels")
+
+
+@dataclass(frozen=True)
+class OutputReader:
+    """The output of a model on a batch.
+
+    Attributes:
+        output: as of `distill`.
+        device: where the models are.
+        half: compute in bfloat16 where autocast does.
+    """
+
+    output: Output
+    device: torch.device
+    half: bool = False
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        """Run the model on a tensor, the first of a tuple, or a mapping by name; the output that is compared.
+
+        Of a mapping, labels and what the forward pass has no argument for are left out.
+        """
+        given = batch[0] if isinstance(batch, tuple | list) and batch else batch
+        kwargs: Arguments = {}
+        if isinstance(given, Mapping):
+            parameters = inspect.signature(model.forward).parameters
+            all_taken = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+            kwargs = {k: v for k, v in given.items() if (all_taken or k in parameters) and k not in LABELS}
+            if not kwargs:
+                raise UserError(
+                    f"a batch has {', '.join(map(str, given))}, and the forward pass of {type(model).__name__} takes "
+                    f"{', '.join(parameters)}; rename the keys"
+                )
+        elif not isinstance(given, Tensor):
+            raise UserError(
+                f"a batch is a tensor, a tuple whose first is the input, or a dict of arguments, got "
+                f"{type(batch).__name__}; change what the loader gives"
+            )
+        output = self.output
+        with self.autocast():
+            result = model(**kwargs) if kwargs else model(given)
+            if callable(output):
+                found = output(result, batch)
+            elif output in ("mean", "cls"):
+                found, mask = _named(result, "last_hidden_state"), mask_of(batch)
+                if found.dim() != 3:
+                    raise UserError(f"output={output!r} pools tokens (B, N, D), got {tuple(found.shape)}; leave it out")
+                if output == "cls":
+                    found = found[:, 0]
+                else:
+                    weights = torch.ones_like(found[..., :1]) if mask is None else mask.unsqueeze(-1).to(found.dtype)
+                    found = (found * weights).sum(1) / weights.sum(1).clamp_min(1)
+            else:
+                found = _named(result, output)
+        if not isinstance(found, Tensor) or not found.is_floating_point():
+            kind = found.dtype if isinstance(found, Tensor) else type(found).__name__
+            raise UserError(
+                f"output={output!r} gives {kind}; name an output that is a tensor of numbers, or a function"
+            )
+        return found
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.half)
+
+    def moved(self, batch: Any) -> Any:
+        """The batch on the device of the models."""
+        if isinstance(batch, Tensor):
+            return batch.to(self.device)
+        if isinstance(batch, Mapping):
+            return {key: self.moved(value) for key, value in batch.items()}
+        return [self.moved(value) for value in batch] if isinstance(batch, tuple | list) else batch
+
+
+def mask_of(batch: Any) -> Tensor | None:
+    """`attention_mask` of a batch of text, True = the token counts; None without one."""
+    given = batch[0] if isinstance(batch, tuple | list) and batch else batch
+    mask = given.get("attention_mask") if isinstance(given, Mapping) else None
+    return mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
+
+
+def _named(result: object, name: str | None) -> Any:
+    if isinstance(result, Tensor):
+        return result
+    if isinstance(result, tuple | list):
+        return result[0]
+    found = dict(result) if isinstance(result, Mapping) else {}
+    wanted = ("logits", "last_hidden_state") if name is None else (name,)
+    key = next((key for key in wanted if key in found), None)
+    if key is None:
+        has = ", ".join(map(str, found)) or type(result).__name__
+        raise UserError(
+            f"the model returns {has}, and {' or '.join(wanted)} is not among them; name one by output=, or give a "
+            "function of the result and the batch"
+        )
+    return found[key]
+
+
+LossName = Literal["cosine", "mse", "kl"]
+OutputLoss = Callable[[Tensor, Tensor], Tensor]
+
+
+def output_loss(loss: LossName | OutputLoss, temperature: float) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """The loss of student's and teacher's outputs under a mask, by name or function.
+
+    Ours compare rows (n, D); a user's function is given the outputs themselves.
+    """
+    if not callable(loss) and loss not in get_args(LossName):
+        raise unknown_name("loss", str(loss), get_args(LossName))
+    by_rows: dict[str, OutputLoss] = {
+        "cosine": cosine_loss,
+        "mse": relative_error,
+        "kl": partial(distillation_loss, temperature=temperature),
+    }
+
+    def compare(student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
+        if student.shape != teacher.shape:
+            raise UserError(
+                f"the student's output is {tuple(student.shape)} and the teacher's {tuple(teacher.shape)}; choose "
+                "outputs of one shape by output="
+            )
+        if callable(loss):
+            return loss(student, teacher)
+        return by_rows[loss](rows_of(student, mask), rows_of(teacher, mask))
+
+    return compare
+
+
+def cosine_loss(student: Tensor, teacher: Tensor) -> Tensor:
+    """1 - cos(s, t), the mean over rows (n, D)."""
+    return 1 - F.cosine_similarity(student.float(), teacher.float(), dim=-1).mean()
+
+
+def relative_error(student: Tensor, teacher: Tensor) -> Tensor:
+    """|s - t|^2 / |t|^2, the mean squared error in units of the teacher's mean square; a student that gives 0 has 1."""
+    wanted = teacher.float()
+    return (student.float() - wanted).square().sum() / wanted.square().sum().clamp_min(1e-12)
+
+
+def distillation_loss(student: Tensor, teacher: Tensor, temperature: float, count: Tensor | None = None) -> Tensor:
+    """T^2 KL(softmax(teacher / T) || softmax(student / T)), logits (rows, classes), summed and divided by `count`.
+
+    Paper:
+        Hinton et al., Distilling the Knowledge in a Neural Network (arXiv 1503.02531). T^2 keeps the gradients of
+        different temperatures alike.
+    """
+    log_p, log_q = ((logits.float() / temperature).log_softmax(-1) for logits in (teacher, student))
+    divergence = F.kl_div(log_q, log_p, log_target=True, reduction="sum")
+    return temperature**2 * divergence / (max(1, len(student)) if count is None else count)
+
+
+class LayerCall(NamedTuple):
+    """One call of a teacher's layer: its name, how it was called, and what came out, without maps."""
+
+    name: str
+    method: str
+    args: tuple[Any, ...]
+    kwargs: Arguments
+    out: Tensor
+
+
+@contextmanager
+def watched_layers(teacher: nn.Module, names: Sequence[str]) -> Iterator[list[LayerCall]]:
+    """The calls of these layers of a model that runs in the block, without gradients."""
+    calls: list[LayerCall] = []
+    with torch.no_grad(), ExitStack() as stack:
+        for name in names:
+            note = partial(lambda name, how, args, kwargs, out: LayerCall(name, how, args, kwargs, _first(out)), name)
+            stack.enter_context(watch_calls(teacher.get_submodule(name), calls, note))
+        yield calls
+
+
+def layer_loss(student: nn.Module, calls: Sequence[LayerCall], mask: Tensor | None = None) -> Tensor:
+    """How far the student's layers are from the teacher's of the same name, each given the teacher's input.
+
+        1/L sum_l |S_l(x_l) - A_l(x_l)|^2 / |A_l(x_l)|^2
+
+    Each layer learns by itself, so that an early one that is still far off does not disturb those after it. A layer
+    that gives 0 has 1.
+
+    Args:
+        student: whose layers learn.
+        calls: of the teacher's layers, from `watched_layers`.
+        mask: (B, N), True = the token counts; of outputs (B, N, D) only.
+    """
+    losses, carry = [], None
+    for name, method, args, kwargs, wanted in calls:
+        if method == "mix":
+            # Layers that pass scores on take those of the student.
+            args, kwargs = (args[0], carry, *args[2:]), {key: kwargs[key] for key in kwargs if key != "carry"}
+        result = getattr(student.get_submodule(name), method)(*args, **kwargs)
+        carry = result[1] if method == "mix" else None
+        losses.append(relative_error(rows_of(_first(result), mask), rows_of(wanted, mask)))
+    return torch.stack(losses).mean()
+
+
+def rows_of(output: Tensor, mask: Tensor | None = None) -> Tensor:
+    """An output as rows (n, D): vectors (B, D), tokens (B, N, D) that the mask has, or pixels of (B, C, H, W)."""
+    if output.dim() == 3 and mask is not None and mask.shape == output.shape[:2]:
+        return output[mask]
+    if output.dim() == 4:
+        output = output.movedim(1, -1)
+    return output.flatten(0, -2) if output.dim() > 1 else output.unsqueeze(-1)
+
+
+def _first(result: Tensor | Sequence[Tensor]) -> Tensor:
+    """What attention returns, without the maps or scores that some return with it."""
+    return result if isinstance(result, Tensor) else result[0]
+
+
+NEIGHBOURS = 10
+MOST_COMPARED = 5000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fidelity:
+    """A student's outputs next to its teacher's, on held-out samples.
+
+    Attributes:
+        rows: vectors compared: samples, tokens or pixels.
+        loss: the loss that is trained.
+        cosine: mean of cos(s, t).
+        mse: |s - t|^2 / |t|^2.
+        agreement: share of rows whose largest entry is the same, which is the answer of a classifier.
+        neighbours: of embeddings (B, D), the share of a sample's 10 nearest by cosine that are the teacher's; None for
+            other outputs, and below 20 samples. It depends on their number; of more than 5,000 the first are taken.
+    """
+
+    rows: int
+    loss: float
+    cosine: float
+    mse: float
+    agreement: float
+    neighbours: float | None
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Held-out batches, and the teacher's outputs on them."""
+
+    batches: Sequence[Any]
+    wanted: Sequence[Tensor]
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, teacher: nn.Module, batches: Iterable[Any], reader: OutputReader) -> "HeldOut":
+        kept = [reader.moved(batch) for batch in batches]
+        if not kept:
+            raise UserError("held_out has no batch; give some, or leave it out")
+        with evaluating(teacher):
+            return cls(kept, [reader(teacher, batch) for batch in kept])
+
+    @torch.no_grad()
+    def fidelity(
+        self, student: nn.Module, reader: OutputReader, loss: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    ) -> Fidelity:
+        losses, ours, theirs = [], [], []
+        for batch, wanted in zip(self.batches, self.wanted, strict=True):
+            with evaluating(student):
+                given, mask = reader(student, batch), mask_of(batch)
+            losses.append(loss(given, wanted, mask).float() * len(given))
+            ours.append(rows_of(given, mask).float())
+            theirs.append(rows_of(wanted, mask).float())
+        given, wanted = torch.cat(ours), torch.cat(theirs)
+        vectors = self.wanted[0].dim() == 2 and len(given) >= 2 * NEIGHBOURS
+        return Fidelity(
+            rows=len(given),
+            loss=(torch.stack(losses).sum() / sum(map(len, self.wanted))).item(),
+            cosine=F.cosine_similarity(given, wanted, dim=-1).mean().item(),
+            mse=((given - wanted).square().sum() / wanted.square().sum().clamp_min(1e-12)).item(),
+            agreement=(given.argmax(-1) == wanted.argmax(-1)).float().mean().item(),
+            neighbours=neighbour_overlap(given[:MOST_COMPARED], wanted[:MOST_COMPARED]) if vectors else None,
+        )
+
+
+def neighbour_overlap(student: Tensor, teacher: Tensor) -> float:
+    """The share of each row's nearest rows by cosine, itself left out, that both have in common; (n, D) each."""
+    similar = [unit @ unit.T for unit in (F.normalize(rows, dim=-1) for rows in (student, teacher))]
+    ours, theirs = (cosines.fill_diagonal_(-2.0).topk(NEIGHBOURS).indices for cosines in similar)
+    return (ours.unsqueeze(2) == theirs.unsqueeze(1)).any(2).float().mean().item()
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """A model in evaluation mode, as it was before at the end."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

@@ -1,0 +1,324 @@
+"""The spatial gating unit of gMLP, aMLP's tiny attention, and the branch of a block that both are in."""
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from tokenmix.errors import UserError
+from tokenmix.layers.base import Capabilities, Device, Factory, Mixer, finish, replace_parameter, zero_masked
+from tokenmix.ops.attention import attention, attention_probabilities
+from tokenmix.ops.checks import check_choice, check_flags, check_numbers, check_rates, check_tensor, check_whole
+from tokenmix.ops.gating import GateVariant, fft_macs, gate_matrix, gated_tokens
+from tokenmix.ops.resize import resize_gate
+
+GateKind = Literal["dense", "toeplitz", "toeplitz-fft"]
+
+
+class SpatialGatingUnit(Mixer):
+    """Features multiplied by a learned linear map over the tokens.
+
+        s(Z) = Z_1 * (W LayerNorm(Z_2) + b 1^T)            `split`; the other variants in `tokenmix.ops.spatial_gate`
+
+    Paper:
+        Liu et al., Pay Attention to MLPs (arXiv 2105.08050), section 2.1.
+
+    Args:
+        dim: channels C of the input.
+        num_tokens: n, the largest number of tokens.
+        variant: `"split"`, `"multiplicative"`, `"additive"` or `"linear"`.
+        gate: `"dense"`, n^2 weights (images); `"toeplitz"`, 2n-1 weights W_ij = w_(i-j) (text); `"toeplitz-fft"`, the
+            same weights applied in O(N log N).
+        causal: token i is gated by tokens up to i.
+        norm: LayerNorm on what W meets.
+        init_std: standard deviation of W at the start.
+
+    Attributes:
+        out_dim: C/2 for `split`, C otherwise.
+
+    Shape:
+        (B, N, C) with N <= n to (B, N, out_dim). Fewer tokens than n meet the leading block of W.
+
+    The unit starts as the identity on Z_1: W ~ N(0, init_std), b = 1. The paper wants W near zero and prints no number;
+    1e-6 is timm's. For the ablations, about whose start the paper says nothing, the same aim gives b = 0 when additive,
+    and W = I, b = 0 when linear. Padding is not masked in the paper; here it is if there is a mask.
+    """
+
+    capabilities = Capabilities(causal=True, length="up-to", map="gate", equivariant=False)
+
+    def __init__(
+        self,
+        dim: int,
+        num_tokens: int,
+        *,
+        variant: GateVariant = "split",
+        gate: GateKind = "dense",
+        causal: bool = False,
+        norm: bool = True,
+        init_std: float = 1e-6,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_whole(dim=dim, num_tokens=num_tokens)
+        check_choice("variant", variant, get_args(GateVariant))
+        check_choice("gate", gate, get_args(GateKind))
+        check_flags(causal=causal, norm=norm)
+        check_numbers(0.0, init_std=init_std)
+        if variant == "split" and dim % 2:
+            raise UserError(f"a split gate halves its channels, got dim={dim}; give an even dim or another variant")
+        factory: Factory = {"device": device, "dtype": dtype}
+        self.dim, self.num_tokens, self.causal = dim, num_tokens, causal
+        self.variant: GateVariant = variant
+        self.gate: GateKind = gate
+        self.init_std = init_std
+        self.out_dim = dim // 2 if variant == "split" else dim
+        self.norm = nn.LayerNorm(self.out_dim, **factory) if norm else nn.Identity()
+        shape = (num_tokens, num_tokens) if gate == "dense" else (2 * num_tokens - 1,)
+        self.weight = nn.Parameter(torch.empty(shape, **factory))
+        self.bias = nn.Parameter(torch.empty(num_tokens, **factory))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Start as the identity."""
+        if isinstance(self.norm, nn.LayerNorm):
+            self.norm.reset_parameters()
+        nn.init.normal_(self.weight, std=self.init_std)
+        nn.init.constant_(self.bias, 1.0 if self.variant in ("split", "multiplicative") else 0.0)
+        if self.variant == "linear":
+            diagonal = self.weight.diagonal() if self.gate == "dense" else self.weight[self.num_tokens - 1]
+            diagonal.add_(1.0)
+
+    # Without a `*`: the ONNX exporter of traced graphs gives every argument of a forward method by place.
+    def forward(self, x: Tensor, mask: Tensor | None = None, addend: Tensor | None = None) -> Tensor:
+        """Gate x (B, N, C); `addend` (B, N, out_dim) joins W Z_2 + b before the product."""
+        x, mask = self.checked(x, mask)
+        if addend is not None and not self.inside:
+            check_tensor("addend", addend)
+            if addend.shape != (*x.shape[:2], self.out_dim):
+                raise UserError(
+                    f"addend must be {(*x.shape[:2], self.out_dim)}, got {tuple(addend.shape)}; it joins the output of "
+                    f"the gate, of width {self.out_dim}"
+                )
+        out = gated_tokens(
+            x,
+            self.weight,
+            self.bias,
+            variant=self.variant,
+            norm=self.norm,
+            addend=addend,
+            mask=mask,
+            causal=self.causal,
+            method="fft" if self.gate == "toeplitz-fft" else "dense",
+        )
+        return out if self.inside else zero_masked(out, mask)
+
+    def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The (N, N) matrix W that the tokens of x met. It has no batch axis: a mask, which is per sample, is checked
+        and otherwise has no part in it; in `forward` the columns of masked tokens meet zeros and their rows are
+        dropped."""
+        self.checked(x, mask)
+        return self.matrix(x.shape[1])
+
+    def matrix(self, n: int) -> Tensor:
+        """The (n, n) matrix W that n tokens meet."""
+        return gate_matrix(self.weight, n, causal=self.causal)
+
+    def set_grid(self, old: Sequence[int], new: Sequence[int]) -> None:
+        """Interpolate W and b (`tokenmix.ops.resize_gate`); a Toeplitz gate only over tokens in a line.
+
+        Raises:
+            UserError: a Toeplitz gate over a grid of rows, whose weights depend on a shift in the line of all rows.
+        """
+        if self.gate != "dense" and len(old) > 1:
+            raise UserError(
+                f"a {self.gate} gate cannot be resized from grid {tuple(old)} to {tuple(new)}, since a shift along "
+                "the sequence is not a shift on the grid; use a dense gate, or build the model at that size"
+            )
+        weight, bias = resize_gate(self.weight, self.bias, old, new)
+        replace_parameter(self, "weight", weight)
+        replace_parameter(self, "bias", bias)
+        self.num_tokens = len(bias)
+
+    def macs(self, num_tokens: int) -> int:
+        """N^2 out_dim, or N log N by FFT (`fft_macs`); the elementwise product is not counted."""
+        check_whole(num_tokens=num_tokens)
+        if self.gate == "toeplitz-fft":
+            return fft_macs(num_tokens, self.out_dim)
+        return num_tokens**2 * self.out_dim
+
+
+class TinyAttention(Mixer):
+    """Single-head self-attention of small width.
+
+        Q, K, V = split(W_qkv x),    out = W_o softmax(Q K^T / sqrt(d)) V
+
+    Paper:
+        Liu et al., Pay Attention to MLPs (arXiv 2105.08050), section 4.3 (aMLP).
+
+    Args:
+        dim: width D of the tokens.
+        out_dim: width of the output; D if not given. In aMLP it is half of the hidden width.
+        attention_dim: width d of the head: 64 in aMLP-base, 128 in aMLP-large.
+        causal: token i sees tokens up to i.
+
+    Shape:
+        (B, N, D) to (B, N, out_dim).
+    """
+
+    capabilities = Capabilities(causal=True, map="tokens")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        out_dim: int | None = None,
+        attention_dim: int = 64,
+        causal: bool = False,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        out_dim = dim if out_dim is None else out_dim
+        check_whole(dim=dim, out_dim=out_dim, attention_dim=attention_dim)
+        check_flags(causal=causal)
+        factory: Factory = {"device": device, "dtype": dtype}
+        self.dim, self.out_dim, self.attention_dim, self.causal = dim, out_dim, attention_dim, causal
+        self.qkv = nn.Linear(dim, 3 * attention_dim, **factory)
+        self.proj = nn.Linear(attention_dim, out_dim, **factory)
+
+    # Without a `*`: the ONNX exporter of traced graphs gives every argument of a forward method by place.
+    def forward(self, x: Tensor, mask: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
+        """Attend over the tokens of x (B, N, D); `weights` (B, 1, N, N) replaces the layer's own map."""
+        x, mask = self.checked(x, mask)
+        query, key, value = self.qkv(x).unsqueeze(1).chunk(3, dim=-1)
+        if weights is None:
+            mixed = attention(query, key, value, mask=mask, causal=self.causal)
+        else:
+            mixed = weights @ value
+        return finish(self.proj(mixed.squeeze(1)), None if self.inside else mask)
+
+    def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(B, 1, N, N): what token i took from token j."""
+        x, mask = self.checked(x, mask)
+        query, key, _ = self.qkv(x).unsqueeze(1).chunk(3, dim=-1)
+        return attention_probabilities(query, key, mask=mask, causal=self.causal)
+
+    def macs(self, num_tokens: int) -> int:
+        """3 N D d + 2 N^2 d + N d out_dim."""
+        check_whole(num_tokens=num_tokens)
+        projections = num_tokens * self.attention_dim * (3 * self.dim + self.out_dim)
+        return projections + 2 * num_tokens**2 * self.attention_dim
+
+
+class GatedMLP(Mixer):
+    """gMLP's block without its norm and shortcut; it mixes channels and tokens at once.
+
+        Z = GELU(U x),    y = V (Z_1 * (W LayerNorm(Z_2) + b 1^T + TinyAttention(x)))
+
+    Paper:
+        Liu et al., Pay Attention to MLPs (arXiv 2105.08050), section 2 (gMLP) and 4.3 (aMLP).
+
+    Args:
+        dim: width D.
+        num_tokens: n, the largest number of tokens.
+        expansion: hidden width over D. The paper's networks, in which this is the whole block, use 6. The default 2 is
+            to replace self-attention: 3 D^2 + n^2 weights, which is self-attention's 4 D^2 when n = D.
+        variant, gate, causal: see `SpatialGatingUnit`.
+        attention_dim: width of tiny attention's head (aMLP: 64 or 128); 0 for none.
+        dropout: rate on the output.
+
+    Shape:
+        (B, N, D) with N <= n to (B, N, D).
+
+    Tiny attention reads x, before U, and is added inside the gate. The paper does not say how it starts: here its
+    output projection starts as W does, near zero, so that the branch starts as the plain MLP on Z_1, V GELU(U_1 x).
+    """
+
+    capabilities = Capabilities(causal=True, length="up-to", map="gate", equivariant=False)
+
+    def __init__(
+        self,
+        dim: int,
+        num_tokens: int,
+        *,
+        expansion: float = 2.0,
+        variant: GateVariant = "split",
+        gate: GateKind = "dense",
+        causal: bool = False,
+        attention_dim: int = 0,
+        dropout: float = 0.0,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_whole(dim=dim, num_tokens=num_tokens)
+        check_whole(0, attention_dim=attention_dim)
+        check_rates(dropout=dropout)
+        check_numbers(0.0, expansion=expansion)
+        hidden = int(dim * expansion)
+        if hidden < 1 or (variant == "split" and hidden % 2):
+            raise UserError(
+                f"hidden width {hidden} = int({dim} * {expansion}) must be positive, and even for a split gate, got "
+                f"{expansion=}; for example expansion={2 * (hidden // 2) / dim if hidden > 1 else 2:g}"
+            )
+        factory: Factory = {"device": device, "dtype": dtype}
+        self.dim, self.num_tokens, self.hidden = dim, num_tokens, hidden
+        self.proj_in = nn.Linear(dim, hidden, **factory)
+        self.act = nn.GELU()
+        self.gating = SpatialGatingUnit(hidden, num_tokens, variant=variant, gate=gate, causal=causal, **factory)
+        self.gating.inside = True
+        width = self.gating.out_dim
+        self.tiny_attention = (
+            TinyAttention(dim, out_dim=width, attention_dim=attention_dim, causal=causal, **factory)
+            if attention_dim
+            else None
+        )
+        if self.tiny_attention is not None:
+            self.tiny_attention.inside = True
+            # For networks that draw the weights of all linear layers.
+            self.tiny_attention.proj.init_std = self.gating.init_std  # pyrefly: ignore[bad-argument-type]
+        self.proj_out = nn.Linear(width, dim, **factory)
+        self.dropout = nn.Dropout(dropout)
+        self.reset_gate()
+
+    def reset_gate(self) -> None:
+        """Start as the plain MLP; call it after a network has drawn its own weights for the linear layers."""
+        self.gating.reset_parameters()
+        if self.tiny_attention is not None:
+            nn.init.normal_(self.tiny_attention.proj.weight, std=self.gating.init_std)
+            nn.init.zeros_(self.tiny_attention.proj.bias)
+
+    # Without a `*`: the ONNX exporter of traced graphs gives every argument of a forward method by place.
+    def forward(self, x: Tensor, mask: Tensor | None = None, attention: Tensor | None = None) -> Tensor:
+        """Mix the tokens of x (B, N, D).
+
+        `attention` (B, 1, N, N) replaces the map of tiny attention, so that gradients reach it; it costs more.
+        """
+        x, mask = self.checked(x, mask)
+        z = self.act(self.proj_in(x))
+        addend = None if self.tiny_attention is None else self.tiny_attention(x, mask, attention)
+        return finish(self.dropout(self.proj_out(self.gating(z, mask, addend))), mask)
+
+    def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        self.checked(x, mask)
+        return self.gating.matrix(x.shape[1])
+
+    def tiny_attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The (B, 1, N, N) map of tiny attention."""
+        if self.tiny_attention is None:
+            raise UserError("this GatedMLP has no tiny attention; build it with attention_dim=64")
+        return self.tiny_attention.attention_map(*self.checked(x, mask))
+
+    def set_grid(self, old: Sequence[int], new: Sequence[int]) -> None:
+        self.gating.set_grid(old, new)
+        self.num_tokens = self.gating.num_tokens
+
+    def macs(self, num_tokens: int) -> int:
+        """N D hidden + N^2 out + N out D, plus tiny attention's; out = hidden/2 for a split gate."""
+        check_whole(num_tokens=num_tokens)
+        linear = num_tokens * self.dim * (self.hidden + self.gating.out_dim)
+        tiny = 0 if self.tiny_attention is None else self.tiny_attention.macs(num_tokens)
+        return linear + self.gating.macs(num_tokens) + tiny

@@ -1,1 +1,0 @@
-"""External attention: its interface and the backends that compute it."""
