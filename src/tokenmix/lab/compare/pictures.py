@@ -11,7 +11,6 @@ from PIL import Image
 from torch import Tensor
 
 from tokenmix.lab.compare.results import Example
-from tokenmix.lab.data.images import ImageData
 from tokenmix.lab.inspect.maps import SIGNED, Tile, attention_maps, tiles_of
 from tokenmix.lab.train.task import TaskData, TaskModule
 from tokenmix.layers.base import Mixer
@@ -90,24 +89,16 @@ def make_examples(
     trained: Mapping[str, TaskModule], data: TaskData, number: int = 4
 ) -> tuple[list[Example], list[ExampleMaps | ShownExample]]:
     """Predictions of trained variants on a few test samples: as the task shows them, of other images with maps."""
-    images = getattr(data, "images", None)
-    if trained and type(next(iter(trained.values()))).show is not TaskModule.show:
+    images, task = getattr(data, "images", None), next(iter(trained.values()))
+    if type(task).show is not TaskModule.show:
         batch = next(iter(data.test_batches(batch_size=number)))
         rows = {name: task.eval().show(batch)[:number] for name, task in trained.items()}
         return [], [
             ShownExample(i, one.input, one.truth, {name: row[i].prediction for name, row in rows.items()})
             for i, one in enumerate(next(iter(rows.values())))
         ]
-    if not trained or images is None:
+    if images is None:
         return [], []
-    examples, maps = _with_maps(trained, images, number)
-    return examples, list(maps)
-
-
-def _with_maps(
-    trained: Mapping[str, TaskModule], images: ImageData, number: int
-) -> tuple[list[Example], list[ExampleMaps]]:
-    task = next(iter(trained.values()))
     places = torch.linspace(0, len(images.test) - 1, min(CANDIDATES, len(images.test))).long()
     pixels, places = images.test.pixels(places)
     labels = images.test.labels[places]
@@ -138,7 +129,7 @@ def _with_maps(
         )
         for row, i in enumerate(chosen)
     ]
-    return examples, shown
+    return examples, list(shown)
 
 
 def choose_images(right: Tensor, labels: Tensor, number: int) -> list[int]:
