@@ -201,7 +201,8 @@ LIGHT = [
     "lab/train/folder",
     "lab/train/schema",
     "lab/train/sources",
-    *(f"lab/tasks/{file.parent.name}/options" for file in PACKAGE.glob("lab/tasks/*/options.py")),
+    "lab/tasks/__init__",
+    *(f"lab/tasks/{file.parent.name}/__init__" for file in PACKAGE.glob("lab/tasks/*/__init__.py")),
 ]
 
 

@@ -22,6 +22,7 @@ from tokenmix.lab.inspect import Tile
 from tokenmix.lab.train.config import CompareConfig
 from tokenmix.profiling.measure import Timing
 
+EXAMPLE = Example(7, "shoe", {"self": ("shoe", 0.9), "external": ("<shirt>", 0.6)})
 CURVE = Curve([100.0, 200.0], [1.0, 2.0], [0.5, 0.75])
 
 
@@ -71,7 +72,7 @@ def results() -> Results:
             variant("external", 10, [run(0, 0.85), run(1, 0.91)], "from N = 385"),
             variant("less", 30, [failed], "never"),
         ],
-        examples=[Example(7, "shoe", {"self": ("shoe", 0.9), "external": ("<shirt>", 0.6)})],
+        examples=[EXAMPLE],
     )
 
 
@@ -98,7 +99,9 @@ def maps() -> list[ExampleMaps]:
         Tile("flat", torch.ones(4, 4)),
     ]
     matrix = [Tile("whole", values - 0.5, signed=True, on_image=False)]
-    return [ExampleMaps(7, torch.zeros(1, 8, 8, dtype=torch.uint8), {"self": [tiles, tiles], "external": [matrix]})]
+    return [
+        ExampleMaps(EXAMPLE, torch.zeros(1, 8, 8, dtype=torch.uint8), {"self": [tiles, tiles], "external": [matrix]})
+    ]
 
 
 def test_results_come_back_from_the_file(results: Results, tmp_path: Path):

@@ -29,32 +29,28 @@ def fit_baselines(task: TaskModule, data: TaskData) -> dict[str, float]:
     scores: dict[str, float] = {}
     if not task.baselines or task.data.get("classes") == []:  # Numbers for labels are of no class.
         return scores
-    features, targets = _gathered(task, data)
+    # Of at most `MOST` training samples; targets that are one for each of several places flat.
+    given, wanted, seen = list[Any](), list[Tensor](), 0
+    for some, true in task.plain_samples(data, "train"):
+        given.append(some)
+        wanted.append(true.flatten())
+        seen += len(true)
+        if seen >= MOST:
+            break
+    features: Features = None
+    if given[0] is not None:
+        features = torch.cat(given) if isinstance(given[0], Tensor) else [text for part in given for text in part]
+    targets = torch.cat(wanted)
     for name in task.baselines:
         start = time.monotonic()
         predict = BASELINES[name](features, targets, task.num_targets())
         parts, seen = list[Rows](), 0
-        for given, wanted in task.plain_samples(data, "test"):
-            index = torch.arange(seen, seen := seen + len(wanted))
-            parts.append(joined([task.judged(predict(given, wanted), wanted, index)]))
+        for some, true in task.plain_samples(data, "test"):
+            index = torch.arange(seen, seen := seen + len(true))
+            parts.append(joined([task.judged(predict(some, true), true, index)]))
         scores[name] = float(task.metrics[task.monitor](joined(parts)))
         log(f"{name}: {task.monitor} {scores[name]:.4f} in {time.monotonic() - start:.0f} s")
     return scores
-
-
-def _gathered(task: TaskModule, data: TaskData) -> tuple[Features, Tensor]:
-    """Features and targets of at most `MOST` training samples; targets that are one for each of several places flat."""
-    parts, targets, seen = [], [], 0
-    for given, wanted in task.plain_samples(data, "train"):
-        parts.append(given)
-        targets.append(wanted.flatten())
-        seen += len(wanted)
-        if seen >= MOST:
-            break
-    if parts[0] is None:
-        return None, torch.cat(targets)
-    features: Features = torch.cat(parts) if isinstance(parts[0], Tensor) else [text for part in parts for text in part]
-    return features, torch.cat(targets)
 
 
 def frequencies(features: Features, targets: Tensor, classes: int) -> Predictor:

@@ -24,7 +24,7 @@ from tokenmix.lab.compare.baselines import fit_baselines
 from tokenmix.lab.compare.costs import measure_steps, measure_variants, skeleton_of
 from tokenmix.lab.compare.grid import choose_cells, copy_runs, merge_settings, split_grid, write_grid
 from tokenmix.lab.compare.notes import budget_sentence, failed_runs, finding_sentence, notes, uncertainty
-from tokenmix.lab.compare.pictures import make_examples
+from tokenmix.lab.compare.pictures import ExampleMaps, make_examples
 from tokenmix.lab.compare.report import ComparisonResult, write_report
 from tokenmix.lab.compare.results import Results, Run, Variant
 from tokenmix.lab.compare.table import table_of
@@ -434,7 +434,7 @@ def _report(one: Comparison, runs: Runs, console: Console) -> Results:
     with _progress(lambda: "baselines and pictures", console):
         baselines = fit_baselines(task, one.data) if one.config.controls else {}
         trained = {name: load_task(cell.folder).cpu().float() for name, cell in finished.items()}
-        examples, shown = make_examples(trained, one.data)
+        shown = make_examples(trained, one.data)
     plan = make_plan(config, one.data.num_train)
     results = Results(
         command=repeat_command(one.config),
@@ -463,7 +463,7 @@ def _report(one: Comparison, runs: Runs, console: Console) -> Results:
             for variant in one.measured
             if variant.name in first
         ],
-        examples=examples,
+        examples=[example.known for example in shown if isinstance(example, ExampleMaps)],
         baselines=baselines,
         sampling=read_sampling(runs, task.monitor, one.data.unit),
     )

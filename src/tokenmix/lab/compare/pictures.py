@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,6 @@ from PIL import Image
 from torch import Tensor
 
 from tokenmix.lab.compare.results import Example
-from tokenmix.lab.data.images import ImageData
 from tokenmix.lab.inspect.maps import SIGNED, Tile, attention_maps, tiles_of
 from tokenmix.lab.train.task import TaskData, TaskModule
 from tokenmix.layers.base import Mixer
@@ -25,7 +24,7 @@ TILES = 4
 class ExampleMaps:
     """What the report shows of one test image: `image` is uint8 (C, H, W); `tiles` by mixer, then by block."""
 
-    index: int
+    known: Example
     image: Tensor
     tiles: dict[str, list[list[Tile]]]
 
@@ -88,26 +87,18 @@ def _coloured(scale: str, values: np.ndarray, opacity: np.ndarray) -> np.ndarray
 @torch.no_grad()
 def make_examples(
     trained: Mapping[str, TaskModule], data: TaskData, number: int = 4
-) -> tuple[list[Example], list[ExampleMaps | ShownExample]]:
+) -> Sequence[ExampleMaps | ShownExample]:
     """Predictions of trained variants on a few test samples: as the task shows them, of other images with maps."""
-    images = getattr(data, "images", None)
-    if trained and type(next(iter(trained.values()))).show is not TaskModule.show:
+    images, task = getattr(data, "images", None), next(iter(trained.values()))
+    if type(task).show is not TaskModule.show:
         batch = next(iter(data.test_batches(batch_size=number)))
         rows = {name: task.eval().show(batch)[:number] for name, task in trained.items()}
-        return [], [
+        return [
             ShownExample(i, one.input, one.truth, {name: row[i].prediction for name, row in rows.items()})
             for i, one in enumerate(next(iter(rows.values())))
         ]
-    if not trained or images is None:
-        return [], []
-    examples, maps = _with_maps(trained, images, number)
-    return examples, list(maps)
-
-
-def _with_maps(
-    trained: Mapping[str, TaskModule], images: ImageData, number: int
-) -> tuple[list[Example], list[ExampleMaps]]:
-    task = next(iter(trained.values()))
+    if images is None:
+        return []
     places = torch.linspace(0, len(images.test) - 1, min(CANDIDATES, len(images.test))).long()
     pixels, places = images.test.pixels(places)
     labels = images.test.labels[places]
@@ -122,23 +113,12 @@ def _with_maps(
         # Mixers may have no map to show, or be another library's attention.
         drawable = any(mixer.capabilities.map is not None for mixer in mixers)
         maps[name] = attention_maps(one.model, inputs[chosen]) if drawable else []
-    examples = [
-        Example(
-            index=int(places[i]),
-            label=images.classes[int(labels[i])],
-            answers={name: (images.classes[int(p[i].argmax())], float(p[i].max())) for name, p in answers.items()},
-        )
-        for i in chosen
-    ]
-    shown = [
-        ExampleMaps(
-            index=int(places[i]),
-            image=pixels[i],
-            tiles={name: [tiles_of(block, row, TILES) for block in blocks] for name, blocks in maps.items()},
-        )
-        for row, i in enumerate(chosen)
-    ]
-    return examples, shown
+    found = list[ExampleMaps]()
+    for row, i in enumerate(chosen):
+        said = {name: (images.classes[int(p[i].argmax())], p[i].max().item()) for name, p in answers.items()}
+        tiles = {name: [tiles_of(block, row, TILES) for block in blocks] for name, blocks in maps.items()}
+        found.append(ExampleMaps(Example(int(places[i]), images.classes[int(labels[i])], said), pixels[i], tiles))
+    return found
 
 
 def choose_images(right: Tensor, labels: Tensor, number: int) -> list[int]:

@@ -38,10 +38,9 @@ def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps | 
     """Write report.html.
 
     The page's policy allows its own style, script and embedded images only, so that a name in it can start nothing.
-    `examples` are maps of test images, whose predictions are in `results.examples`, or samples as the task shows them.
+    `examples` are maps of test images, or samples as the task shows them.
     """
-    machine, answers = results.environment, {example.index: example for example in results.examples}
-    number, data = len(results.variants), results.data
+    machine, data, number = results.environment, results.data, len(results.variants)
     what = f"{number} variant{'s' if number > 1 else ''} of {results.config['model']}"
     commit = machine["commit"] or "installed package"
     return write_page(
@@ -67,7 +66,7 @@ def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps | 
         growth=growth_charts(results),
         bars=partial(bars, results),
         confusions=confusions(results),
-        examples=[(maps, answers[maps.index]) for maps in examples if isinstance(maps, ExampleMaps)],
+        examples=[maps for maps in examples if isinstance(maps, ExampleMaps)],
         tile_url=tile_url,
         shown=[example for example in examples if isinstance(example, ShownExample)],
         repeat={

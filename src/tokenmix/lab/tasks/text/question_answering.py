@@ -103,8 +103,7 @@ class QuestionAnswering(TextTask):
         return self.model(**inputs_of(batch)).loss, {}
 
     def evaluate(self, batch: Batch) -> Rows:
-        texts = [self._text(span, asked["context"]) for span, asked in zip(self._spans(batch), batch["asked"])]
-        rows = [agreement(text, asked["answers"]) for text, asked in zip(texts, batch["asked"])]
+        rows = [agreement(text, asked["answers"]) for (text, _), asked in zip(self._answers(batch), batch["asked"])]
         exact, f1 = torch.tensor(rows).view(-1, 2).unbind(1)
         return {"index": batch["index"], "exact_match": exact, "f1": f1}
 
@@ -114,11 +113,10 @@ class QuestionAnswering(TextTask):
         return {"exact_match": Metric.mean(itemgetter("exact_match")), "f1": Metric.mean(itemgetter("f1"))}
 
     def show(self, batch: Batch) -> list[Shown]:
-        found = []
-        for span, asked in zip(self._spans(batch), batch["asked"]):
-            answer = self._text(span, asked["context"])
-            found.append(Shown(asked["question"], next(iter(asked["answers"]), "") or "-", answer or "-"))
-        return found
+        return [
+            Shown(asked["question"], next(iter(asked["answers"]), "") or "-", answer or "-")
+            for (answer, _), asked in zip(self._answers(batch), batch["asked"])
+        ]
 
     def predict(self, inputs: Sequence[str | Path]) -> list[Values]:
         """Answer and its characters in the context, for lines of a question and its context, with a tab between them or
@@ -135,25 +133,24 @@ class QuestionAnswering(TextTask):
         for numbers in torch.arange(len(asked)).split(AT_ONCE):
             batch = whole.read(numbers, 0)
             moved = {k: v.to(self.device) if isinstance(v, Tensor) else v for k, v in batch.items()}
-            for span, question in zip(self._spans(moved), (asked[i] for i in numbers.tolist())):
-                text = self._text(span, question.context)
-                begin = question.context.index(text, span.begin) if text else None
+            for (text, span), one in zip(self._answers(moved), batch["asked"]):
+                begin = one["context"].index(text, span.begin) if text else None
                 place = {"begin": begin, "end": None if begin is None else begin + len(text)}
                 margin = round(span.score - span.none, 6)
-                answers.append({"question": question.question, "answer": text, **place, "margin": margin})
+                answers.append({"question": one["question"], "answer": text, **place, "margin": margin})
         return answers
 
-    def _spans(self, batch: Batch) -> list[Span]:
-        out = self.model(**inputs_of(batch))
+    def _answers(self, batch: Batch) -> list[tuple[str, Span]]:
+        """The answer to each question, "" for none, and the best span."""
+        out, found = self.model(**inputs_of(batch)), []
         start, end = out.start_logits.float(), out.end_logits.float()
-        rows = [batch["sample"] == i for i in range(len(batch["asked"]))]
-        return [best_span(start[row], end[row], batch["offsets"][row]) for row in rows]
-
-    def _text(self, span: Span, context: str) -> str:
-        if self.data["unanswerable"] and span.none > span.score:
-            return ""
-        # Pieces of some tokenizers begin with the space before a word.
-        return context[span.begin : span.end].strip()
+        for i, asked in enumerate(batch["asked"]):
+            row = batch["sample"] == i
+            span = best_span(start[row], end[row], batch["offsets"][row])
+            answered = not self.data["unanswerable"] or span.score >= span.none
+            # Pieces of some tokenizers begin with the space before a word.
+            found.append((asked["context"][span.begin : span.end].strip() if answered else "", span))
+        return found
 
 
 def _encoded(questions: Sequence[Question], tokenizer: Any, length: int, stride: int) -> EncodedQuestions:
