@@ -194,11 +194,7 @@ def decode_mask(segmentation: Any, height: int, width: int) -> Tensor:
     """Decode a COCO `segmentation` to a mask, bool (H, W).
 
     Run lengths are checked here, since pycocotools reads beyond its memory where they are too few: a string of two
-    letters gave 4,064 pixels of an image of 120.
-
-    Raises:
-        UserError: neither polygons nor run lengths, a polygon of fewer than three corners, lengths that do not fill the
-            image, or no pycocotools for polygons; without a name of a file, which the caller knows.
+    letters gave 4,064 pixels of an image of 120. A `UserError` is without a name of a file, which the caller knows.
     """
     if isinstance(segmentation, Mapping):
         return _from_runs(segmentation, height, width)

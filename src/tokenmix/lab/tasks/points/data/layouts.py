@@ -73,17 +73,8 @@ def load_clouds(request: DataRequest) -> PointData:
         if not bool((packed.labels == label).any()):
             raise UserError(f"class {name!r} of {folder} has no readable cloud for training; it needs {LAYOUT}")
     parts, names = _parts(packed, held, classes, folder) if with_parts else ({}, [])
-    normals = packed.normals is not None and held.normals is not None
-    return PointData(
-        packed,
-        held,
-        classes,
-        f"clouds: {folder.resolve()}",
-        [*skipped, *bad],
-        parts=parts,
-        part_names=names,
-        has_normals=normals,
-    )
+    source = f"clouds: {folder.resolve()}"
+    return PointData(packed, held, classes, source, [*skipped, *bad], parts=parts, part_names=names)
 
 
 def load_modelnet(request: DataRequest) -> PointData:
@@ -120,9 +111,8 @@ def load_modelnet(request: DataRequest) -> PointData:
         return replace(cloud, points=cloud.points[:NUM_POINTS], normals=normals)
 
     (train, test), skipped = kept("modelnet", sides, request.root, first)
-    normals = train.normals is not None and test.normals is not None
     source = f"modelnet: {folder.resolve()}, {NUM_POINTS} points each"
-    return PointData(train, test, classes, source, skipped, has_normals=normals)
+    return PointData(train, test, classes, source, skipped)
 
 
 def load_shapenet_part(request: DataRequest) -> PointData:
@@ -164,7 +154,7 @@ def load_shapenet_part(request: DataRequest) -> PointData:
     else:
         train, test = replace(train, parts=None), replace(test, parts=None)
     source = f"shapenet-part: {folder.resolve()}"
-    return PointData(train, test, classes, source, skipped, parts=parts, part_names=names, has_normals=True)
+    return PointData(train, test, classes, source, skipped, parts=parts, part_names=names)
 
 
 def _folder(request: DataRequest, layout: str) -> Path:
@@ -220,12 +210,9 @@ def _with_parts(item: Item) -> Cloud:
 
 
 def pack(items: Sequence[Item], read: Callable[[Item], Cloud], label: str) -> tuple[PackedClouds, list[Skipped]]:
-    """The clouds of these files, and those that were left out.
+    """The clouds of these files, and those that were left out; `UserError` if that is all.
 
     Normals are kept if every cloud has them, parts likewise.
-
-    Raises:
-        UserError: none can be read.
     """
     if not items:
         raise UserError(f"there are no {label} clouds; the list of them, or the folder, is empty")

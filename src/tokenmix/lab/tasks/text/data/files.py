@@ -280,8 +280,7 @@ class Table:
     def _read(self, part: int, columns: Sequence[str], label: str | None = None) -> Iterator[tuple[list[str], str]]:
         """The texts of some columns and the label of each row, without rows that lack one.
 
-        Raises:
-            UserError: what is wrong with the first row, if none can be used, or none of the first ten.
+        What is wrong with the first row is a `UserError` if none can be used, or none of the first ten.
         """
         usable, waiting = False, list[tuple[str, UserError]]()
         for where, row in self.parts[part]():
