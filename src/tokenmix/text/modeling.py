@@ -224,5 +224,5 @@ class GMLPModel(GMLPPreTrainedModel):
         return sum(layer.macs(num_tokens) for layer in self.blocks()) + pooler
 
 
-def _all_or_none(maps: list[Any]) -> tuple[Tensor, ...] | None:
-    return tuple(maps) if maps and maps[0] is not None else None
+def _all_or_none(maps: list[Tensor | None]) -> tuple[Tensor, ...] | None:
+    return tuple(found for found in maps if found is not None) or None

@@ -78,12 +78,12 @@ class LeftOut:
     """What of a set cannot be read: each counts once, and the first ten are named on stderr."""
 
     def __init__(self) -> None:
-        self._keys: set[Any] = set()
+        self._keys: set[object] = set()
 
     def __len__(self) -> int:
         return len(self._keys)
 
-    def add(self, key: Any, told: str) -> None:
+    def add(self, key: object, told: str) -> None:
         """Leave out the one of this key; `told` names it and says why."""
         if key not in self._keys:
             self._keys.add(key)

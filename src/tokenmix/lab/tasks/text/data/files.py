@@ -325,7 +325,7 @@ def _values(
     return [row[name] for name in columns], str(value)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return f"damaged ({one_line(value)})" if isinstance(value, Exception) else reprlib.repr(value)
 
 
