@@ -67,7 +67,18 @@ def load_clouds(request: DataRequest) -> PointData:
     if not test:
         apart = held_out(train, classes, "cloud")
         train, test = ([item for item, mine in zip(train, part) if mine] for part in (~apart, apart))
-    read = _with_parts if with_parts else read_item
+
+    def read(item: Item) -> Cloud:
+        cloud = read_item(item)
+        if not with_parts:
+            return cloud
+        if cloud.parts is None:
+            raise UserError(f"{item[0]} has no parts for its points; save them as 'parts' in .npz")
+        low, high = int(cloud.parts.min()), int(cloud.parts.max())
+        if not 0 <= low <= high < MAX_PARTS:
+            raise UserError(f"{item[0]} has the part {low if low < 0 else high}; count parts from 0, below {MAX_PARTS}")
+        return cloud
+
     (packed, skipped), (held, bad) = pack(train, read, "training"), pack(test, read, "test")
     for label, name in enumerate(classes):
         if not bool((packed.labels == label).any()):
@@ -130,7 +141,17 @@ def load_shapenet_part(request: DataRequest) -> PointData:
             "unpack it again"
         )
     classes, synsets = [row[0] for row in rows], {row[1]: label for label, row in enumerate(rows)}
-    learnt, held, tested = (_listed(folder, side, synsets) for side in ("train", "val", "test"))
+    sides: list[list[Item]] = []
+    for side in ("train", "val", "test"):
+        path = folder / "train_test_split" / f"shuffled_{side}_file_list.json"
+        listed = parse_json(_text(path, SHAPENET_PART), path)
+        try:
+            entries = [entry.split("/")[-2:] for entry in listed]
+            items = [(str(inside(folder, f"{synset}/{name}.txt")), synsets[synset]) for synset, name in entries]
+        except (ValueError, AttributeError, TypeError, KeyError) as error:
+            raise UserError(f"{path} is not a list of shape_data/SYNSET/NAME ({error}); unpack it again") from None
+        sides.append(_there(items, path))
+    learnt, held, tested = sides
 
     def checked(item: Item) -> Cloud:
         cloud, (path, label) = read_item(item), item
@@ -165,17 +186,6 @@ def _folder(request: DataRequest, layout: str) -> Path:
     return request.path
 
 
-def _listed(folder: Path, side: str, synsets: dict[str, int]) -> list[Item]:
-    path = folder / "train_test_split" / f"shuffled_{side}_file_list.json"
-    listed = parse_json(_text(path, SHAPENET_PART), path)
-    try:
-        entries = [entry.split("/")[-2:] for entry in listed]
-        items = [(str(inside(folder, f"{synset}/{name}.txt")), synsets[synset]) for synset, name in entries]
-    except (ValueError, AttributeError, TypeError, KeyError) as error:
-        raise UserError(f"{path} is not a list of shape_data/SYNSET/NAME ({error}); unpack it again") from None
-    return _there(items, path)
-
-
 def _there(items: list[Item], listed: Path) -> list[Item]:
     """These files; `UserError` if one that the list names is missing, or there is none."""
     missing = [path for path, _ in items if not os.path.isfile(path)]
@@ -197,16 +207,6 @@ def read_item(item: Item) -> Cloud:
     """The centred cloud of a file; points on a surface do not depend on the path of the file."""
     seed = zlib.crc32(os.fsencode(os.path.basename(item[0])))
     return replace(read_points(item[0], seed=seed, centred=True), label=item[1])
-
-
-def _with_parts(item: Item) -> Cloud:
-    cloud = read_item(item)
-    if cloud.parts is None:
-        raise UserError(f"{item[0]} has no parts for its points; save them as 'parts' in .npz")
-    low, high = int(cloud.parts.min()), int(cloud.parts.max())
-    if not 0 <= low <= high < MAX_PARTS:
-        raise UserError(f"{item[0]} has the part {low if low < 0 else high}; count parts from 0, below {MAX_PARTS}")
-    return cloud
 
 
 def pack(items: Sequence[Item], read: Callable[[Item], Cloud], label: str) -> tuple[PackedClouds, list[Skipped]]:
