@@ -58,7 +58,7 @@ def load_ldraw(request: DataRequest) -> PointData:
     train, test = (_side(tensors, labels, names, where, with_parts) for where in sides)
     parts = _parts_of(labels[kept], tensors["parts"][kept], classes) if with_parts else {}
     names = list(PART_NAMES) if parts else []
-    return PointData(train, test, classes, source, parts=parts, part_names=names, has_normals=True)
+    return PointData(train, test, classes, source, parts=parts, part_names=names)
 
 
 def _side(

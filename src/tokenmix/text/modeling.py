@@ -13,17 +13,19 @@ from transformers.utils.generic import can_return_tuple
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.gating import SpatialGatingUnit
-from tokenmix.text.blocks import GMLPEmbeddings, GMLPLayer, SelfAttentionLayer
-from tokenmix.text.config import GMLPConfig
-from tokenmix.text.positions import (
+from tokenmix.text.blocks import (
+    GMLPEmbeddings,
+    GMLPLayer,
     PlaceRule,
     RelativePositions,
+    SelfAttentionLayer,
     read_mask,
     resize_gated_mlp,
     resize_positions,
     rotate,
     rotate_back,
 )
+from tokenmix.text.config import GMLPConfig
 
 
 @dataclass
@@ -205,8 +207,15 @@ class GMLPModel(GMLPPreTrainedModel):
                 f"the model was built for up to {self.config.max_position_embeddings} tokens and got {length}; cut the "
                 f"text, or call model.resize_position_embeddings({length}) and train the new positions"
             )
-        if input_ids is not None:
-            _check_vocabulary(input_ids, self.config.vocab_size)
+        # On a CPU and in eager mode only: a GPU would have to synchronise, and has a check of its own.
+        in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        if input_ids is None or in_graph or input_ids.device.type != "cpu" or not input_ids.numel():
+            return size, length
+        if (largest := int(input_ids.max())) >= self.config.vocab_size:
+            raise UserError(
+                f"token {largest} for a model with a vocabulary of {self.config.vocab_size}; load the tokenizer that "
+                "belongs to the model, or call model.resize_token_embeddings(len(tokenizer)) and train the new words"
+            )
         return size, length
 
     def macs(self, num_tokens: int) -> int:
@@ -215,17 +224,5 @@ class GMLPModel(GMLPPreTrainedModel):
         return sum(layer.macs(num_tokens) for layer in self.blocks()) + pooler
 
 
-def _check_vocabulary(ids: Tensor, vocab_size: int) -> None:
-    """Checked on CPU and in eager mode only: a GPU would have to synchronise, and has a check of its own."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or ids.device.type != "cpu" or not ids.numel():
-        return
-    largest = int(ids.max())
-    if largest >= vocab_size:
-        raise UserError(
-            f"token {largest} for a model with a vocabulary of {vocab_size}; load the tokenizer that belongs to the "
-            "model, or call model.resize_token_embeddings(len(tokenizer)) and train the new words"
-        )
-
-
-def _all_or_none(maps: list[Any]) -> tuple[Tensor, ...] | None:
-    return tuple(maps) if maps and maps[0] is not None else None
+def _all_or_none(maps: list[Tensor | None]) -> tuple[Tensor, ...] | None:
+    return tuple(found for found in maps if found is not None) or None

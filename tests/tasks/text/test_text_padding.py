@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from tokenmix import UserError
 from tokenmix.text import GMLPForMaskedLM, GMLPForQuestionAnswering, GMLPForSequenceClassification, GMLPModel
-from tokenmix.text.positions import rotate
+from tokenmix.text.blocks import rotate
 
 KINDS = ["gmlp", "gmlp-fft", "gmlp-dense", "amlp", "amlp-dense", "self", "self-relative"]
 

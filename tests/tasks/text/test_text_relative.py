@@ -5,7 +5,7 @@ import math
 import torch
 
 from tokenmix.text import GMLPModel
-from tokenmix.text.positions import RelativePositions
+from tokenmix.text.blocks import RelativePositions
 
 
 def test_the_bias_is_a_function_of_distance_that_starts_near() -> None:

@@ -105,16 +105,10 @@ def spread(length: int, count: int | None) -> Tensor:
 
 
 def balanced_order(dataset: IndexedDataset, labels: Tensor, sampler: str) -> IndexedDataset:
-    """The samples, which training takes in the order that `--sampler` names.
+    """The samples of these classes int64 (n,), which training takes in the order that `--sampler` names.
 
-    Args:
-        dataset: training samples.
-        labels: int64 (n,), their classes.
-        sampler: shuffle, the order of the data set; or balanced, in which an epoch takes as many of each class, give or
-            take one, and as many in all as there are.
-
-    Raises:
-        UserError: balanced, of samples that are read in an order of their own, such as shards.
+    shuffle is the order of the data set; in balanced an epoch takes as many of each class, give or take one, and as
+    many in all as there are. Samples that are read in an order of their own, such as shards, are not balanced.
     """
     if sampler == "shuffle":
         return dataset
@@ -172,11 +166,8 @@ def choose(labels: Tensor, limit: int | None, seed: int) -> Tensor:
 
 
 def validation_size(count: int, asked: int | None, limit: int | None = None) -> int:
-    """How many of `count` training samples are held out: as many as asked for, else a tenth of those that are used,
-    10,000 at most, and none where that is fewer than 10.
-
-    Raises:
-        UserError: none would be left to train on.
+    """How many of `count` training samples are held out: as many as asked for, `UserError` if none would be left; else
+    a tenth of those that are used, 10,000 at most, and none where that is fewer than 10.
     """
     if asked is None:
         tenth = min(count, limit or count) // SHARE

@@ -170,10 +170,10 @@ def _pass_over_sigterm(worker: int) -> None:
     """Ignore a SIGTERM that all processes of a run get: the one that trains saves, and ends this one."""
     if hasattr(signal, "sigwaitinfo"):  # macOS has none: there the run stops without saving
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(target=_end_with_parent, daemon=True).start()
 
+        def end_with_parent() -> None:
+            while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+                pass
+            os._exit(0)
 
-def _end_with_parent() -> None:
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
-        pass
-    os._exit(0)
+        threading.Thread(target=end_with_parent, daemon=True).start()

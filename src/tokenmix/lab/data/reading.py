@@ -49,12 +49,7 @@ def read_each(
 ) -> tuple[list[tuple[T, R]], list[Skipped]]:
     """The items that `read` can read, with what it returns, and the others; with a bar on a terminal if there are many.
 
-    Args:
-        items: what is read.
-        read: raises `UserError` or `UnreadableImage` for an item that is to be left out.
-        path: of an item, which `Skipped` names.
-        label: of the bar.
-        threads: how many read at a time; as many as there are cores for None.
+    `read` raises `UserError` or `UnreadableImage` for an item that is left out; `Skipped` names its `path`.
     """
     from rich.console import Console
     from rich.progress import track
@@ -83,12 +78,12 @@ class LeftOut:
     """What of a set cannot be read: each counts once, and the first ten are named on stderr."""
 
     def __init__(self) -> None:
-        self._keys: set[Any] = set()
+        self._keys: set[object] = set()
 
     def __len__(self) -> int:
         return len(self._keys)
 
-    def add(self, key: Any, told: str) -> None:
+    def add(self, key: object, told: str) -> None:
         """Leave out the one of this key; `told` names it and says why."""
         if key not in self._keys:
             self._keys.add(key)
@@ -118,11 +113,7 @@ def read_file(path: Path) -> bytes:
 
 
 def names_in(path: Path, of: str = "classes") -> list[str]:
-    """The lines of a list of names that are not empty.
-
-    Raises:
-        UserError: there is no such file, it is no text or empty, or a class comes twice.
-    """
+    """The lines of a list of names that are not empty; `UserError` if there are none, or a class comes twice."""
     try:
         names = [line.strip() for line in read_file(path).decode("utf-8-sig").splitlines() if line.strip()]
     except ValueError as error:
@@ -136,12 +127,8 @@ def names_in(path: Path, of: str = "classes") -> list[str]:
 
 
 def parse_json(text: str | bytes, where: Path | str) -> Any:
-    """The value of a JSON text.
-
-    Raises:
-        UserError: it is none, is nested too deep, has a number that is NaN, infinite or of thousands of digits, or half
-            of a character.
-    """
+    """The value of a JSON text; `UserError` if it is none, is nested too deep, or has what JSON has not: a number that
+    is NaN, infinite or of thousands of digits, half of a character."""
     try:
         value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
         raw = text if isinstance(text, bytes) else text.encode()
@@ -182,7 +169,7 @@ def labelled_files(
     hidden: str | tuple[str, ...] = (".", "__"),
     whole: bool = True,
 ) -> tuple[list[Item], list[Item], list[str]]:
-    """The files of a folder for training, those for testing, and the classes.
+    """The files of a folder for training, those for testing, and the classes; `UserError` for another layout.
 
     Args:
         folder: has train/ and test/ with a sub-folder per class in each; or the sub-folders themselves, without test.
@@ -193,9 +180,6 @@ def labelled_files(
         test_names: names that test/ may have.
         hidden: beginnings of names that are no class.
         whole: the folder may have no test part, whose list is then empty.
-
-    Raises:
-        UserError: another layout, too few classes or files, or a class that is in the test part alone.
     """
     if not folder.is_dir():
         problem = "is a file" if folder.is_file() else "does not exist"
@@ -230,13 +214,7 @@ def class_files(
 ) -> list[Item]:
     """The files of each class, at any depth, that are `wanted`; none that is hidden, or in a hidden folder.
 
-    A link to a folder above, or to what is taken already, is left out and named on stderr.
-
-    Args:
-        folder: the folder of the classes.
-        classes: names of its sub-folders.
-        wanted: of a file's path.
-        apart: the other part of the data, from which no link takes anything.
+    A link to a folder above, to what is taken already, or to what is `apart`, is left out and named on stderr.
     """
     left_out, taken = LeftOut(), set[str]()
     items, linked = list[Item](), list[Item]()

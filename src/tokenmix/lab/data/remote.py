@@ -5,6 +5,7 @@ configuration. This module decides which addresses may be read, where a copy is 
 written under another name and renamed, so it is never a part of a file.
 """
 
+import contextlib
 import errno
 import re
 import tempfile
@@ -140,16 +141,12 @@ def check_scheme(url: str) -> None:
     protocol, _, place = url.partition("://")
     if not is_url(url) or "::" in url or ".." in PurePosixPath(place).parts or "#" in place:
         raise UserError(f"{url!r} is not a plain URL; give one such as s3://BUCKET/FOLDER/FILE")
-    if protocol not in SCHEMES and not (protocol == "http" and _host(url) in LOOPBACK):
+    host: str | None = None
+    with contextlib.suppress(ValueError):
+        host = urlsplit(url).hostname
+    if protocol not in SCHEMES and not (protocol == "http" and host in LOOPBACK):
         known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
         raise UserError(f"{url}: {protocol}:// is not read; give a path, or a URL that begins with one of {known}")
-
-
-def _host(url: str) -> str | None:
-    try:
-        return urlsplit(url).hostname
-    except ValueError:
-        return None
 
 
 def _file_system(url: str) -> tuple[Any, str]:

@@ -133,7 +133,7 @@ class AutoAugment:
                 out[:] = torch.from_numpy(np.array(made)).reshape(*image.shape[1:], -1).permute(2, 0, 1)
         return changed
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # timm's operations are closures, which cannot be pickled for a loader process that is not forked.
         return {**self.__dict__, "_transforms": {}}
 

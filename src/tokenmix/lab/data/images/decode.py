@@ -244,7 +244,7 @@ def _parts(
     rows = max(1, PART_PIXELS // ((right - left) * factor[1])) * factor[1]
     boxes = [(left, row, right, min(row + rows, bottom)) for row in range(top, bottom, rows)]
     for part in map(image.crop, boxes) if strips is None else _crops(strips, boxes):
-        part = _in_mode(_opaque(_eight_bit(part, high)), mode)
+        part = _in_mode(_eight_bit(part, high), mode)
         yield part if factor == (1, 1) else part.reduce(factor)
 
 
@@ -382,22 +382,19 @@ class _Spans(io.RawIOBase):
 
 
 def _eight_bit(image: Image.Image, high: float) -> Image.Image:
-    """Grey images of 16 or 32 bits or floats up to `high` as 8-bit grey; others as they are."""
-    if image.mode.startswith("I"):
-        levels = np.asarray(image).astype(np.float64) / 257
-    elif image.mode == "F":
-        levels = np.asarray(image, dtype=np.float64)
+    """Grey images of 16 or 32 bits or floats up to `high` as 8-bit grey, and transparent ones on white."""
+    levels = np.asarray(image, dtype=np.float64) if image.mode.startswith(("I", "F")) else None
+    if image.mode == "F":
+        assert levels is not None
         if not np.isfinite(levels).all():
             raise UnreadableImage("holds NaN or infinite values")
         if (low := levels.min()) < 0 or high > 255:
             raise UnreadableImage(f"holds values from {low:g} to {high:g}, outside of 0..1 and of 0..255")
         levels = levels * 255 if high <= 1 else levels
-    else:
-        return image
-    return Image.fromarray(levels.round().clip(0, 255).astype(np.uint8))
-
-
-def _opaque(image: Image.Image) -> Image.Image:
+    elif levels is not None:
+        levels /= 257
+    if levels is not None:
+        image = Image.fromarray(levels.round().clip(0, 255).astype(np.uint8))
     if image.mode not in TRANSPARENT and "transparency" not in image.info:
         return image
     if image.mode in ("RGBa", "La"):

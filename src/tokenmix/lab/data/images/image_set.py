@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 from PIL import Image
@@ -326,7 +326,7 @@ class ImageData(DataSet[ImageSet]):
         """Share of a test image that its centre crop keeps."""
         return self.train.crop_pct
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """What a run folder's data.json keeps; only JSON types."""
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
         return {

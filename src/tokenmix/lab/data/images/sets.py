@@ -9,7 +9,6 @@ import os
 import zlib
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -166,7 +165,7 @@ def load_digits(request: DataRequest) -> ImageData:
 
 
 @cache
-def _digits() -> tuple[Tensor, Tensor, list[Any]]:
+def _digits() -> tuple[Tensor, Tensor, list[list[int]]]:
     from sklearn import datasets
     from sklearn.model_selection import train_test_split
 

@@ -8,8 +8,6 @@ from tokenmix.lab.data.scenes.scenes import (
     SceneAugment,
     SceneData,
     Scenes,
-    SceneSamples,
-    Want,
     load_scenes,
     repeated,
 )
@@ -21,9 +19,7 @@ __all__ = [
     "Scene",
     "SceneAugment",
     "SceneData",
-    "SceneSamples",
     "Scenes",
-    "Want",
     "load_scenes",
     "repeated",
 ]

@@ -41,7 +41,11 @@ MOST, MOST_BITS = 2**53, 40
 ANNOTATION = {"id": (int, str), "image_id": (int,), "category_id": (int,), "bbox": (list,)}
 
 
-class CocoScenes(Scenes[tuple[dict[str, Any], list[dict[str, Any]]]]):
+Entry = dict[str, Any]
+"""Of a JSON file; what is read of it has been checked."""
+
+
+class CocoScenes(Scenes[tuple[Entry, list[Entry]]]):
     """The images of an annotation file, each with its annotations of some area; `UserError` naming an entry that is
     wrong.
 
@@ -70,7 +74,7 @@ class CocoScenes(Scenes[tuple[dict[str, Any], list[dict[str, Any]]]]):
             raise UserError(f"{path} has no {'categories' if images else 'images'}; nothing can be read from it")
         self.labels = {number: label for label, number in enumerate(self.categories)}
         self.dropped: Counter[Path] = Counter()
-        by_id = {image["id"]: (image, list[dict[str, Any]]()) for image in images}
+        by_id = {image["id"]: (image, list[Entry]()) for image in images}
         for entry in _entries(given, "annotations", ANNOTATION, path):
             _check_annotation(entry, by_id, self.categories, path)
             image, kept = by_id[entry["image_id"]]
@@ -82,11 +86,11 @@ class CocoScenes(Scenes[tuple[dict[str, Any], list[dict[str, Any]]]]):
         super().__init__(list(by_id.values()), self._scene)
 
     @property
-    def annotations(self) -> list[dict[str, Any]]:
+    def annotations(self) -> list[Entry]:
         """Those of all images."""
         return [entry for _, found in self.items for entry in found]
 
-    def _scene(self, item: tuple[dict[str, Any], list[dict[str, Any]]]) -> Scene:
+    def _scene(self, item: tuple[Entry, list[Entry]]) -> Scene:
         given, found = item
         name = given["file_name"]
         # The user's own links in the folder may lead out of it, a name may not.
@@ -152,9 +156,7 @@ def load_coco(request: DataRequest) -> SceneData:
     )
 
 
-def _entries(
-    given: dict[str, Any], key: str, wanted: Mapping[str, tuple[type, ...]], path: Path
-) -> list[dict[str, Any]]:
+def _entries(given: Entry, key: str, wanted: Mapping[str, tuple[type, ...]], path: Path) -> list[Entry]:
     entries = given.get(key)
     if not isinstance(entries, list):
         raise UserError(f"{path} has no list of {key}; it is not a COCO instances file")
@@ -168,7 +170,7 @@ def _entries(
     return entries
 
 
-def _check_annotation(entry: dict[str, Any], images: Container[int], categories: Container[int], path: Path) -> None:
+def _check_annotation(entry: Entry, images: Container[int], categories: Container[int], path: Path) -> None:
     where = f"{path}, annotation {entry['id']},"
     if entry["image_id"] not in images:
         raise UserError(
@@ -190,15 +192,11 @@ def _check_annotation(entry: dict[str, Any], images: Container[int], categories:
         raise UserError(f"{where} has iscrowd={entry['iscrowd']!r}; give 0 or 1")
 
 
-def decode_mask(segmentation: Any, height: int, width: int) -> Tensor:
+def decode_mask(segmentation: object, height: int, width: int) -> Tensor:
     """Decode a COCO `segmentation` to a mask, bool (H, W).
 
     Run lengths are checked here, since pycocotools reads beyond its memory where they are too few: a string of two
-    letters gave 4,064 pixels of an image of 120.
-
-    Raises:
-        UserError: neither polygons nor run lengths, a polygon of fewer than three corners, lengths that do not fill the
-            image, or no pycocotools for polygons; without a name of a file, which the caller knows.
+    letters gave 4,064 pixels of an image of 120. A `UserError` is without a name of a file, which the caller knows.
     """
     if isinstance(segmentation, Mapping):
         return _from_runs(segmentation, height, width)
@@ -207,13 +205,13 @@ def decode_mask(segmentation: Any, height: int, width: int) -> Tensor:
     raise UserError(f"the segmentation is {str(segmentation)[:40]!r}, neither polygons nor run lengths")
 
 
-def encode_mask(mask: Tensor) -> dict[str, Any]:
+def encode_mask(mask: Tensor) -> dict[str, object]:
     """A mask bool (H, W) as {"size": [H, W], "counts": string}, which COCO's own tools read."""
     coded = _pycocotools().encode(np.asfortranarray(mask.cpu().numpy().view(np.uint8)))
     return {"size": [int(side) for side in coded["size"]], "counts": coded["counts"].decode("ascii")}
 
 
-def _from_runs(segmentation: Mapping[str, Any], height: int, width: int) -> Tensor:
+def _from_runs(segmentation: Mapping[str, object], height: int, width: int) -> Tensor:
     size = segmentation.get("size")
     if not isinstance(size, list | tuple) or list(size) != [height, width]:
         raise UserError(f"the run lengths are of size {size}, the image has [{height}, {width}]")
@@ -250,7 +248,7 @@ def _lengths_of_string(coded: str | bytes) -> list[int]:
     return runs
 
 
-def _from_polygons(polygons: list[Any], height: int, width: int) -> Tensor:
+def _from_polygons(polygons: list[object], height: int, width: int) -> Tensor:
     """`UserError` for polygons that crash pycocotools, which allocates one entry per step of the outline, unchecked."""
     reach = 2 * max(height, width)
     for polygon in polygons:

@@ -105,7 +105,8 @@ def load_masks(request: DataRequest) -> SceneData:
         PATH/val/images/b.jpg      PATH/val/masks/b.png      (val may be called test)
         PATH/classes.txt           one name a line, the first is class 0
 
-    Without classes.txt the number of classes is taken from the training masks.
+    Without classes.txt the number of classes is taken from the training masks. A class that no mask shows is named on
+    stderr.
     """
     root = request.path
     if not (root / "train").is_dir():
@@ -116,7 +117,21 @@ def load_masks(request: DataRequest) -> SceneData:
     train, test = (
         checked_pairs(_masks_below(root / part / "images", root / part / "masks")) for part in ("train", held_out)
     )
-    classes = _own_names(root, train)
+    path, masks = root / "classes.txt", root / "train" / "masks"
+    classes = names_in(path) if path.is_file() else []
+    if classes and not 2 <= len(classes) <= IGNORE:
+        raise UserError(f"{path} names {len(classes)} classes; give 2 to {IGNORE}")
+    shown = _numbers_shown([labels for _, labels in train], len(classes) or None)
+    classes = classes or [f"class {i}" for i in range(max(shown - {IGNORE}, default=-1) + 1)]
+    absent = [name for number, name in enumerate(classes) if number not in shown]
+    ignored = f"; {IGNORE} means ignored" if IGNORE in shown else ""
+    # Reading a mask names the number that no class has.
+    if len(classes) - len(absent) < 2 and shown <= {*range(len(classes)), IGNORE}:
+        missing = f", none of class {', '.join(map(repr, absent[:NAMED]))}" if absent else ""
+        raise UserError(
+            f"{masks} has only pixels of {_ranges(sorted(shown))}{missing}{ignored}; write classes as 0, 1, 2, ..."
+        )
+    warn_of_absent(absent, masks, ignored)
     table = numbers_table({IGNORE: IGNORE, **{i: i for i in range(len(classes))}})
     return SceneData(
         train=pair_scenes(train, table),
@@ -125,28 +140,6 @@ def load_masks(request: DataRequest) -> SceneData:
         palette=bit_palette(len(classes)),
         source=f"images and masks in {root}",
     )
-
-
-def _own_names(root: Path, pairs: Sequence[tuple[Path, Path]]) -> list[str]:
-    """The names in classes.txt, or numbers as far as the training masks have them; a class that no mask shows is named
-    on stderr, and `UserError` if fewer than two are shown."""
-    path, masks = root / "classes.txt", root / "train" / "masks"
-    names = names_in(path) if path.is_file() else None
-    if names and not 2 <= len(names) <= IGNORE:
-        raise UserError(f"{path} names {len(names)} classes; give 2 to {IGNORE}")
-    shown = _numbers_shown([labels for _, labels in pairs], len(names) if names else None)
-    if names is None:
-        names = [f"class {i}" for i in range(max(shown - {IGNORE}, default=-1) + 1)]
-    absent = [name for number, name in enumerate(names) if number not in shown]
-    ignored = f"; {IGNORE} means ignored" if IGNORE in shown else ""
-    # Reading a mask names the number that no class has.
-    if len(names) - len(absent) < 2 and shown <= {*range(len(names)), IGNORE}:
-        missing = f", none of class {', '.join(map(repr, absent[:NAMED]))}" if absent else ""
-        raise UserError(
-            f"{masks} has only pixels of {_ranges(sorted(shown))}{missing}{ignored}; write classes as 0, 1, 2, ..."
-        )
-    warn_of_absent(absent, masks, ignored)
-    return names
 
 
 def _numbers_shown(masks: Sequence[Path], count: int | None) -> set[int]:

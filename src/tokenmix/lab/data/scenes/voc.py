@@ -191,7 +191,7 @@ class _NoEntities(ElementTree.TreeBuilder):
 
 
 def read_boxes(text: str | bytes, path: Path | str, *, first: int = 1, known: Sequence[str] | None = None) -> Boxes:
-    """The boxes of a file.
+    """The boxes of a file whose content is `text`; `UserError` if it is no XML, or an object lacks what it needs.
 
     Args:
         text: its content.
@@ -199,9 +199,6 @@ def read_boxes(text: str | bytes, path: Path | str, *, first: int = 1, known: Se
         first: 1 where the corners are numbers of pixels, the first of them 1 and the last within the box, as VOC has
             it; 0 where they are the edges themselves.
         known: the classes that there are; any for None.
-
-    Raises:
-        UserError: no XML, a DOCTYPE, an object without a name or without a box of numbers, corners that are exchanged.
     """
     try:
         root = ElementTree.fromstring(text, ElementTree.XMLParser(target=_NoEntities()))

@@ -22,7 +22,7 @@ from tokenmix.lab.train.programs import Description, HubForm, Values, check_size
 from tokenmix.lab.train.task import IndexedData, TaskData, TaskModule
 from tokenmix.registry import Arguments
 from tokenmix.text import create_config, describe
-from tokenmix.text.positions import extend_gate, resized_bias
+from tokenmix.text.blocks import extend_gate, resized_bias
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

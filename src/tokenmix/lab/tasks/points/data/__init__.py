@@ -1,6 +1,6 @@
 """Reading point clouds: files of the usual formats, data sets with classes and parts, and batches of them."""
 
-from tokenmix.lab.tasks.points.data.clouds import NO_PART, Cloud, CloudSamples, PackedClouds, PointData, load_points
+from tokenmix.lab.tasks.points.data.clouds import NO_PART, Cloud, CloudSamples, PackedClouds, load_points
 from tokenmix.lab.tasks.points.data.files import read_points
 from tokenmix.lab.tasks.points.data.ply import write_ply
 
@@ -9,7 +9,6 @@ __all__ = [
     "Cloud",
     "CloudSamples",
     "PackedClouds",
-    "PointData",
     "load_points",
     "read_points",
     "write_ply",

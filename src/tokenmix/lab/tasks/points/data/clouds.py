@@ -122,12 +122,15 @@ class PointData(DataSet[PackedClouds]):
     Attributes:
         parts: for each class the parts that its clouds may have; empty if only classes are wanted.
         part_names: name of each part.
-        has_normals: every cloud has normals.
     """
 
     parts: dict[str, list[int]] = field(default_factory=dict)
     part_names: list[str] = field(default_factory=list)
-    has_normals: bool = False
+
+    @property
+    def has_normals(self) -> bool:
+        """Every cloud has normals."""
+        return self.train.normals is not None and self.test.normals is not None
 
 
 def load_points(spec: str, *, want: Literal["class", "parts"] = "class", root: Path | None = None) -> PointData:
@@ -165,27 +168,14 @@ class CloudSamples(IndexedDataset):
     """Clouds whose batches are a function of (seed, epoch, index).
 
     Each is put about the mean of its points and scaled so that the farthest has distance 1. One with more than
-    `num_points` is thinned; one with fewer is padded with zeros, which the mask leaves out. Then, per cloud:
-    coordinates are multiplied by a factor for each axis, uniform in 1 / `scale`..`scale`; an offset for each axis,
-    uniform in -`shift`..`shift`, is added; and each point becomes a copy of the first with a chance that is itself
-    uniform in 0..`point_dropout`. PointNet++ and PCT train with scale 3/2 and shift 0.2, and classification with
-    dropout 0.875.
+    `num_points` is thinned (`choice`: the first, random ones, or each as far as can be from those before it); one with
+    fewer is padded with zeros, which the mask leaves out. Then, per cloud: coordinates are multiplied by a factor for
+    each axis, uniform in 1 / `scale`..`scale`; an offset for each axis, uniform in -`shift`..`shift`, is added; and
+    each point becomes a copy of the first with a chance that is itself uniform in 0..`point_dropout`. PointNet++ and
+    PCT train with scale 3/2 and shift 0.2, and classification with dropout 0.875; the defaults change nothing.
 
     Normals stay at right angles to a surface that was scaled: they are divided by the factors, and made length 1 again.
-    The papers leave them as they were.
-
-    Args:
-        clouds: what is read.
-        want: `parts` adds the part of each point to a batch.
-        features: `xyz`, or `xyz+normals` for six numbers a point.
-        num_points: N, of each cloud in a batch.
-        choice: which points of a larger cloud: `first`, `random`, or `farthest`, each as far as can be from those
-            before it.
-        scale, shift, point_dropout: as above; the defaults change nothing.
-        seed: of choice and augmentation.
-
-    Raises:
-        UserError: a setting out of its range; in reading, a cloud without the normals or parts that are asked for.
+    The papers leave them as they were. A cloud without the normals or parts that are asked for is a `UserError`.
     """
 
     unit = "clouds"
@@ -224,8 +214,28 @@ class CloudSamples(IndexedDataset):
             `parts` also `part` int64 (B, N), -100 where a row is padded.
         """
         clouds = [unit_ball(check_cloud(self.clouds.cloud(index))) for index in indices.tolist()]
-        each = zip(clouds, self._chosen(clouds, indices, epoch), indices.tolist())
-        rows = [self._augmented(point_features(c, self.features), kept, self._rng(i, epoch, 1)) for c, kept, i in each]
+        chosen = [torch.arange(min(len(cloud.points), self.num_points)) for cloud in clouds]
+        large = [i for i, cloud in enumerate(clouds) if len(cloud.points) > self.num_points]
+        if self.choice == "farthest" and large:
+            for i, places in zip(large, farthest([clouds[i].points for i in large], self.num_points)):
+                chosen[i] = places
+        elif self.choice == "random":
+            for i in large:
+                order = self._rng(int(indices[i]), epoch, 0).permutation(len(clouds[i].points))
+                chosen[i] = torch.from_numpy(order[: self.num_points])
+        rows = []
+        for cloud, kept, index in zip(clouds, chosen, indices.tolist()):
+            row, rng = point_features(cloud, self.features)[kept], self._rng(index, epoch, 1)
+            if self.scale > 1:
+                row = scale_axes(row, torch.from_numpy(rng.uniform(1 / self.scale, self.scale, 3)).float())
+            if self.shift:
+                moved = row[:, :3] + torch.from_numpy(rng.uniform(-self.shift, self.shift, 3)).float()
+                row = torch.cat([moved, row[:, 3:]], 1)
+            if self.point_dropout:
+                gone = rng.random(len(row)) < rng.uniform(0, self.point_dropout)
+                places = torch.from_numpy(np.where(gone, 0, np.arange(len(row))))
+                row, kept = row[places], kept[places]
+            rows.append((row, kept))
         points = torch.zeros(len(rows), self.num_points, 3 if self.features == "xyz" else 6)
         mask = torch.zeros(len(rows), self.num_points, dtype=torch.bool)
         for i, (row, _) in enumerate(rows):
@@ -243,33 +253,6 @@ class CloudSamples(IndexedDataset):
 
     def _rng(self, index: int, epoch: int, purpose: int) -> np.random.Generator:
         return np.random.default_rng([abs(self.seed), epoch, index, purpose])
-
-    def _chosen(self, clouds: list[Cloud], indices: Tensor, epoch: int) -> list[Tensor]:
-        """Which points of each cloud are kept."""
-        large = [i for i, cloud in enumerate(clouds) if len(cloud.points) > self.num_points]
-        chosen = [torch.arange(min(len(cloud.points), self.num_points)) for cloud in clouds]
-        if self.choice == "farthest" and large:
-            for i, places in zip(large, farthest([clouds[i].points for i in large], self.num_points)):
-                chosen[i] = places
-        elif self.choice == "random":
-            for i in large:
-                order = self._rng(int(indices[i]), epoch, 0).permutation(len(clouds[i].points))
-                chosen[i] = torch.from_numpy(order[: self.num_points])
-        return chosen
-
-    def _augmented(self, row: Tensor, kept: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """The kept points of a row (N, 3 or 6), scaled, moved and dropped, and which they are."""
-        row = row[kept]
-        if self.scale > 1:
-            row = scale_axes(row, torch.from_numpy(rng.uniform(1 / self.scale, self.scale, 3)).float())
-        if self.shift:
-            moved = row[:, :3] + torch.from_numpy(rng.uniform(-self.shift, self.shift, 3)).float()
-            row = torch.cat([moved, row[:, 3:]], 1)
-        if self.point_dropout:
-            gone = rng.random(len(row)) < rng.uniform(0, self.point_dropout)
-            places = torch.from_numpy(np.where(gone, 0, np.arange(len(row))))
-            row, kept = row[places], kept[places]
-        return row, kept
 
 
 def point_features(cloud: Cloud, features: str) -> Tensor:

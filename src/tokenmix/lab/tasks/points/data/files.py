@@ -215,9 +215,6 @@ def _off(content: bytes, name: str) -> dict[str, np.ndarray]:
 
     Not by trimesh, which takes a cut file for a whole one, leaves out a face that lacks a corner and fails at one of
     five corners.
-
-    Raises:
-        UserError: no OFF, fewer lines than its header announces, or a line that is not a vertex or face.
     """
     lines = [line for raw in _lines(content, name) if (line := raw.partition("#")[0].strip())]
     if not lines or not lines[0].startswith("OFF"):
@@ -251,9 +248,6 @@ def _obj(content: bytes, name: str) -> dict[str, np.ndarray]:
     """`points`, `colors` if vertices have them, and triangles `faces` of an OBJ file; textures and groups are left out.
 
     Not by trimesh, which counts a number below 0 back from the end of the file, not from the face, and takes 0 for 1.
-
-    Raises:
-        UserError: a vertex or a face that is none.
     """
     vertices: list[list[float]] = []
     triangles = array("q")
@@ -311,9 +305,6 @@ def sampled(cloud: Cloud, num_points: int, seed: int = 0) -> Cloud:
     Points are distributed evenly by area, with the normals of their faces: they point to where the corners run
     anticlockwise. Colours of vertices are interpolated; the part is that of the corner with the
     largest share.
-
-    Raises:
-        UserError: fewer than one point is asked for, or no face has an area.
     """
     if num_points < 1:
         raise UserError(f"{num_points} points are not possible; give 1 or more")

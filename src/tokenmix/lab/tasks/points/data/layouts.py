@@ -67,23 +67,25 @@ def load_clouds(request: DataRequest) -> PointData:
     if not test:
         apart = held_out(train, classes, "cloud")
         train, test = ([item for item, mine in zip(train, part) if mine] for part in (~apart, apart))
-    read = _with_parts if with_parts else read_item
+
+    def read(item: Item) -> Cloud:
+        cloud = read_item(item)
+        if not with_parts:
+            return cloud
+        if cloud.parts is None:
+            raise UserError(f"{item[0]} has no parts for its points; save them as 'parts' in .npz")
+        low, high = int(cloud.parts.min()), int(cloud.parts.max())
+        if not 0 <= low <= high < MAX_PARTS:
+            raise UserError(f"{item[0]} has the part {low if low < 0 else high}; count parts from 0, below {MAX_PARTS}")
+        return cloud
+
     (packed, skipped), (held, bad) = pack(train, read, "training"), pack(test, read, "test")
     for label, name in enumerate(classes):
         if not bool((packed.labels == label).any()):
             raise UserError(f"class {name!r} of {folder} has no readable cloud for training; it needs {LAYOUT}")
     parts, names = _parts(packed, held, classes, folder) if with_parts else ({}, [])
-    normals = packed.normals is not None and held.normals is not None
-    return PointData(
-        packed,
-        held,
-        classes,
-        f"clouds: {folder.resolve()}",
-        [*skipped, *bad],
-        parts=parts,
-        part_names=names,
-        has_normals=normals,
-    )
+    source = f"clouds: {folder.resolve()}"
+    return PointData(packed, held, classes, source, [*skipped, *bad], parts=parts, part_names=names)
 
 
 def load_modelnet(request: DataRequest) -> PointData:
@@ -120,9 +122,8 @@ def load_modelnet(request: DataRequest) -> PointData:
         return replace(cloud, points=cloud.points[:NUM_POINTS], normals=normals)
 
     (train, test), skipped = kept("modelnet", sides, request.root, first)
-    normals = train.normals is not None and test.normals is not None
     source = f"modelnet: {folder.resolve()}, {NUM_POINTS} points each"
-    return PointData(train, test, classes, source, skipped, has_normals=normals)
+    return PointData(train, test, classes, source, skipped)
 
 
 def load_shapenet_part(request: DataRequest) -> PointData:
@@ -140,7 +141,17 @@ def load_shapenet_part(request: DataRequest) -> PointData:
             "unpack it again"
         )
     classes, synsets = [row[0] for row in rows], {row[1]: label for label, row in enumerate(rows)}
-    learnt, held, tested = (_listed(folder, side, synsets) for side in ("train", "val", "test"))
+    sides: list[list[Item]] = []
+    for side in ("train", "val", "test"):
+        path = folder / "train_test_split" / f"shuffled_{side}_file_list.json"
+        listed = parse_json(_text(path, SHAPENET_PART), path)
+        try:
+            entries = [entry.split("/")[-2:] for entry in listed]
+            items = [(str(inside(folder, f"{synset}/{name}.txt")), synsets[synset]) for synset, name in entries]
+        except (ValueError, AttributeError, TypeError, KeyError) as error:
+            raise UserError(f"{path} is not a list of shape_data/SYNSET/NAME ({error}); unpack it again") from None
+        sides.append(_there(items, path))
+    learnt, held, tested = sides
 
     def checked(item: Item) -> Cloud:
         cloud, (path, label) = read_item(item), item
@@ -164,7 +175,7 @@ def load_shapenet_part(request: DataRequest) -> PointData:
     else:
         train, test = replace(train, parts=None), replace(test, parts=None)
     source = f"shapenet-part: {folder.resolve()}"
-    return PointData(train, test, classes, source, skipped, parts=parts, part_names=names, has_normals=True)
+    return PointData(train, test, classes, source, skipped, parts=parts, part_names=names)
 
 
 def _folder(request: DataRequest, layout: str) -> Path:
@@ -173,17 +184,6 @@ def _folder(request: DataRequest, layout: str) -> Path:
             f"{request.name} needs a folder, got {request.variant!r}; give --data {request.name}:PATH with {layout}"
         )
     return request.path
-
-
-def _listed(folder: Path, side: str, synsets: dict[str, int]) -> list[Item]:
-    path = folder / "train_test_split" / f"shuffled_{side}_file_list.json"
-    listed = parse_json(_text(path, SHAPENET_PART), path)
-    try:
-        entries = [entry.split("/")[-2:] for entry in listed]
-        items = [(str(inside(folder, f"{synset}/{name}.txt")), synsets[synset]) for synset, name in entries]
-    except (ValueError, AttributeError, TypeError, KeyError) as error:
-        raise UserError(f"{path} is not a list of shape_data/SYNSET/NAME ({error}); unpack it again") from None
-    return _there(items, path)
 
 
 def _there(items: list[Item], listed: Path) -> list[Item]:
@@ -209,23 +209,10 @@ def read_item(item: Item) -> Cloud:
     return replace(read_points(item[0], seed=seed, centred=True), label=item[1])
 
 
-def _with_parts(item: Item) -> Cloud:
-    cloud = read_item(item)
-    if cloud.parts is None:
-        raise UserError(f"{item[0]} has no parts for its points; save them as 'parts' in .npz")
-    low, high = int(cloud.parts.min()), int(cloud.parts.max())
-    if not 0 <= low <= high < MAX_PARTS:
-        raise UserError(f"{item[0]} has the part {low if low < 0 else high}; count parts from 0, below {MAX_PARTS}")
-    return cloud
-
-
 def pack(items: Sequence[Item], read: Callable[[Item], Cloud], label: str) -> tuple[PackedClouds, list[Skipped]]:
-    """The clouds of these files, and those that were left out.
+    """The clouds of these files, and those that were left out; `UserError` if that is all.
 
     Normals are kept if every cloud has them, parts likewise.
-
-    Raises:
-        UserError: none can be read.
     """
     if not items:
         raise UserError(f"there are no {label} clouds; the list of them, or the folder, is empty")

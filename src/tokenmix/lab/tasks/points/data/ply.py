@@ -54,9 +54,6 @@ def parse_ply(content: bytes, name: str) -> dict[str, np.ndarray]:
     """`points`, and if the file has them `normals`, `colors` as it has them, and triangles `faces`.
 
     Text is read as float64, since it may say more digits of a coordinate than the type in its header holds.
-
-    Raises:
-        UserError: no PLY, an unknown type, or fewer bytes or numbers than the header announces, or more.
     """
     text, elements, body = _header(content, name)
     tables: dict[str, _Columns] = {}
@@ -197,11 +194,7 @@ def _faces(table: _Columns, name: str) -> dict[str, np.ndarray]:
 
 
 def write_ply(path: str | Path, points: Tensor, colors: Tensor | None = None) -> Path:
-    """Write points (N, 3) and, if given, their colours uint8 (N, 3), so that every viewer of clouds shows them.
-
-    Raises:
-        UserError: other shapes, or a folder that does not take the file.
-    """
+    """Write points (N, 3) and, if given, their colours uint8 (N, 3), so that every viewer of clouds shows them."""
     if points.ndim != 2 or points.shape[1] != 3 or (colors is not None and colors.shape != points.shape):
         shapes = f"{tuple(points.shape)}{'' if colors is None else f' and colours {tuple(colors.shape)}'}"
         raise UserError(f"points and colours must be (N, 3), got {shapes}")

@@ -3,18 +3,18 @@
 Ids are made once and read through a memory map, so that neither documents nor ids have to fit into memory.
 """
 
-import copy
 import hashlib
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from filelock import FileLock
 
 from tokenmix.errors import UserError
+from tokenmix.files import replace_file
 from tokenmix.lab.data.indexed import DataSet
 from tokenmix.lab.data.lookup import DataRequest, cache_root, load_data
 from tokenmix.lab.data.reading import LeftOut, check_file
@@ -24,7 +24,6 @@ from tokenmix.lab.tasks.text.data.files import (
     choose_test,
     digest_of,
     find_parts,
-    import_datasets,
     open_table,
     read_lines,
 )
@@ -39,7 +38,8 @@ PIECE = 1 << 18
 
 A document or a line of more than twice as many is cut at a blank."""
 ENDINGS = (".txt", ".text", ".md")
-FORMAT = 3
+FORMAT = 4
+COUNT = np.dtype(np.int64)
 
 
 class Documents:
@@ -149,37 +149,25 @@ def _side(path: Path, cut: int, test: bool) -> Iterator[str]:
 
 
 class Tokens:
-    """Documents one after the other, each with [SEP] after it, in the Arrow file that holds them.
+    """Documents one after the other, each with [SEP] after it.
 
-    Args:
-        rows: a `Dataset`; a row is a group of documents, in bytes: `ids`, and `starts`, uint8, 1 where a word begins.
-        wide: the type of the ids.
+    `numbers` has twice the id of each token, and one more where a word begins.
     """
 
-    def __init__(self, rows: Any, wide: np.dtype) -> None:
-        self._ids, self._starts = _flat(rows.data.column("ids"), wide), _flat(rows.data.column("starts"), np.uint8)
+    def __init__(self, numbers: np.ndarray) -> None:
+        self._numbers = numbers
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self._numbers)
 
     def part(self, begin: int, end: int) -> "Tokens":
         """Those from `begin` to `end`, without a copy."""
-        part = copy.copy(self)
-        part._ids, part._starts = (column.slice(begin, end - begin) for column in (self._ids, self._starts))
-        return part
+        return Tokens(self._numbers[begin:end])
 
     def read(self, begin: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and starts from `begin` on, at most `count`."""
-        return self._ids.slice(begin, count).to_numpy(), self._starts.slice(begin, count).to_numpy()
-
-
-def _flat(column: Any, kind: Any) -> Any:
-    """The numbers in a column of bytes as one pyarrow.ChunkedArray, without a copy."""
-    import pyarrow as pa
-
-    arrow, width = pa.from_numpy_dtype(kind), np.dtype(kind).itemsize
-    buffers = [value.as_buffer() for value in column]
-    return pa.chunked_array([pa.Array.from_buffers(arrow, b.size // width, [None, b]) for b in buffers], type=arrow)
+        """Ids, and 1 where a word begins, from `begin` on, at most `count`."""
+        numbers = self._numbers[begin : begin + count]
+        return numbers >> 1, numbers & 1
 
 
 def tokenized(corpus: Corpus, tokenizer: "PreTrainedTokenizerFast", root: Path | None = None) -> tuple[Tokens, Tokens]:
@@ -196,56 +184,50 @@ def tokenized(corpus: Corpus, tokenizer: "PreTrainedTokenizerFast", root: Path |
     return train, _kept(folder / "test", tokenizer, corpus.test, f"{corpus.spec} holds no text for testing")
 
 
-def _kept(folder: Path, tokenizer: "PreTrainedTokenizerFast", documents: Iterable[str], empty: str) -> Tokens:
-    datasets = import_datasets("masked-lm")
-    wide = np.dtype(np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32)
-
-    def rows() -> Any:
-        found = datasets.Dataset.from_generator(
-            _encoded,
-            features=datasets.Features({name: datasets.Value("binary") for name in ("ids", "starts")}),
-            cache_dir=str(folder),
-            gen_kwargs={"documents": documents, "tokenizer": tokenizer, "wide": wide, "empty": empty},
-            fingerprint=folder.parent.name,
-            writer_batch_size=4,  # A row is a few megabytes.
-        )
-        if len(found) != found.info.splits["train"].num_examples:
-            raise OSError("rows are missing")
-        return found
-
+def _kept(path: Path, tokenizer: "PreTrainedTokenizerFast", documents: Iterable[str], empty: str) -> Tokens:
+    kind = np.dtype(np.uint16 if len(tokenizer) <= 1 << 15 else np.uint32)
+    found = _mapped(path, kind)
     try:
-        try:
-            return Tokens(rows(), wide)
-        except (OSError, ValueError):  # A file was cut; pyarrow's error is a ValueError.
-            shutil.rmtree(folder, ignore_errors=True)
-            return Tokens(rows(), wide)
-    except (datasets.exceptions.DatasetGenerationError, OSError) as error:
-        reason = error if isinstance(error, OSError) else error.__cause__
-        if isinstance(reason, UserError):
-            raise reason from None
+        while found is None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(path.with_suffix(".lock")):
+                found = _mapped(path, kind)
+                if found is None:
+                    replace_file(path, _encoded(documents, tokenizer, kind, empty))
+    except OSError as error:
         raise UserError(
-            f"cannot keep tokens in {folder} ({reason}); free space or set TOKENMIX_DATA to a writable folder"
+            f"cannot keep tokens in {path.parent} ({error}); free space or set TOKENMIX_DATA to a writable folder"
         ) from None
+    return found
 
 
-def _encoded(documents: Iterable[str], tokenizer: Any, wide: np.dtype, empty: str) -> Iterator[dict[str, bytes]]:
-    """Groups of documents as bytes of ids and of starts."""
-    some = False
-    block = block_characters(tokenizer)
+def _mapped(path: Path, kind: np.dtype) -> Tokens | None:
+    """The tokens in a file, which ends with their number; None if there is none, or it was cut."""
+    if not path.is_file() or path.stat().st_size < COUNT.itemsize:
+        return None
+    content = np.memmap(path, np.uint8, "r")
+    numbers, count = content[: -COUNT.itemsize], content[-COUNT.itemsize :].view(COUNT)[0]
+    return Tokens(numbers.view(kind)) if len(numbers) == count * kind.itemsize else None
+
+
+def _encoded(
+    documents: Iterable[str], tokenizer: "PreTrainedTokenizerFast", kind: np.dtype, empty: str
+) -> Iterator[bytes]:
+    """Groups of documents as `Tokens` has them, and how many tokens there are."""
+    total, block = 0, block_characters(tokenizer)
     for group in _groups(pieces(documents, block), block):
-        ids, starts = [], []
         with tokenizing("the tokenizer cannot read this text"):
             encodings = tokenizer.backend_tokenizer.encode_batch(group, add_special_tokens=False)
         for encoding in encodings:
             if encoding.ids:
                 words = np.array([-1 if word is None else word for word in encoding.word_ids])
-                ids += [*encoding.ids, tokenizer.sep_token_id]
-                starts.append(np.append(np.diff(words, prepend=-2) != 0, True))
-        if ids:
-            some = True
-            yield {"ids": np.array(ids, wide).tobytes(), "starts": np.concatenate(starts).astype(np.uint8).tobytes()}
-    if not some:
+                starts = np.append(np.diff(words, prepend=-2) != 0, True)
+                numbers = 2 * np.array([*encoding.ids, tokenizer.sep_token_id]) + starts
+                total += len(numbers)
+                yield numbers.astype(kind).tobytes()
+    if not total:
         raise UserError(f"{empty}; give more text, or a folder with train and test inside")
+    yield np.array(total, COUNT).tobytes()
 
 
 def pieces(texts: Iterable[str], most: int = PIECE) -> Iterator[str]:

@@ -280,8 +280,7 @@ class Table:
     def _read(self, part: int, columns: Sequence[str], label: str | None = None) -> Iterator[tuple[list[str], str]]:
         """The texts of some columns and the label of each row, without rows that lack one.
 
-        Raises:
-            UserError: what is wrong with the first row, if none can be used, or none of the first ten.
+        What is wrong with the first row is a `UserError` if none can be used, or none of the first ten.
         """
         usable, waiting = False, list[tuple[str, UserError]]()
         for where, row in self.parts[part]():
@@ -326,7 +325,7 @@ def _values(
     return [row[name] for name in columns], str(value)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return f"damaged ({one_line(value)})" if isinstance(value, Exception) else reprlib.repr(value)
 
 
