@@ -98,6 +98,18 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
 
 
+@contextmanager
+def as_user_error(before: str, after: str, *kinds: type[BaseException]) -> Iterator[None]:
+    """Raise `UserError` for another error of these kinds, or any `Exception`: its `one_line` between two texts."""
+    expected = kinds or (Exception,)
+    try:
+        yield
+    except UserError:
+        raise
+    except expected as error:
+        raise UserError(f"{before}{one_line(error)}{after}") from error
+
+
 def printable(text: str) -> str:
     """The text with control characters, such as a terminal's escape sequences, written as Python's escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -24,6 +24,9 @@ from typing import Any, TextIO
 
 from tokenmix.errors import UserError, printable
 
+Values = dict[str, Any]
+"""Values by name, as JSON has them."""
+
 # What a user can do about a disk that refuses.
 DISK_ERRORS = {
     errno.ENOSPC: "free space on the disk",

@@ -86,7 +86,9 @@ class TokenParallel(ParallelStyle):
         if isinstance(module, Mixer):
             _split_mixer(module, shard)
         elif isinstance(module, IsotropicNet):
-            module.blocks[0].register_forward_pre_hook(partial(_own_tokens, shard))
+            module.blocks[0].register_forward_pre_hook(
+                lambda _, args: (args[0].tensor_split(shard.size, 1)[shard.rank], *args[1:])
+            )
             for block in module.blocks:
                 for part in block.children():
                     if isinstance(part, Mixer):
@@ -148,11 +150,6 @@ def own_rows(total: int, unit: int, rank: int, size: int) -> slice:
         )
     units = total // unit
     return slice(unit * (units * rank // size), unit * (units * (rank + 1) // size))
-
-
-def _own_tokens(shard: "TokenShard", _: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """This process's of the tokens that enter the first block."""
-    return args[0].tensor_split(shard.size, 1)[shard.rank], *args[1:]
 
 
 def _split_mixer(mixer: Mixer, shard: "TokenShard") -> None:

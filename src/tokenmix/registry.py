@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
-from tokenmix.errors import UserError, needs, one_line, unknown_name
+from tokenmix.errors import UserError, as_user_error, needs, unknown_name
 from tokenmix.trust import check_typed
 
 Arguments = Mapping[str, Any]
@@ -159,35 +159,25 @@ def load_plugin(module: str) -> None:
     Raises:
         UserError: it cannot be imported, or the file has the name of another module.
     """
-    try:
+    failed = f"the plug-in {module} cannot be imported ("
+    with as_user_error(failed, "); correct it, or leave it out", Exception, SystemExit):
         if module.endswith(".py"):
-            _import_file(Path(module))
+            file = Path(module).resolve()
+            if not file.is_file():
+                raise UserError(f"no file {file} to import; give a file NAME.py, or a module on PYTHONPATH")
+            known = sys.modules.get(file.stem) or importlib.util.find_spec(file.stem)
+            place = getattr(known, "__file__", None) or getattr(known, "origin", None)
+            if known is not None and (place is None or Path(place).resolve() != file):
+                raise UserError(f"{file} would hide the module {file.stem!r}; give the file another name")
+            if file.stem not in sys.modules:
+                # Its own folder is searched for its neighbours, and last: a random.py there hides no library.
+                sys.path.append(str(file.parent))
+                importlib.import_module(file.stem)
         else:
             _import(module)
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise UserError(
-            f"the plug-in {module} cannot be imported ({one_line(error)}); correct it, or leave it out"
-        ) from error
     place = str(Path(module).resolve()) if module.endswith(".py") else module
     if place not in _imported:
         _imported.append(place)
-
-
-def _import_file(file: Path) -> None:
-    file = file.resolve()
-    if not file.is_file():
-        raise UserError(f"no file {file} to import; give a file NAME.py, or a module on PYTHONPATH")
-    known = sys.modules.get(file.stem) or importlib.util.find_spec(file.stem)
-    place = getattr(known, "__file__", None) or getattr(known, "origin", None)
-    if known is not None and (place is None or Path(place).resolve() != file):
-        raise UserError(f"{file} would hide the module {file.stem!r}; give the file another name")
-    if file.stem in sys.modules:
-        return
-    # Its own folder is searched for its neighbours, and last: a file random.py there does not replace the library's.
-    sys.path.append(str(file.parent))
-    importlib.import_module(file.stem)
 
 
 def _import(module: str) -> ModuleType:
@@ -210,15 +200,15 @@ def import_object(target: str) -> Callable[..., Any]:
     if module_name not in sys.modules:
         remedy = f"tokenmix --import {module_name} VERB ..., in Python import {module_name}"
         check_typed(target, "code", "imported", remedy)
-    try:
-        module = _import(module_name)
-    except ModuleNotFoundError as error:
-        hint = f"no module {error.name!r} here or in the environment; run from the folder that holds it or install it"
-        raise UserError(f"cannot import {module_name!r}: {hint}") from error
-    except (Exception, SystemExit) as error:
-        raise UserError(
-            f"importing {module_name!r} fails with {one_line(error)}; python -c 'import ...' shows where"
-        ) from error
+    where = "; python -c 'import ...' shows where"
+    with as_user_error(f"importing {module_name!r} fails with ", where, Exception, SystemExit):
+        try:
+            module = _import(module_name)
+        except ModuleNotFoundError as error:
+            hint = (
+                f"no module {error.name!r} here or in the environment; run from the folder that holds it or install it"
+            )
+            raise UserError(f"cannot import {module_name!r}: {hint}") from error
     if not hasattr(module, name):
         public = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
         raise unknown_name(f"class in module {module_name!r}:", name, public)

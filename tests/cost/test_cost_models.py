@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -131,7 +132,7 @@ def test_free_memory_is_that_of_the_machine():
 
 
 def _of(name: str):
-    return next(row for row in eanet_requirements() if row.name == name)
+    return SimpleNamespace(**eanet_requirements()[name])
 
 
 def test_the_table_has_counts_of_ours_and_no_remembered_figures(capsys):

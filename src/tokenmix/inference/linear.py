@@ -43,9 +43,17 @@ def outside_graphs(forward: Callable[P, Tensor]) -> Callable[P, Tensor]:
 class Packing(nn.Module):
     """A layer that keeps its weight in oneDNN's layout as well, from its first call on; no copy or file holds that."""
 
-    def __init__(self) -> None:
+    bias: Tensor | None
+
+    def __init__(self, in_features: int, out_features: int, act: Activation) -> None:
         super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.act: Activation = act
         self._packed: Any = None
+
+    def extra_repr(self) -> str:
+        """The arguments that shape the layer."""
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, act={self.act!r}"
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self._packed = None
@@ -77,13 +85,10 @@ class Int8Linear(Packing):
 
     qweight: Tensor
     scale: Tensor
-    bias: Tensor | None
     range: Tensor
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = True, act: Activation = "none") -> None:
-        super().__init__()
-        self.in_features, self.out_features = in_features, out_features
-        self.act: Activation = act
+        super().__init__(in_features, out_features, act)
         self.register_buffer("qweight", torch.zeros(out_features, in_features, dtype=torch.int8))
         self.register_buffer("scale", torch.ones(out_features))
         self.register_buffer("bias", torch.zeros(out_features) if bias else None)
@@ -151,12 +156,13 @@ class Int8Linear(Packing):
         return scale, zero, torch.tensor(zero + 0.5), pack_weight(weight), rows, zeros
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Packing:
-        check_move(fn)
+        moved = fn(torch.zeros(1))
+        if moved.dtype != torch.float32 or moved.device.type != "cpu":
+            raise UserError(
+                f"an int8 model stays in float32 on the CPU around its products, got {moved.dtype} on {moved.device}: "
+                "quantise the float32 model again, since parts of this copy may have been converted already"
+            )
         return super()._apply(fn, recurse)
-
-    def extra_repr(self) -> str:
-        """The arguments that shape the layer."""
-        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, act={self.act!r}"
 
 
 def check_unfollowed(layer: nn.Module, x: Tensor) -> None:
@@ -165,16 +171,6 @@ def check_unfollowed(layer: nn.Module, x: Tensor) -> None:
         raise UserError(
             f"{type(layer).__name__} has no gradient and got an input that requires one; "
             "call the copy under torch.no_grad(), or take gradients of the model that it was made from"
-        )
-
-
-def check_move(fn: Callable[[Tensor], Tensor]) -> None:
-    """Raise `UserError` if what `nn.Module._apply` is about to do leaves float32 on the CPU."""
-    moved = fn(torch.zeros(1))
-    if moved.dtype != torch.float32 or moved.device.type != "cpu":
-        raise UserError(
-            f"an int8 model stays in float32 on the CPU around its products, got {moved.dtype} on {moved.device}: "
-            "quantise the float32 model again, since parts of this copy may have been converted already"
         )
 
 
@@ -207,7 +203,6 @@ class FusedLinear(Packing):
     """
 
     weight: Tensor
-    bias: Tensor | None
 
     def __init__(
         self,
@@ -218,9 +213,7 @@ class FusedLinear(Packing):
         act: Activation = "none",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        super().__init__()
-        self.in_features, self.out_features = in_features, out_features
-        self.act: Activation = act
+        super().__init__(in_features, out_features, act)
         self.register_buffer("weight", torch.zeros(out_features, in_features, dtype=dtype))
         self.register_buffer("bias", torch.zeros(out_features, dtype=dtype) if bias else None)
 
@@ -244,10 +237,6 @@ class FusedLinear(Packing):
         if self._packed is None:
             self._packed = pack_linear(self.weight, max(1, x.shape[:-1].numel()))
         return fused_linear(x, self._packed, self.bias, self.act)
-
-    def extra_repr(self) -> str:
-        """The arguments that shape the layer."""
-        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, act={self.act!r}"
 
 
 AnyLinear = FusedLinear | Int8Linear

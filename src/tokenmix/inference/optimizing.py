@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tokenmix.errors import UserError, unknown_name
+from tokenmix.errors import UserError, as_user_error, one_line, unknown_name
 from tokenmix.files import check_regular, replacing, user_path
 from tokenmix.inference.linear import Int8Linear
 from tokenmix.inference.operators import Dtype, require_operators
@@ -130,7 +130,7 @@ def _check_answers(result: nn.Module, first: Tensor, expected: Any, dtype: Dtype
         raise
     except Exception as error:
         raise UserError(
-            f"{name} runs unchanged but not optimised in {dtype}: {_first(error)}; keep it as it is"
+            f"{name} runs unchanged but not optimised in {dtype}: {one_line(error)}; keep it as it is"
         ) from error
     for one, other in zip(_tensors(found), _tensors(expected), strict=True):
         error = ((one - other).norm() / other.norm().clamp_min(1e-6)).item()
@@ -186,11 +186,9 @@ def save_quantized(model: nn.Module, path: Path | str) -> None:
         )
     # A layer used twice has its tensors twice, and the format allows none to share memory.
     tensors = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in model.state_dict().items()}
-    try:
-        with replacing(user_path(path)) as partial:
-            save_file(tensors, partial, metadata={_KEY: json.dumps(plan_of(model))})
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"cannot write {path}: {_first(error)}; give another path") from None
+    refused = as_user_error(f"cannot write {path}: ", "; give another path", OSError, SafetensorError)
+    with refused, replacing(user_path(path)) as partial:
+        save_file(tensors, partial, metadata={_KEY: json.dumps(plan_of(model))})
 
 
 def load_quantized(model: nn.Module, path: Path | str) -> nn.Module:
@@ -200,31 +198,19 @@ def load_quantized(model: nn.Module, path: Path | str) -> nn.Module:
         UserError: not such a file, or one of another architecture.
     """
     path = user_path(path)
-    try:
-        with safe_open(check_regular(path), framework="pt") as file:
-            plan = json.loads((file.metadata() or {}).get(_KEY, "null"))
-    except UserError:
-        raise
-    except (OSError, SafetensorError, ValueError, RecursionError) as error:
-        raise UserError(
-            f"cannot read {path}: {_first(error)}; give a file that tokenmix.inference.save_quantized wrote"
-        ) from None
+    remedy = "; give a file that tokenmix.inference.save_quantized wrote"
+    wrong = as_user_error(f"cannot read {path}: ", remedy, OSError, SafetensorError, RecursionError, ValueError)
+    with wrong, safe_open(check_regular(path), framework="pt") as file:
+        plan = json.loads((file.metadata() or {}).get(_KEY, "null"))
     if plan is None:
         raise UserError(f"{path} holds no int8 model; write one with tokenmix.inference.save_quantized(model8, path)")
     _check_optimizable(model, "int8")
     result = copy.deepcopy(model).eval().requires_grad_(False)
-    try:
+    other = f"{path} has another architecture than {type(model).__name__}: "
+    with as_user_error(other, "; give its own model", AttributeError, RuntimeError, AssertionError):
         install(result, plan, "int8")
         result.load_state_dict(load_file(str(path)))
-    except (AttributeError, RuntimeError, AssertionError) as error:
-        raise UserError(
-            f"{path} has another architecture than {type(model).__name__}: {_first(error)}; give its own model"
-        ) from None
     return result
-
-
-def _first(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
 
 
 def _check_optimizable(model: nn.Module, dtype: Dtype) -> None:

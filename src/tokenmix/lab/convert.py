@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tokenmix.distillation import DistillReport, distill
 from tokenmix.environment import environment
-from tokenmix.errors import UserError, one_line
+from tokenmix.errors import UserError, as_user_error
 from tokenmix.files import check_regular, copy_folder, new_folder, read_bytes, read_text, write_bytes, write_json
 from tokenmix.swap import SwapReport, swap_attention
 from tokenmix.swap.sites import find_sites
@@ -82,16 +82,10 @@ def open_folder(folder: Path) -> tuple[nn.Module, Any]:
             f"{folder} has no config.json; give the folder of a model of Hugging Face, which save_pretrained writes"
         )
     check_regular(folder / "config.json")
-    try:
-        with _quiet():
-            model = transformers.AutoModel.from_pretrained(folder, local_files_only=True)
-            return model.eval(), transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except UserError:
-        raise
-    except Exception as error:  # whatever transformers raises for a folder that it does not know
-        raise UserError(
-            f"{folder} cannot be opened by transformers ({one_line(error)}); give a complete folder"
-        ) from error
+    # Whatever transformers raises for a folder that it does not know.
+    with as_user_error(f"{folder} cannot be opened by transformers (", "); give a complete folder"), _quiet():
+        model = transformers.AutoModel.from_pretrained(folder, local_files_only=True)
+        return model.eval(), transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
 @contextmanager

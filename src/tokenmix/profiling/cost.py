@@ -11,6 +11,7 @@ from torch import nn
 
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
+from tokenmix.files import Values
 from tokenmix.profiling.crossover import Crossover, Ends, faster_ranges, find_crossover, measured_crossover
 from tokenmix.profiling.machine import (
     Ceilings,
@@ -76,8 +77,7 @@ class CostRow:
     @property
     def unsteady(self) -> tuple[Pass, ...]:
         """The passes whose times are noisy."""
-        timings: dict[Pass, Timing | None] = {"forward": self.forward, "step": self.step}
-        return tuple(which for which, timing in timings.items() if timing is not None and timing.spread > SPREAD)
+        return tuple(w for w in PASSES if (timing := getattr(self, w)) is not None and timing.spread > SPREAD)
 
     @property
     def macs_per_second(self) -> float | None:
@@ -142,7 +142,7 @@ class CostTable:
         """The row of a name and a size."""
         return next(row for row in self.rows if (row.name, row.size) == (name, size))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Values:
         """Plain values, with the environment."""
         plain = asdict(self)
         plain["crossovers"] = {name: str(crossover) for name, crossover in self.crossovers.items()}

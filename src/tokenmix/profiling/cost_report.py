@@ -7,7 +7,6 @@ import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from torch import nn
 
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
-from tokenmix.files import make_folder, replace_file, to_json, write_json
+from tokenmix.files import Values, make_folder, replace_file, to_json, write_json
 from tokenmix.layers import ExternalAttention2d, SAGANAttention2d, SelfAttention
 from tokenmix.layers.base import Mixer, count_parameters
 from tokenmix.profiling.cost import SPREAD, CostRow, CostTable, Precision, cost_table, upper_sizes
@@ -108,7 +107,7 @@ def markdown(table: CostTable) -> str:
     """Both tables, what they say, and on what they were measured."""
     costs = [[row.name, f"{row.size:,}", *_costs(row)] for row in table.rows]
     rates = [[row.name, f"{row.size:,}", *_rates(table, row)] for row in table.rows]
-    where: dict[str, Any] = environment()
+    where: Values = environment()
     measured = f"{where['cpu']}, torch {where['versions']['torch']}, {where['threads']} threads, {where['date']}"
     notes = "\n".join(f"- {line}" for line in [*sentences(table), *footnotes(table)])
     parts = [
@@ -250,47 +249,37 @@ SIZE = "an input of 1 x 512 x 128 x 128, as in the table of Guo et al., arXiv 21
 TRUST = "All figures are counted from our layers; the paper's own could not be looked up."
 
 
-@dataclass(frozen=True)
-class Requirement:
-    """Parameters and multiply-adds of one mechanism."""
-
-    name: str
-    layer: str
-    parameters: int
-    macs: int
-
-
-def eanet_requirements() -> list[Requirement]:
-    """The rows."""
-    shape: dict[str, Any] = {"device": "meta"}
-    return [
-        _row("self-attention, one head", SelfAttention(CHANNELS, num_heads=1, qkv_bias=False, **shape)),
-        *(
-            _row(f"SAGAN, {v}", SAGANAttention2d(CHANNELS, variant=v, **shape))
-            for v in ("official", "paper", "compact")
-        ),
-        _row("external attention, untied", ExternalAttention2d(CHANNELS, tie="none", **shape)),
-        _row("external attention, hard tie", ExternalAttention2d(CHANNELS, tie="hard", **shape)),
-    ]
-
-
-def _row(name: str, layer: Mixer) -> Requirement:
-    # The other projections have no biases; ours of self-attention has one after the output.
-    without = layer.proj.bias.numel() if isinstance(layer, SelfAttention) else 0
-    return Requirement(name, type(layer).__name__, count_parameters(layer) - without, layer.macs(SIDE * SIDE))
+def eanet_requirements() -> dict[str, dict[str, Any]]:
+    """Parameters and multiply-adds of each mechanism."""
+    shape: Values = {"device": "meta"}
+    layers: dict[str, Mixer] = {
+        "self-attention, one head": SelfAttention(CHANNELS, num_heads=1, qkv_bias=False, **shape),
+        "SAGAN, official": SAGANAttention2d(CHANNELS, variant="official", **shape),
+        "SAGAN, paper": SAGANAttention2d(CHANNELS, variant="paper", **shape),
+        "SAGAN, compact": SAGANAttention2d(CHANNELS, variant="compact", **shape),
+        "external attention, untied": ExternalAttention2d(CHANNELS, tie="none", **shape),
+        "external attention, hard tie": ExternalAttention2d(CHANNELS, tie="hard", **shape),
+    }
+    found = {}
+    for name, layer in layers.items():
+        # The other projections have no biases; ours of self-attention has one after the output.
+        without = layer.proj.bias.numel() if isinstance(layer, SelfAttention) else 0
+        counts = {"parameters": count_parameters(layer) - without, "macs": layer.macs(SIDE * SIDE)}
+        found[name] = {"name": name, "layer": type(layer).__name__, **counts}
+    return found
 
 
 def print_requirements(*, as_json: bool) -> None:
     """`tokenmix cost --table eanet`."""
-    rows = eanet_requirements()
+    rows = list(eanet_requirements().values())
     if as_json:
-        print(to_json({"schema": 2, "size": SIZE, "trust": TRUST, "rows": [asdict(r) for r in rows]}))
+        print(to_json({"schema": 2, "size": SIZE, "trust": TRUST, "rows": rows}))
         return
     table = Table(title=f"For {SIZE}", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("mechanism", "params", "MACs"):
         table.add_column(heading, justify="left" if heading == "mechanism" else "right")
     for row in rows:
-        table.add_row(row.name, f"{row.parameters:,}", count(row.macs))
+        table.add_row(row["name"], f"{row['parameters']:,}", count(row["macs"]))
     console = Console()
     console.print(table)
     console.print(TRUST, highlight=False, markup=False)

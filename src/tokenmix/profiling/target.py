@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import MissingExtra, UserError, needs, unknown_name
+from tokenmix.files import Values
 from tokenmix.layers.base import Mixer, count_parameters, near_square
 from tokenmix.layers.table import (
     build_mixer,
@@ -23,7 +24,7 @@ from tokenmix.layers.table import (
 )
 from tokenmix.ops.less import Scores
 from tokenmix.profiling.machine import overflowed
-from tokenmix.registry import MODELS, TORCHVISION, check_models
+from tokenmix.registry import MODELS, TORCHVISION, Arguments, check_models
 from tokenmix.swap.probe import example_of, model_macs
 
 
@@ -120,7 +121,7 @@ def mixer_with_input(
     return built
 
 
-def _known(layer: type[Mixer], offered: Mapping[str, Any]) -> dict[str, Any]:
+def _known(layer: type[Mixer], offered: Arguments) -> Values:
     accepted = inspect.signature(layer).parameters
     return {name: value for name, value in offered.items() if name in accepted and value is not None}
 
@@ -181,7 +182,7 @@ _OF_THE_TABLE = {"dim", "num_tokens", "device", "dtype"}
 
 
 def targets_for(
-    subjects: Mapping[str, str | nn.Module], *, dim: int, dtype: torch.dtype, kwargs: Mapping[str, Any]
+    subjects: Mapping[str, str | nn.Module], *, dim: int, dtype: torch.dtype, kwargs: Arguments
 ) -> tuple[dict[str, Target], bool]:
     """Mixers by name, self-attention first, or models in the order given; and whether they are mixers."""
     names = [subject for subject in subjects.values() if isinstance(subject, str)]

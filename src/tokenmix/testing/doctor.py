@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any, Literal
@@ -11,11 +11,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tokenmix.errors import UserError, one_line, unknown_name
-from tokenmix.files import to_json
+from tokenmix.errors import UserError, as_user_error, one_line, unknown_name
+from tokenmix.files import Values, to_json
 from tokenmix.layers.base import near_square
 from tokenmix.layers.table import MIXERS
-from tokenmix.registry import import_object
+from tokenmix.registry import Arguments, import_object
 from tokenmix.testing.harness import (
     TOKEN_COUNTS,
     Advice,
@@ -184,13 +184,9 @@ def doctor(
     make, fixed = (import_object(target), {}) if spec is None else (spec.layer, spec.fixed)
     builder = Builder(make, _arguments(target, make, dim, num_tokens, {**fixed, **kwargs}))
     try:
-        try:
+        remedy = "try another --dim or --num-tokens, or name a function without arguments that builds it"
+        with as_user_error(f"{target}({_shown(builder)}) fails with ", f"; {remedy}"):
             layer = fresh(builder)
-        except UserError:
-            raise
-        except Exception as error:
-            remedy = "try another --dim or --num-tokens, or name a function without arguments that builds it"
-            raise UserError(f"{target}({_shown(builder)}) fails with {one_line(error)}; {remedy}") from error
         if not isinstance(layer, nn.Module):
             raise UserError(
                 f"{target} gives a {type(layer).__name__}, not a torch.nn.Module; name a class of layers, or a "
@@ -210,14 +206,14 @@ def doctor(
 
 
 def _arguments(
-    target: str, make: Callable[..., Any], dim: int | None, num_tokens: int | None, given: Mapping[str, Any]
-) -> dict[str, Any]:
+    target: str, make: Callable[..., Any], dim: int | None, num_tokens: int | None, given: Arguments
+) -> Values:
     """What to call the constructor with, by the names of its arguments."""
     try:
         parameters = inspect.signature(make).parameters
     except (TypeError, ValueError) as error:
         raise UserError(f"{target} has no signature that Python can read; give a function that builds it") from error
-    chosen: dict[str, Any] = {}
+    chosen: Values = {}
     for name, parameter in parameters.items():
         starred = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         required = parameter.default is parameter.empty and not starred

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokenmix.errors import UserError, one_line, unknown_name
+from tokenmix.errors import UserError, as_user_error, unknown_name
 from tokenmix.files import to_json
 from tokenmix.layers.base import Mixer
 from tokenmix.layers.table import MixerSpec, build_on_grid, build_stack, get_spec, spec_of
@@ -84,12 +84,8 @@ def make_mixers(target: Target, grid: tuple[int, int], dim: int, depth: int) -> 
         return [*build_stack(label, spec, dim, grid, depth, num_heads=HEADS)]
     build: Any = target
     given = {"num_tokens": grid[0] * grid[1]} if "num_tokens" in inspect.signature(build).parameters else {}
-    try:
+    with as_user_error(f"{target} cannot be built with the width {dim}: ", "; give a class that takes it alone"):
         return [build(dim, **given) for _ in range(depth)]
-    except Exception as error:
-        raise UserError(
-            f"{target} cannot be built with the width {dim}: {one_line(error)}; give a class that takes it alone"
-        ) from error
 
 
 def parts_of(target: Target) -> list[str]:
@@ -118,14 +114,8 @@ def look_at(label: str, target: Target) -> Structure:
             return make_mixers(target, grid, DIM, 1)[0]
         return build_on_grid(spec.layer, f"mixer {name!r}", DIM, grid, {"num_heads": HEADS}, spec.fixed)
 
-    try:
+    with as_user_error(f"{label} fails on tokens {(*grid, DIM)}: ", "; tokenmix doctor says more"):
         return look(build, label, grid[1], DIM)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(
-            f"{label} fails on tokens {(*grid, DIM)}: {one_line(error)}; tokenmix doctor says more"
-        ) from error
 
 
 @dataclass(frozen=True)
@@ -378,14 +368,8 @@ def probe(
         start = time.perf_counter()
         for name in chosen:
             for seed in SEEDS if full else SEEDS[:1]:
-                try:
+                with as_user_error(f"{label} fails in training on {name}: ", "; tokenmix doctor says more"):
                     found = train_one(target, TASKS[name], seed, steps=STEPS[name], device=device)
-                except UserError:
-                    raise
-                except Exception as error:
-                    raise UserError(
-                        f"{label} fails in training on {name}: {one_line(error)}; tokenmix doctor says more"
-                    ) from error
                 for task, value in found.items():
                     scores.setdefault((task, label), []).append(value)
             if progress is not None:

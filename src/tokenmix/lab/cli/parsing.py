@@ -10,13 +10,14 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from tokenmix.errors import unknown_name
-from tokenmix.files import to_json, user_path
+from tokenmix.files import Values, to_json, user_path
 from tokenmix.lab.cli.errors import one_line_errors
 from tokenmix.lab.train.schema import Document, option
 
 T = TypeVar("T")
 STYLE = (tyro.conf.OmitArgPrefixes,)
 WORDS = ConstructorRegistry()
+_cli: Any = functools.partial(tyro.cli, config=STYLE, registry=WORDS)
 UNKNOWN_OPTION = functools.partial(unknown_name, "option")
 
 
@@ -62,17 +63,11 @@ def parse_into(kind: type[T], prog: str, args: Sequence[str], default: T | None 
         args = ["--help"]
     elif isinstance(default, Document) and {"-h", "--help"} & {*args}:
         return parse_usual(default, prog, about)
-    given: dict[str, Any] = {} if default is None else {"default": default}
+    given: Values = {} if default is None else {"default": default}
     unknown = default.unknown_option if isinstance(default, Document) else UNKNOWN_OPTION
     with one_line_errors(_options(kind if default is None else default), unknown, args):
-        return tyro.cli(
-            kind,
-            prog=prog,
-            description=_described(prog, about or kind.__doc__ or ""),
-            args=list(args),
-            config=STYLE,
-            registry=WORDS,
-            **given,
+        return _cli(
+            kind, prog=prog, description=_described(prog, about or kind.__doc__ or ""), args=list(args), **given
         )
 
 
@@ -97,9 +92,7 @@ def parse_usual(document: Any, prog: str, about: str) -> Any:
     )
     about = f"{about} {prog} {task} --help-all shows all {len(_options(document))} options."
     shown = _described(prog, about, example)
-    return tyro.cli(
-        type(short), prog=prog, description=shown, args=["--help"], default=short, config=STYLE, registry=WORDS
-    )
+    return _cli(type(short), prog=prog, description=shown, args=["--help"], default=short)
 
 
 def _retyped(part: Any, changed: Mapping[str, tuple[Any, Any]], *bases: type) -> Any:
@@ -121,9 +114,7 @@ def _described(prog: str, about: str, *more: str) -> str:
 def parse_known(kind: type[T], prog: str, args: Sequence[str]) -> T:
     """The same from only those words that the dataclass has options for."""
     with one_line_errors(_options(kind), UNKNOWN_OPTION, args):
-        return tyro.cli(
-            kind, prog=prog, args=list(args), config=STYLE, registry=WORDS, return_unknown_args=True, add_help=False
-        )[0]
+        return _cli(kind, prog=prog, args=list(args), return_unknown_args=True, add_help=False)[0]
 
 
 def parse_verb(verbs: Mapping[str, Any], argv: Sequence[str], about: str) -> Any:

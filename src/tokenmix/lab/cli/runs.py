@@ -15,6 +15,7 @@ from tokenmix.lab.data.lookup import data_sets
 from tokenmix.lab.registry import TASKS, check_model
 from tokenmix.lab.train.config import CompareConfig, TaskDocument, TrainConfig, comparison_config
 from tokenmix.lab.train.folder import RunFolder, is_run
+from tokenmix.lab.train.launch import number_in
 from tokenmix.lab.train.schema import Names, Part, option
 from tokenmix.lab.train.sources import base_config, load_comparison, merge_kwargs
 
@@ -45,10 +46,10 @@ class Train:
             check_model(self.config.task, self.config.model.model)
             check_mixers(filter(None, (self.config.swap.swap, self.config.swap.insert)))
             check_data(self.config.data.data)
-        from tokenmix.lab.train.distributed import restarts_allowed
         from tokenmix.lab.train.run import finish_run, run_folder, train
 
-        if restarts_allowed() and self.config.loop.resume is None:
+        # torchrun starts the processes again when one of them is lost (--max-restarts above 0).
+        if number_in("TORCHELASTIC_MAX_RESTARTS") > 0 and self.config.loop.resume is None:
             finish_run(self.config.replace(out=run_folder(self.config)))
         else:
             train(self.config)

@@ -5,11 +5,11 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import submitit
 
-from tokenmix.errors import UserError
+from tokenmix.errors import as_user_error
+from tokenmix.files import Values
 from tokenmix.lab.grid import Cell, Engine, Outcome, Outcomes, finish_cell
 from tokenmix.lab.train.config import EngineConfig
 from tokenmix.trust import safe_children
@@ -33,20 +33,16 @@ class Job:
 
 def submitter(config: EngineConfig, logs: Path) -> Engine:
     """An engine that submits with these parameters; submitit's `cluster=local` runs the jobs on this machine."""
-    given: dict[str, Any] = {"name": "tokenmix", "timeout_min": TIMEOUT, **config.slurm}
+    given: Values = {"name": "tokenmix", "timeout_min": TIMEOUT, **config.slurm}
     given |= {"cpus_per_task": config.run_cpus or 1, "gpus_per_node": int(config.run_gpus or 0)}
     given |= {"slurm_array_parallelism": config.jobs} if config.jobs else {}
-    try:
+    # submitit raises RuntimeError, ValueError, NameError, TypeError and AssertionError.
+    with as_user_error(f"submitit does not take --slurm {config.slurm} (", "); give KEY=VALUE of its parameters"):
         # A cluster may not pass the environment of `safe_children` on.
         python = f"{shlex.quote(sys.executable)} -P"
         cluster = given.pop("cluster", "slurm")
         executor = submitit.AutoExecutor(logs, cluster=cluster, slurm_python=python, local_python=python)
         executor.update_parameters(**given)
-    except Exception as error:  # submitit raises RuntimeError, ValueError, NameError, TypeError and AssertionError.
-        raise UserError(
-            f"submitit does not take --slurm {config.slurm} ({' '.join(str(error).split())}); "
-            "give KEY=VALUE of its parameters"
-        ) from None
     return functools.partial(on_slurm, executor=executor)
 
 

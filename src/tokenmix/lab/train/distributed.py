@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from tokenmix.errors import UserError, one_line
+from tokenmix.errors import UserError, as_user_error
+from tokenmix.files import Values
 from tokenmix.lab.train.config import TrainConfig
-from tokenmix.lab.train.launch import START, distributed_info, number_in
+from tokenmix.lab.train.launch import START, distributed_info
 
 T = TypeVar("T")
 LOST = ("connection closed", "connection reset", "broken pipe", "remote process exited", "timed out", "timeout")
@@ -27,11 +28,6 @@ LOST = ("connection closed", "connection reset", "broken pipe", "remote process 
 
 class PeerFailure(SystemExit):
     """Another process of the run stops it, and reports why; this one ends with the same code."""
-
-
-def restarts_allowed() -> bool:
-    """Whether torchrun starts the processes again when one of them is lost (--max-restarts above 0)."""
-    return number_in("TORCHELASTIC_MAX_RESTARTS") > 0
 
 
 def data_parallel_rank(config: TrainConfig) -> tuple[int, int]:
@@ -66,14 +62,11 @@ def process_group(device: str) -> Iterator[None]:
                 "number of images per step, or --device cpu"
             )
         torch.cuda.set_device(here.local_rank)
-    try:
+    address = ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+    alone = f"process {here.rank} of {here.world_size} cannot join the others at {address!r}, which MASTER_ADDR and "
+    kinds = OSError, OverflowError, RuntimeError, TypeError, ValueError
+    with as_user_error(f"{alone}MASTER_PORT give (", f"); {START}", *kinds):
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
-    except (OSError, OverflowError, RuntimeError, TypeError, ValueError) as error:
-        address = ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
-        raise UserError(
-            f"process {here.rank} of {here.world_size} cannot join the others at {address!r}, which MASTER_ADDR and "
-            f"MASTER_PORT give ({one_line(error)}); {START}"
-        ) from None
     try:
         yield
     except RuntimeError as error:
@@ -110,11 +103,6 @@ def all_gather(value: T) -> list[T]:
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
-
-
-def broadcast_object(value: T) -> T:
-    """The first process's value."""
-    return all_gather(value)[0]
 
 
 def broadcast_buffers(module: nn.Module) -> None:
@@ -173,7 +161,7 @@ def load_full_state_dict(module: nn.Module, state: Mapping[str, Tensor]) -> None
         own.copy_(_sharded(state[name], own))
 
 
-def sharded_state_dict(state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+def sharded_state_dict(state: Values, optimizer: Optimizer) -> Values:
     """The full state dict of an optimiser, sharded as its own parameters are."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     moments = {

@@ -14,7 +14,7 @@ from huggingface_hub import EvalResult, HfApi, ModelCardData
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from tokenmix.errors import UserError, needs, one_line
+from tokenmix.errors import UserError, as_user_error, needs
 from tokenmix.files import DiskError, make_folder, new_folder, open_regular, replace_file, replacing, write_bytes
 from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.load import load_task
@@ -122,15 +122,10 @@ def export_to_hub(run: Path | RunFolder, out: Path | None = None, push: str | No
     out = out or run / "hub"
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists and is not empty; remove it, or give another folder with --out")
-    try:
+    lacking = f"result.json or config.json in {run} lacks what a model card needs ("
+    kinds = AttributeError, LookupError, StopIteration, TypeError, ValueError
+    with as_user_error(lacking, "); restore them from a copy", *kinds):
         card = _card(task, form, folder.result, folder.setup["command"], push)
-    except (AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(
-            f"result.json or config.json in {run} lacks what a model card needs ({one_line(error)}); restore them from "
-            "a copy"
-        ) from None
     make_folder(out.parent)
     try:
         with new_folder(out) as partial:
@@ -148,15 +143,11 @@ def export_to_hub(run: Path | RunFolder, out: Path | None = None, push: str | No
     if push is None:
         return str(out)
     api = HfApi(library_name="tokenmix")
-    try:
+    remedy = f"give OWNER/NAME, log in with hf auth login, and upload it: hf upload {push} {out}"
+    # Errors of the hub, of HTTP, of the network: they have no common class.
+    with as_user_error(f"{out} was written but could not be uploaded to {push} (", f"); {remedy}"):
         address = api.create_repo(push, exist_ok=True)
         api.upload_folder(repo_id=address.repo_id, folder_path=out, commit_message="Model by tokenmix export")
-    except Exception as error:
-        # Of the hub, of HTTP, of the network: they have no common class.
-        raise UserError(
-            f"{out} was written but could not be uploaded to {push} ({one_line(error)}); give OWNER/NAME, log in with "
-            f"hf auth login, and upload it: hf upload {push} {out}"
-        ) from error
     return str(address)
 
 
