@@ -56,11 +56,10 @@ def print_costs(
         if not 1 <= threads <= cpus:
             raise UserError(f"threads must be at least 1 and at most the {cpus} CPUs here, got {threads}")
         torch.set_num_threads(threads)
-    first, names = next(iter(subjects)), [subject for subject in subjects.values() if isinstance(subject, str)]
-    mixers = len(names) == len(subjects) and are_mixers(names)
+    mixers = are_mixers(subjects)
     if (img_size if mixers else tokens) is not None:
         kind, right, wrong = ("mixer", "--tokens", "--img-size") if mixers else ("model", "--img-size", "--tokens")
-        raise UserError(f"{first!r} is a {kind}: give {right} instead of {wrong}")
+        raise UserError(f"{next(iter(subjects))!r} is a {kind}: give {right} instead of {wrong}")
     if out is not None:
         # Reported before minutes are spent on measuring.
         make_folder(out)

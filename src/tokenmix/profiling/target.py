@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -185,12 +185,9 @@ def targets_for(
     subjects: Mapping[str, str | nn.Module], *, dim: int, dtype: torch.dtype, kwargs: Arguments
 ) -> tuple[dict[str, Target], bool]:
     """Mixers by name, self-attention first, or models in the order given; and whether they are mixers."""
-    names = [subject for subject in subjects.values() if isinstance(subject, str)]
-    if len(names) < len(subjects) or not are_mixers(names):
-        for name in names:
-            check_is_model(name)
+    if not are_mixers(subjects):
         return {label: partial(model_with_image, subject, dtype=dtype) for label, subject in subjects.items()}, False
-    mixers = list(dict.fromkeys(["self", *names]))
+    mixers = list(dict.fromkeys(["self", *map(str, subjects.values())]))
     accepted = {key for name in mixers for key in inspect.signature(get_spec(name).layer).parameters}
     if unknown := sorted(set(kwargs) - accepted):
         known = ", ".join(sorted(accepted - _OF_THE_TABLE))
@@ -198,17 +195,15 @@ def targets_for(
     return {name: partial(mixer_with_input, name, dim, dtype=dtype, **kwargs) for name in mixers}, True
 
 
-def are_mixers(names: Sequence[str]) -> bool:
-    """Whether the names are mixers, or else models; `UserError` for a name that is neither, and for both together."""
-    others = [name for name in names if not is_mixer(name)]
-    if not others:
-        return True
-    for name in others:
+def are_mixers(subjects: Mapping[str, str | nn.Module]) -> bool:
+    """Whether all are mixers, or else models; `UserError` for a name that is neither, and for both together."""
+    mixer = next((label for label, one in subjects.items() if isinstance(one, str) and is_mixer(one)), None)
+    models = [label for label, one in subjects.items() if not (isinstance(one, str) and is_mixer(one))]
+    for name in (one for one in map(subjects.get, models) if isinstance(one, str)):
         check_is_model(name)
-    if len(others) < len(names):
-        mixer = next(name for name in names if is_mixer(name))
-        raise UserError(f"{mixer!r} is a mixer and {others[0]!r} a model; measure them in separate commands")
-    return False
+    if mixer is not None and models:
+        raise UserError(f"{mixer!r} is a mixer and {models[0]!r} a model; measure them in separate commands")
+    return not models
 
 
 def check_is_model(name: str) -> None:
