@@ -24,6 +24,9 @@ from typing import Any, TextIO
 
 from tokenmix.errors import UserError, printable
 
+Values = dict[str, Any]
+"""Values by name, as JSON has them."""
+
 # What a user can do about a disk that refuses.
 DISK_ERRORS = {
     errno.ENOSPC: "free space on the disk",
@@ -34,11 +37,6 @@ DISK_ERRORS = {
     errno.EROFS: "give a folder that you may write with --out",
     errno.ENOTDIR: "give another folder with --out",
 }
-
-
-def disk_remedy(error: OSError) -> str:
-    """What a user can do about it."""
-    return DISK_ERRORS.get(error.errno or 0, "give another place with --out")
 
 
 def user_path(text: str | Path) -> Path:
@@ -152,7 +150,8 @@ def _locked(folder: Path) -> Iterator[None]:
             f"{folder} is being written by {writer}; wait for it, or give another folder by --out"
         ) from None
     except OSError as error:
-        raise DiskError(f"{error.strerror}: {path}; {disk_remedy(error)}") from None
+        remedy = DISK_ERRORS.get(error.errno or 0, "give another place with --out")
+        raise DiskError(f"{error.strerror}: {path}; {remedy}") from None
     try:
         yield
     finally:

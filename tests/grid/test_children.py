@@ -104,12 +104,12 @@ def workers() -> None:
 
 def submitit() -> None:
     pytest.importorskip("submitit")
-    by_engine(make_engine(EngineConfig(engine="slurm", slurm={"cluster": "local"}), Path("jobs").absolute()))
+    by_engine(make_engine(EngineConfig(engine="slurm", slurm={"cluster": "local"}), Path("jobs").absolute(), 0))
 
 
 def ray() -> None:
     pytest.importorskip("ray")
-    by_engine(make_engine(EngineConfig(engine="ray"), Path("jobs")))
+    by_engine(make_engine(EngineConfig(engine="ray"), Path("jobs"), 0))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from torch import nn
 
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
+from tokenmix.files import Values
 from tokenmix.profiling.crossover import Crossover, Ends, faster_ranges, find_crossover, measured_crossover
 from tokenmix.profiling.machine import (
     Ceilings,
@@ -141,7 +142,7 @@ class CostTable:
         """The row of a name and a size."""
         return next(row for row in self.rows if (row.name, row.size) == (name, size))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Values:
         """Plain values, with the environment."""
         plain = asdict(self)
         plain["crossovers"] = {name: str(crossover) for name, crossover in self.crossovers.items()}

@@ -20,7 +20,7 @@ from torch import nn
 
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
-from tokenmix.files import make_folder, replace_file, to_json, write_json
+from tokenmix.files import Values, make_folder, replace_file, to_json, write_json
 from tokenmix.layers import ExternalAttention2d, SAGANAttention2d, SelfAttention
 from tokenmix.layers.base import Mixer, count_parameters
 from tokenmix.profiling.cost import SPREAD, CostRow, CostTable, Precision, cost_table, upper_sizes
@@ -56,11 +56,10 @@ def print_costs(
         if not 1 <= threads <= cpus:
             raise UserError(f"threads must be at least 1 and at most the {cpus} CPUs here, got {threads}")
         torch.set_num_threads(threads)
-    first, names = next(iter(subjects)), [subject for subject in subjects.values() if isinstance(subject, str)]
-    mixers = len(names) == len(subjects) and are_mixers(names)
+    mixers = are_mixers(subjects)
     if (img_size if mixers else tokens) is not None:
         kind, right, wrong = ("mixer", "--tokens", "--img-size") if mixers else ("model", "--img-size", "--tokens")
-        raise UserError(f"{first!r} is a {kind}: give {right} instead of {wrong}")
+        raise UserError(f"{next(iter(subjects))!r} is a {kind}: give {right} instead of {wrong}")
     if out is not None:
         # Reported before minutes are spent on measuring.
         make_folder(out)
@@ -107,7 +106,7 @@ def markdown(table: CostTable) -> str:
     """Both tables, what they say, and on what they were measured."""
     costs = [[row.name, f"{row.size:,}", *_costs(row)] for row in table.rows]
     rates = [[row.name, f"{row.size:,}", *_rates(table, row)] for row in table.rows]
-    where: dict[str, Any] = environment()
+    where: Values = environment()
     measured = f"{where['cpu']}, torch {where['versions']['torch']}, {where['threads']} threads, {where['date']}"
     notes = "\n".join(f"- {line}" for line in [*sentences(table), *footnotes(table)])
     parts = [
@@ -251,7 +250,7 @@ TRUST = "All figures are counted from our layers; the paper's own could not be l
 
 def eanet_requirements() -> dict[str, dict[str, Any]]:
     """Parameters and multiply-adds of each mechanism."""
-    shape: dict[str, Any] = {"device": "meta"}
+    shape: Values = {"device": "meta"}
     layers: dict[str, Mixer] = {
         "self-attention, one head": SelfAttention(CHANNELS, num_heads=1, qkv_bias=False, **shape),
         "SAGAN, official": SAGANAttention2d(CHANNELS, variant="official", **shape),

@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import MissingExtra, UserError, needs, unknown_name
+from tokenmix.files import Values
 from tokenmix.layers.base import Mixer, count_parameters, near_square
 from tokenmix.layers.table import (
     build_mixer,
@@ -23,7 +24,7 @@ from tokenmix.layers.table import (
 )
 from tokenmix.ops.less import Scores
 from tokenmix.profiling.machine import overflowed
-from tokenmix.registry import MODELS, TORCHVISION, check_models
+from tokenmix.registry import MODELS, TORCHVISION, Arguments, check_models
 from tokenmix.swap.probe import example_of, model_macs
 
 
@@ -120,7 +121,7 @@ def mixer_with_input(
     return built
 
 
-def _known(layer: type[Mixer], offered: Mapping[str, Any]) -> dict[str, Any]:
+def _known(layer: type[Mixer], offered: Arguments) -> Values:
     accepted = inspect.signature(layer).parameters
     return {name: value for name, value in offered.items() if name in accepted and value is not None}
 
@@ -181,15 +182,12 @@ _OF_THE_TABLE = {"dim", "num_tokens", "device", "dtype"}
 
 
 def targets_for(
-    subjects: Mapping[str, str | nn.Module], *, dim: int, dtype: torch.dtype, kwargs: Mapping[str, Any]
+    subjects: Mapping[str, str | nn.Module], *, dim: int, dtype: torch.dtype, kwargs: Arguments
 ) -> tuple[dict[str, Target], bool]:
     """Mixers by name, self-attention first, or models in the order given; and whether they are mixers."""
-    names = [subject for subject in subjects.values() if isinstance(subject, str)]
-    if len(names) < len(subjects) or not are_mixers(names):
-        for name in names:
-            check_is_model(name)
+    if not are_mixers(subjects):
         return {label: partial(model_with_image, subject, dtype=dtype) for label, subject in subjects.items()}, False
-    mixers = list(dict.fromkeys(["self", *names]))
+    mixers = list(dict.fromkeys(["self", *map(str, subjects.values())]))
     accepted = {key for name in mixers for key in inspect.signature(get_spec(name).layer).parameters}
     if unknown := sorted(set(kwargs) - accepted):
         known = ", ".join(sorted(accepted - _OF_THE_TABLE))
@@ -197,17 +195,15 @@ def targets_for(
     return {name: partial(mixer_with_input, name, dim, dtype=dtype, **kwargs) for name in mixers}, True
 
 
-def are_mixers(names: Sequence[str]) -> bool:
-    """Whether the names are mixers, or else models; `UserError` for a name that is neither, and for both together."""
-    others = [name for name in names if not is_mixer(name)]
-    if not others:
-        return True
-    for name in others:
+def are_mixers(subjects: Mapping[str, str | nn.Module]) -> bool:
+    """Whether all are mixers, or else models; `UserError` for a name that is neither, and for both together."""
+    mixer = next((label for label, one in subjects.items() if isinstance(one, str) and is_mixer(one)), None)
+    models = [label for label, one in subjects.items() if not (isinstance(one, str) and is_mixer(one))]
+    for name in (one for one in map(subjects.get, models) if isinstance(one, str)):
         check_is_model(name)
-    if len(others) < len(names):
-        mixer = next(name for name in names if is_mixer(name))
-        raise UserError(f"{mixer!r} is a mixer and {others[0]!r} a model; measure them in separate commands")
-    return False
+    if mixer is not None and models:
+        raise UserError(f"{mixer!r} is a mixer and {models[0]!r} a model; measure them in separate commands")
+    return not models
 
 
 def check_is_model(name: str) -> None:

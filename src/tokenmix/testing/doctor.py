@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any, Literal
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError, as_user_error, one_line, unknown_name
-from tokenmix.files import to_json
+from tokenmix.files import Values, to_json
 from tokenmix.layers.base import near_square
 from tokenmix.layers.table import MIXERS
-from tokenmix.registry import import_object
+from tokenmix.registry import Arguments, import_object
 from tokenmix.testing.harness import (
     TOKEN_COUNTS,
     Advice,
@@ -206,14 +206,14 @@ def doctor(
 
 
 def _arguments(
-    target: str, make: Callable[..., Any], dim: int | None, num_tokens: int | None, given: Mapping[str, Any]
-) -> dict[str, Any]:
+    target: str, make: Callable[..., Any], dim: int | None, num_tokens: int | None, given: Arguments
+) -> Values:
     """What to call the constructor with, by the names of its arguments."""
     try:
         parameters = inspect.signature(make).parameters
     except (TypeError, ValueError) as error:
         raise UserError(f"{target} has no signature that Python can read; give a function that builds it") from error
-    chosen: dict[str, Any] = {}
+    chosen: Values = {}
     for name, parameter in parameters.items():
         starred = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         required = parameter.default is parameter.empty and not starred

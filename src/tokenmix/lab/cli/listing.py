@@ -11,15 +11,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from tokenmix.errors import UserError, as_user_error, printable
-from tokenmix.files import to_json
+from tokenmix.files import Values, to_json
 from tokenmix.lab.registry import DATA_SETS, TASKS, get_task
-from tokenmix.registry import MODELS, is_foreign
+from tokenmix.registry import MODELS, Arguments, is_foreign
 
 
 def show(what: str, *, as_json: bool = False) -> None:
     """Print the table of mixers, models, tasks or data sets."""
     # What fits a terminal; --json has all of it.
-    short: list[dict[str, Any]] | None = None
+    short: list[Values] | None = None
     if what == "mixers":
         from tokenmix.layers.table import MIXERS
 
@@ -67,7 +67,7 @@ def print_result(result: Any) -> None:
         print_rows(result)
 
 
-def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
+def print_rows(rows: Sequence[Values]) -> None:
     """Print dicts of the same keys as a table."""
     if not rows:
         print("nothing to list")
@@ -95,7 +95,7 @@ def _cell(value: Any) -> str:
     return printable(str(value))
 
 
-def info(name: str, *, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any], as_json: bool) -> None:
+def info(name: str, *, sizes: Arguments, model_kwargs: Arguments, as_json: bool) -> None:
     """Print what a model has and takes; `sizes` are those of its input that were asked for."""
     summarize = _summarize_foreign if is_foreign(name) else get_task(MODELS[name].tasks[0]).summarize_model
     # Here, since the help for a verb needs no PyTorch.
@@ -112,7 +112,7 @@ def info(name: str, *, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]
         print_result({key: f"{value:,}" if isinstance(value, int) else value for key, value in told.items()})
 
 
-def _summarize_foreign(name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _summarize_foreign(name: str, sizes: Arguments, model_kwargs: Arguments) -> Values:
     """Parameters and multiply-adds of a model from elsewhere on a colour image, of 224 pixels if not said."""
     import torch
 
@@ -131,7 +131,7 @@ def _summarize_foreign(name: str, sizes: Mapping[str, Any], model_kwargs: Mappin
     return {"model": name, "image": [height, width], "parameters": parameters, "macs": macs}
 
 
-def _print_blocks(summary: Mapping[str, Any]) -> None:
+def _print_blocks(summary: Values) -> None:
     from tokenmix.profiling.units import count
 
     console = Console()
@@ -146,7 +146,7 @@ def _print_blocks(summary: Mapping[str, Any]) -> None:
         f"{summary['parameters'] / 1e6:.3f} M parameters, {count(summary['macs'])} multiply-adds",
         soft_wrap=True,
     )
-    rows: list[dict[str, Any]] = []
+    rows: list[Values] = []
     # Neighbouring rows that differ only in the number of their block are one row, for example "0 to 3, each".
     for _, equal in groupby(summary["blocks"], key=lambda row: {name: row[name] for name in row if name != "block"}):
         first, *others = map(dict, equal)
@@ -163,7 +163,7 @@ def _print_blocks(summary: Mapping[str, Any]) -> None:
     console.print(_published(summary), highlight=False, soft_wrap=True)
 
 
-def _published(summary: Mapping[str, Any]) -> str:
+def _published(summary: Values) -> str:
     """The paper's figures next to ours in a sentence, and where they come from."""
     theirs = summary["published"]
     if theirs is None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from tokenmix.errors import UserError
-from tokenmix.files import check_regular, to_json, user_path
+from tokenmix.files import Values, check_regular, to_json, user_path
 from tokenmix.lab.cli.errors import check_mixers, known_mixers
 from tokenmix.lab.cli.parsing import Printed
 from tokenmix.lab.data.fetch import log
@@ -116,7 +116,7 @@ class Cost(Printed):
                 raise UserError(f"--table {self.table} measures nothing: leave out all but --json")
             cost_report.print_requirements(as_json=self.json)
             return
-        subjects: dict[str, Any] = {name: name for name in self.names}
+        subjects: Values = {name: name for name in self.names}
         options = {name: value for name, value in vars(self).items() if name not in ("names", "dtype", "table", "json")}
         for name in runs:
             from tokenmix.lab.train.load import load_task

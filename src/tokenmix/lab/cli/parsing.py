@@ -10,7 +10,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from tokenmix.errors import unknown_name
-from tokenmix.files import to_json, user_path
+from tokenmix.files import Values, to_json, user_path
 from tokenmix.lab.cli.errors import one_line_errors
 from tokenmix.lab.train.schema import Document, option
 
@@ -63,7 +63,7 @@ def parse_into(kind: type[T], prog: str, args: Sequence[str], default: T | None 
         args = ["--help"]
     elif isinstance(default, Document) and {"-h", "--help"} & {*args}:
         return parse_usual(default, prog, about)
-    given: dict[str, Any] = {} if default is None else {"default": default}
+    given: Values = {} if default is None else {"default": default}
     unknown = default.unknown_option if isinstance(default, Document) else UNKNOWN_OPTION
     with one_line_errors(_options(kind if default is None else default), unknown, args):
         return _cli(

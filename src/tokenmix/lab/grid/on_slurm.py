@@ -5,11 +5,11 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import submitit
 
 from tokenmix.errors import as_user_error
+from tokenmix.files import Values
 from tokenmix.lab.grid import Cell, Engine, Outcome, Outcomes, finish_cell
 from tokenmix.lab.train.config import EngineConfig
 from tokenmix.trust import safe_children
@@ -33,7 +33,7 @@ class Job:
 
 def submitter(config: EngineConfig, logs: Path) -> Engine:
     """An engine that submits with these parameters; submitit's `cluster=local` runs the jobs on this machine."""
-    given: dict[str, Any] = {"name": "tokenmix", "timeout_min": TIMEOUT, **config.slurm}
+    given: Values = {"name": "tokenmix", "timeout_min": TIMEOUT, **config.slurm}
     given |= {"cpus_per_task": config.run_cpus or 1, "gpus_per_node": int(config.run_gpus or 0)}
     given |= {"slurm_array_parallelism": config.jobs} if config.jobs else {}
     # submitit raises RuntimeError, ValueError, NameError, TypeError and AssertionError.

@@ -123,7 +123,8 @@ def _entropy(p: Tensor) -> Tensor:
 def _distance(rows: Tensor, previous: Tensor) -> float | None:
     """1 - CKA, the mean over images; the heads' columns are side by side as the features of a token."""
     size = max(rows.shape[0], previous.shape[0])
-    mine, other = (_features(r).expand(size, -1, -1) for r in (rows, previous))
+    flat = (r.permute(0, 2, 1, 3).flatten(2) for r in (rows, previous))
+    mine, other = ((f - f.mean(1, keepdim=True)).expand(size, -1, -1) for f in flat)
     if mine.shape[1] != other.shape[1]:
         return None
     shared = (mine.transpose(1, 2) @ other).square().sum((1, 2))
@@ -133,12 +134,6 @@ def _distance(rows: Tensor, previous: Tensor) -> float | None:
     if (scale < 1e-20).any():
         return None
     return (1 - shared / scale).mean().item()
-
-
-def _features(rows: Tensor) -> Tensor:
-    """(B, H, N, S) to (B, N, H*S), centred over the tokens."""
-    flat = rows.permute(0, 2, 1, 3).flatten(2)
-    return flat - flat.mean(1, keepdim=True)
 
 
 SIGNED = "coolwarm"

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from tokenmix import checkpoints
 from tokenmix.errors import UserError
 from tokenmix.files import (
+    Values,
     latest_complete_checkpoint,
     make_folder,
     new_folder,
@@ -50,7 +51,7 @@ class Checkpoint:
     """What a checkpoint folder holds. `run` is the identity of the run folder."""
 
     weights: dict[str, Tensor]
-    state: dict[str, Any]
+    state: Values
     progress: Progress
     run: dict[str, str] = field(default_factory=dict)
 

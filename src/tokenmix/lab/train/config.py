@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import tyro
 
 from tokenmix.errors import UserError, unknown_name
+from tokenmix.files import Values
 from tokenmix.lab.registry import TASKS
 from tokenmix.lab.train.schema import (
     FREE,
@@ -395,7 +396,7 @@ class CompareConfig(TaskDocument):
     config: str | None = None
     """Options from a TOML file, or a comparison of recipes/ by name; options on the command line override them.
     A table [variants.NAME] in it is a row of its own, with the options of a run that differ."""
-    variants: Annotated[dict[str, Any], tyro.conf.Suppress] = field(default_factory=dict)
+    variants: Annotated[Values, tyro.conf.Suppress] = field(default_factory=dict)
     """Rows that differ in more than the mixer: by name the options of a run that are other there."""
     out: Path | None = None
     """Folder of the report; runs/compare-DATA if not given."""

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from tokenmix.errors import UserError, as_user_error
+from tokenmix.files import Values
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.launch import START, distributed_info
 
@@ -160,7 +161,7 @@ def load_full_state_dict(module: nn.Module, state: Mapping[str, Tensor]) -> None
         own.copy_(_sharded(state[name], own))
 
 
-def sharded_state_dict(state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+def sharded_state_dict(state: Values, optimizer: Optimizer) -> Values:
     """The full state dict of an optimiser, sharded as its own parameters are."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     moments = {

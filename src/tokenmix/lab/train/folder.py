@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
 from tokenmix.errors import UserError
-from tokenmix.files import read_json, user_path
+from tokenmix.files import Values, read_json, user_path
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.train.config import TaskDocument, TrainConfig, default_config
 from tokenmix.lab.train.schema import Range, fitted
@@ -28,7 +28,7 @@ TOKENIZER = "tokenizer"
 
 Count = Annotated[int, Range(least=0, most=2**31)]
 NUMBERS = ("channels", "ignore", "num_points", "pad_token_id", "seq_len", "vocab_size")
-LISTS: dict[str, Any] = {
+LISTS: Values = {
     "classes": str,
     "part_names": str,
     "img_size": Annotated[int, Range(least=1, most=2**14)],
@@ -38,7 +38,7 @@ LISTS: dict[str, Any] = {
 """What tasks keep of their data in data.json, as far as a task keeps it, and the types of the items of lists."""
 
 
-class _Description(dict[str, Any]):
+class _Description(Values):
     """What is in a data.json; `UserError` for what it lacks."""
 
     path: Path
@@ -67,7 +67,7 @@ class RunFolder:
         return cls(source) if all((source / name).is_file() for name in ("config.json", "data.json")) else None
 
     @cached_property
-    def setup(self) -> dict[str, Any]:
+    def setup(self) -> Values:
         """Config, command and environment, as they were written."""
         return read_part(self.path, "config.json")
 
@@ -83,7 +83,7 @@ class RunFolder:
         return self.saved_config.replace(tokenizer=own) if own.is_dir() else self.saved_config
 
     @cached_property
-    def description(self) -> dict[str, Any]:
+    def description(self) -> Values:
         """What data.json says of the data."""
         values = _Description(read_part(self.path, "data.json"))
         values.path = self.path / "data.json"
@@ -103,7 +103,7 @@ class RunFolder:
         return values
 
     @cached_property
-    def result(self) -> dict[str, Any]:
+    def result(self) -> Values:
         """What result.json says; `UserError` if it was written for another run."""
         result = read_part(self.path, "result.json")
         if self.identity and result.get(ID) != self.identity[ID]:
@@ -185,7 +185,7 @@ def read_document(values: Any, where: str, default: Callable[[str], D] = default
         raise UserError(f"{where}: {error}") from None
 
 
-def read_part(folder: Path, name: str) -> dict[str, Any]:
+def read_part(folder: Path, name: str) -> Values:
     """A JSON file of a run folder, or of a comparison; `UserError` if it is not there or damaged."""
     if not (folder / name).is_file():
         if (folder / "compare.json").is_file() or (folder / "grid.json").is_file():

@@ -1,7 +1,6 @@
 """A model from a run folder, or from weights to start from, with the mixers that its config swaps in or inserts."""
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from tokenmix.lab.train.config import SwapConfig, TrainConfig
 from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.task import TaskModule
 from tokenmix.layers.table import checked_own_mixers, own_mixers
+from tokenmix.registry import Arguments
 from tokenmix.swap import InsertReport, SwapReport, insert, swap_attention
 from tokenmix.swap.inserting import INSERTED
 from tokenmix.trust import from_caller
@@ -31,7 +31,7 @@ def load_run(run: Path) -> tuple[nn.Module, TrainConfig, dict[str, Any]]:
 
 
 @from_caller
-def load_task(run: Path | RunFolder, options: Mapping[str, Any] | None = None) -> TaskModule:
+def load_task(run: Path | RunFolder, options: Arguments | None = None) -> TaskModule:
     """The task of a run folder, around the model with its weights; `options` are as in `evaluate`."""
     folder = RunFolder.of(run)
     config, description = folder.config, folder.description

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from tokenmix.errors import UserError, needs, unknown_name
+from tokenmix.files import Values
 from tokenmix.lab.train.config import OptimConfig, TeacherOptions, TrainConfig
 from tokenmix.lab.train.launch import distributed_info
 from tokenmix.lab.train.schema import fitted
@@ -153,8 +154,8 @@ class Progress:
     eval_seconds: float = 0.0
     csv_bytes: int = 0
     best_epoch: int | None = None
-    best: dict[str, Any] = field(default_factory=dict)
-    final: dict[str, Any] = field(default_factory=dict)
+    best: Values = field(default_factory=dict)
+    final: Values = field(default_factory=dict)
 
     @classmethod
     def from_dict(cls, values: Any) -> "Progress":
@@ -243,7 +244,7 @@ SHAPES: dict[str, Callable[[float], float]] = {
 }
 
 
-def make_optimizer(model: nn.Module | list[dict[str, Any]], optim: OptimConfig) -> Optimizer:
+def make_optimizer(model: nn.Module | list[Values], optim: OptimConfig) -> Optimizer:
     """timm's optimiser of that name.
 
     A model's biases, norms, and what `model.no_weight_decay()` names, have no decay; groups keep their own.
@@ -251,7 +252,7 @@ def make_optimizer(model: nn.Module | list[dict[str, Any]], optim: OptimConfig) 
     from timm.optim import create_optimizer_v2
 
     try:
-        options: dict[str, Any] = {} if optim.opt_eps is None else {"eps": optim.opt_eps}
+        options: Values = {} if optim.opt_eps is None else {"eps": optim.opt_eps}
         return create_optimizer_v2(model, opt=optim.opt, lr=optim.lr, weight_decay=optim.weight_decay, **options)
     except ImportError as error:
         raise UserError(f"optimiser {optim.opt!r}: {error}; install that, or give another --opt") from None
@@ -266,7 +267,7 @@ def make_schedule(optimizer: Optimizer, optim: OptimConfig, total_steps: int, ep
     return LambdaLR(optimizer, Warmup(optim.schedule, warmup, falling, optim.min_lr / optim.lr))
 
 
-def optimizers_and_schedules(configured: Any) -> tuple[list[Optimizer], list[dict[str, Any]]]:
+def optimizers_and_schedules(configured: Any) -> tuple[list[Optimizer], list[Values]]:
     """The optimisers, and the schedules with their `interval`, in any form that Lightning's `configure_optimizers` has.
 
     As in Lightning, a schedule steps after each epoch unless its interval is "step".
@@ -305,11 +306,11 @@ class WeightEMA:
         averaged = self.average.module.state_dict()
         return {name: averaged[name].to(own.dtype) for name, own in self.model.state_dict().items()}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Values:
         """The average in float32, for the checkpoint."""
         return {k: v.detach().cpu().clone() for k, v in self.average.module.state_dict().items()}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Values) -> None:
         """Continue from the average of a checkpoint."""
         self.average.module.load_state_dict(state_dict)
 

@@ -8,7 +8,6 @@ import secrets
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -17,7 +16,7 @@ from rich.progress import Progress as RichProgress
 from torch import Tensor
 
 from tokenmix.errors import UserError, as_user_error, printable
-from tokenmix.files import open_to_append, read_bytes, read_json, replace_file, write_json
+from tokenmix.files import Values, open_to_append, read_bytes, read_json, replace_file, write_json
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distributed import PeerFailure, all_reduce_mean, distributed_info
@@ -56,11 +55,11 @@ class Recorder:
         self.latest: dict[str, float] = {}
         self.evaluated = task.numbers() if data.num_validation else []
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Values:
         """The losses that no row has yet, and from where the rate of the next row counts."""
         return {"pending": self._columns(), "row_start": list(self.row_start)}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Values) -> None:
         """Take up where `state_dict` left off."""
         self.pending = {name: list(column) for name, column in state_dict["pending"].items()}
         self.row_start = (int(state_dict["row_start"][0]), float(state_dict["row_start"][1]))
@@ -235,7 +234,7 @@ class ProgressBar:
             self.rich.update(self.line, advance=1, values=values)
 
 
-def _as_good(task: TaskModule, results: dict[str, Any], best: dict[str, Any]) -> bool:
+def _as_good(task: TaskModule, results: Values, best: Values) -> bool:
     """Of equal epochs the later one counts, which few validation samples often have; one without a score never wins."""
     now, before = (math.nan if value is None else value for value in (results[task.monitor], best[task.monitor]))
     return math.isnan(before) or (now >= before if task.mode == "max" else now <= before)

@@ -7,10 +7,10 @@ import resource
 import secrets
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from tokenmix.errors import UserError, printable
 from tokenmix.files import (
     DISK_ERRORS,
     DiskError,
+    Values,
     check_no_writer,
     is_unused,
     latest_complete_checkpoint,
@@ -60,6 +61,7 @@ from tokenmix.lab.train.plan import (
 from tokenmix.lab.train.task import TaskData, input_sizes, size_note
 from tokenmix.lab.train.trainer import Engine, Session, finite_outputs, fit
 from tokenmix.layers.base import count_parameters
+from tokenmix.registry import Arguments
 from tokenmix.trust import from_caller
 
 CALIBRATION = 128
@@ -130,9 +132,9 @@ def evaluate(
     *,
     device: str = "auto",
     limit: int | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Arguments | None = None,
     optimized: Literal["float32", "bfloat16", "int8"] | None = None,
-) -> dict[str, Any]:
+) -> Values:
     """Metrics of a run's model on the test samples of its own data, or of other data with the same classes.
 
     Args:
@@ -176,8 +178,8 @@ def predict(
     inputs: Sequence[str | Path],
     out: Path | None = None,
     *,
-    options: Mapping[str, Any] | None = None,
-) -> list[dict[str, Any]]:
+    options: Arguments | None = None,
+) -> list[Values]:
     """Predictions of a run's model for files, of a text task also for texts; what cannot be read is a `UserError`.
 
     With `out`, a folder, a task whose predictions are masks or boxes writes them there as files and images. `options`
@@ -379,9 +381,7 @@ def _checkpoint_blocks(model: nn.Module) -> None:
         ) from None
 
 
-def _train_and_test(
-    run: RunFolder, session: Session, progress: Progress, state: dict[str, Any] | None, quiet: bool
-) -> Path:
+def _train_and_test(run: RunFolder, session: Session, progress: Progress, state: Values | None, quiet: bool) -> Path:
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     with _one_line_errors(run.path), worker_errors():

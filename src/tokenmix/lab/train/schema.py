@@ -18,7 +18,7 @@ import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.files import user_path
+from tokenmix.files import Values, user_path
 
 WORDS: dict[type, str] = {
     int: "a whole number",
@@ -68,7 +68,7 @@ class Part:
 
 
 @functools.cache
-def _hints(kind: type) -> dict[str, Any]:
+def _hints(kind: type) -> Values:
     hints = get_type_hints(kind, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
@@ -128,9 +128,9 @@ class Document:
                     f"give {type(self).__name__}().replace({name}={value!r}) for options by their names"
                 )
 
-    def flat(self) -> dict[str, Any]:
+    def flat(self) -> Values:
         """All leaves by name."""
-        leaves: dict[str, Any] = {}
+        leaves: Values = {}
         for name, value in vars(self).items():
             leaves |= vars(value) if isinstance(value, Part) else {name: value}
         return leaves
@@ -143,7 +143,7 @@ class Document:
     def replace(self, **values: Any) -> Self:
         """The same with other values, by the names of the leaves, or a table of them by the name of a part."""
         # Leaves by name, from leaves and tables of leaves.
-        given: dict[str, Any] = {}
+        given: Values = {}
         for name, value in values.items():
             part = getattr(self, name, None)
             table = isinstance(part, Part) and isinstance(value, Mapping)
@@ -165,11 +165,11 @@ class Document:
         return unknown_name("option", name, known)
 
 
-def _pairs(args: list[str]) -> dict[str, Any]:
+def _pairs(args: list[str]) -> Values:
     bare = [arg for arg in args if "=" not in arg]
     if bare:
         raise ValueError(f"{bare[0]!r} is not of the form name=value; give NAME=VALUE")
-    pairs: dict[str, Any] = {}
+    pairs: Values = {}
     for key, _, text in (arg.partition("=") for arg in args):
         try:
             pairs[key] = ast.literal_eval(text)
@@ -214,7 +214,7 @@ def _list(metavar: str, convert: Callable[[str], Any], wanted: str) -> Primitive
 
 
 Pairs = Annotated[
-    dict[str, Any],
+    Values,
     option("NAME=VALUE ...", dict, _pairs, lambda pairs: [f"{key}={value}" for key, value in pairs.items()], "*"),
     tyro.conf.arg(help_behavior_hint=lambda default: f"(default: {default or 'none'})"),
 ]

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from tokenmix.environment import keep_freed_memory
 from tokenmix.errors import UserError, as_user_error
+from tokenmix.files import Values
 from tokenmix.lab.train.checkpoint import Checkpoint, read_weights, save_run
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distributed import (
@@ -56,7 +57,7 @@ class _TrainingStep(nn.Module):
         super().__init__()
         self.task = task
 
-    def forward(self, batch: Any, number: int) -> dict[str, Any]:
+    def forward(self, batch: Any, number: int) -> Values:
         return self.task.training_step(batch, number)
 
 
@@ -215,13 +216,13 @@ class Session:
     task: TaskModule
     data: TaskData
     plan: TrainingPlan
-    counts: dict[str, Any]
+    counts: Values
     notes: list[str]
 
 
 def fit(
-    session: Session, run: RunFolder, progress: Progress, state: dict[str, Any] | None, *, quiet: bool
-) -> tuple[dict[str, Any], dict[str, Any]]:
+    session: Session, run: RunFolder, progress: Progress, state: Values | None, *, quiet: bool
+) -> tuple[Values, Values]:
     """Train from the position `progress` to the end of the plan, leaving checkpoints and logs in the run folder.
 
     Returns the metrics on the test samples, which are read here for the first time: of the best epoch's weights, and of
@@ -340,7 +341,7 @@ class TrainingLoop:
                 self._evaluate(self.data.validation_batches(batch_size=self.plan.batch_size))
         self.recorder.record_evaluation()
 
-    def test(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def test(self) -> tuple[Values, Values]:
         """Metrics on the test samples, of the best epoch's weights and of the last one's; the model keeps the best."""
         self.recorder.start_clock()
         with self._averaged():
@@ -396,7 +397,7 @@ class TrainingLoop:
         }
         return Checkpoint(weights, state, self.progress, self.folder.identity)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Values) -> None:
         """Continue from the `state` of a checkpoint, with the weights in the model; `UserError` for other options."""
         other = f"the checkpoint in {self.folder.path} is of a run with other options than config.json has ("
         remedy = "); restore config.json from a copy, or start a new run with --init-from"
