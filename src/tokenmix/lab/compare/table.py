@@ -96,7 +96,7 @@ class Table:
 
 def columns(results: Results) -> list[Column]:
     """The columns of this comparison."""
-    batch, metric, unit = results.step_batch, results.metric, results.unit
+    batch, metric, unit = results.step_batch, results.measure, results.unit
     step, forward = f"peak of a training step, {batch} {unit}", "peak of a forward pass of one sample"
     rate, alone = f"forward, backward and update on {batch} {unit}, median", "one sample, median"
     return [
@@ -116,7 +116,7 @@ def cells(results: Results, variant: Variant) -> list[Cell]:
     """The cells of one variant."""
     reference, found = results.variant(results.reference), []
     for column in columns(results):
-        value, scores = column.value(variant), column.heading == results.metric
+        value, scores = column.value(variant), column.heading == results.measure
         if value is None:
             found.append(Cell("–"))
             continue
