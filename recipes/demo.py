@@ -19,7 +19,7 @@ SECONDS = 180.0
 SHARED: dict[str, Any] = {
     "model_kwargs": {"patch_size": 7},
     "batch_size": 64,
-    "lr": 3e-3,
+    "lr": 2e-3,
     "augment": "none",
     "out": OUT,
 }

@@ -65,7 +65,7 @@ def test_photographs_in_grey(photographs: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"img_size": 30}, "image size 30 x 30 is not a multiple of the patch size 4"),
+        ({"img_size": 31}, "image size 31 x 31 is not a multiple of the patch size 4"),
         ({"model_kwargs": {"patch_size": 7}}, "image size 64 x 64 is not a multiple of the patch size 7"),
         ({"data": "digits", "model_kwargs": {"patch_size": 3}}, "image size 8 x 8 is not a multiple of the patch"),
         ({"model": "vit_tiny_patch16_224", "img_size": 30, "model_kwargs": {}}, "patch size 16; give --img-size 32"),
