@@ -26,7 +26,7 @@ def test_segmentation_block_has_the_published_count() -> None:
     for tie, count in (("none", 591_360), ("hard", 558_592)):
         widths = {"channels": (64, 128, 256, 512)}
         model = EANet(backbone="resnet18", backbone_kwargs=widths, tie=tie, device="meta")
-        block = model.context
+        block = model.context.mixer
         assert sum(p.numel() for p in block.parameters()) == count
         assert block.macs(128 * 128) == 128 * 128 * (2 * 512**2 + 2 * 512 * 64)
 
@@ -34,7 +34,7 @@ def test_segmentation_block_has_the_published_count() -> None:
 def test_multiply_adds_are_those_of_a_resnet_and_the_block() -> None:
     model = create_model("eanet_resnet50", device="meta")
     # He et al. print 3.8 G for their ResNet-50; timm's has the stride in the 3 x 3 convolutions, 4.1 G.
-    backbone = model.macs() - model.context.macs(49)
+    backbone = model.macs() - model.context.mixer.macs(49)
     assert backbone / 1e9 == pytest.approx(4.09, rel=0.01)
     model.set_input_size(448)
     assert model.num_tokens == 196
@@ -47,7 +47,7 @@ def test_starts_as_the_backbone() -> None:
     batch = torch.randn(2, 3, 32, 32)
     assert torch.equal(model(batch), model.backbone(batch))
     with torch.no_grad():
-        model.context.norm.weight.fill_(1.0)
+        model.context.mixer.norm.weight.fill_(1.0)
     assert not torch.allclose(model(batch), model.backbone(batch), atol=1e-3)
 
 
@@ -55,7 +55,7 @@ def test_features_end_behind_the_block() -> None:
     torch.manual_seed(0)
     model = create_model("eanet_nano").eval()
     with torch.no_grad():
-        model.context.norm.weight.fill_(1.0)
+        model.context.mixer.norm.weight.fill_(1.0)
     batch = torch.randn(2, 3, 32, 32)
     final, maps = model.forward_intermediates(batch)
     assert torch.equal(maps[-1], model.forward_features(batch))
@@ -83,7 +83,7 @@ def test_a_head_needs_a_pooling() -> None:
 def test_the_map_of_the_block() -> None:
     model = create_model("eanet_nano").eval()
     (entry,) = model.attention_maps(torch.randn(2, 3, 32, 48))
-    assert (entry.name, entry.kind, entry.grid) == ("context", "slots", (4, 6))
+    assert (entry.name, entry.kind, entry.grid) == ("context.mixer", "slots", (4, 6))
     assert entry.map.shape == (2, 1, 24, 32)
     assert torch.allclose(entry.map.sum(-1), torch.ones(()), atol=1e-5)
 
@@ -102,12 +102,12 @@ def test_learns() -> None:
         losses.append(loss.item())
     assert losses[-1] < 0.5 * losses[0]
     assert all(p.grad is not None for p in model.parameters())
-    assert model.context.norm.weight.abs().max() > 0
+    assert model.context.mixer.norm.weight.abs().max() > 0
 
 
 def test_the_authors_block_loads_into_its_place() -> None:
     model = EANet(backbone="resnet18", img_size=64, num_classes=3)
-    block = model.context
+    block = model.context.mixer
     shapes = {
         "conv1.weight": (512, 512, 1, 1),
         "conv1.bias": (512,),

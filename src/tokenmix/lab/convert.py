@@ -153,8 +153,9 @@ def convert_folder(
             mixer_kwargs=mixer_kwargs,
             drop=drop,
         )
-    for line in str(swap).splitlines() if progress is not None else ():
-        progress(line)
+    if progress is not None:
+        for line in str(swap).splitlines():
+            progress(line)
     learned, kept = split_texts(texts, held_out, seed)
     # A text changes a few rows of tables of embeddings only, so these are left as they are.
     tables = {id(p) for m in student.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}

@@ -15,7 +15,7 @@ from tokenmix.files import read_json, user_path
 from tokenmix.lab.convert import TextBatches, longest, open_folder, read_texts, split_texts
 from tokenmix.lab.train.load import load_task
 from tokenmix.lab.train.task import TaskData
-from tokenmix.models.registry import open_model
+from tokenmix.models.foreign import open_model
 from tokenmix.registry import MODELS, TORCHVISION, check_models, is_foreign
 
 BATCH, HELD_OUT, MAX_LENGTH = 32, 512, 128
@@ -31,7 +31,7 @@ def load_model(target: str, img_size: int | None) -> tuple[nn.Module, tuple[Any,
         if img_size is not None:
             raise UserError(f"{target} is a run with a fixed image size; omit --img-size")
         task = load_task(folder)
-        image = (task.data.get("channels"), *task.data.get("img_size", ()))
+        image: tuple[Any, ...] = (task.data.get("channels"), *task.data.get("img_size", ()))
         return task.model, task.swap_example() or ((torch.zeros(1, *image),) if len(image) == 3 else None)
     if target in MODELS and "image-classification" not in (tasks := MODELS[target].tasks):
         raise UserError(

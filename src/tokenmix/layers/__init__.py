@@ -2,7 +2,7 @@
 
 from tokenmix.layers.base import Capabilities, Mixer
 from tokenmix.layers.external import ExternalAttention, ExternalAttention2d, MultiHeadExternalAttention
-from tokenmix.layers.gating import GatedMLP, SpatialGatingUnit, TinyAttention
+from tokenmix.layers.gating import GatedMLP, SpatialGatingUnit, TinyAttention, TokenMLP
 from tokenmix.layers.less_attention import AttentionResidual, LessAttention
 from tokenmix.layers.linear_attention import EMAttention, LinearAttention
 from tokenmix.layers.local import DepthwiseConvolution, DepthwiseConvolution2d, IdentityMixer, Pooling2d
@@ -10,7 +10,6 @@ from tokenmix.layers.offset_attention import OffsetAttention
 from tokenmix.layers.sagan import SAGANAttention2d
 from tokenmix.layers.self_attention import SelfAttention, SimplifiedSelfAttention
 from tokenmix.layers.table import MIXERS, MixerSpec, create_mixer, list_mixers, register_mixer
-from tokenmix.layers.token_mlp import TokenMLP
 
 __all__ = [
     "MIXERS",

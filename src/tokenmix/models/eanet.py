@@ -36,6 +36,17 @@ from tokenmix.registry import Arguments
 torch.fx.wrap("mix")
 
 
+class EABlock(nn.Module):
+    """The EANet block after the last stage: maps (B, C, H, W) to maps, a node of torch.fx by its name."""
+
+    def __init__(self, mixer: ExternalAttention2d) -> None:
+        super().__init__()
+        self.mixer = mixer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return mix(self.mixer, x)[0]
+
+
 class EANet(OnMaps, Classifier):
     """A ResNet of timm's, the EANet block on its last map, mean over the map, a linear head.
 
@@ -111,12 +122,12 @@ class EANet(OnMaps, Classifier):
         self.feature_info[-1]["module"] = "context"
         block = ExternalAttention2d(self.num_features, num_slots=num_slots, tie=tie, **factory)
         nn.init.zeros_(block.norm.weight)
-        self.context: ExternalAttention2d | None = block
+        self.context: EABlock | None = EABlock(block)
         self.mixer_name = "external-2d"
         self.img_size = pair(img_size)
 
     def _in_context(self, x: Tensor) -> Tensor:
-        return x if self.context is None else mix(self.context, x)[0]
+        return x if self.context is None else self.context(x)
 
     def forward_features(self, images: Tensor) -> Tensor:
         """Images to the map after the block (B, D, h, w)."""
@@ -164,7 +175,7 @@ class EANet(OnMaps, Classifier):
         if self.context is None:
             return []
         x = self.backbone.forward_features(images)
-        return [BlockMap("context", "slots", self.context.attention_map(x), (x.shape[2], x.shape[3]))]
+        return [BlockMap("context.mixer", "slots", self.context.mixer.attention_map(x), (x.shape[2], x.shape[3]))]
 
     def macs(self) -> int:
         """Multiply-adds of one image: the ResNet's counted on the meta device, the block's from its equation."""
@@ -174,8 +185,8 @@ class EANet(OnMaps, Classifier):
     def cost_table(self) -> list[MixerCost]:
         if self.context is None:
             return []
-        macs = self.context.macs(self.num_tokens)
-        return [MixerCost(0, type(self.context).__name__, count_parameters(self.context), macs)]
+        mixer = self.context.mixer
+        return [MixerCost(0, type(mixer).__name__, count_parameters(mixer), mixer.macs(self.num_tokens))]
 
     def set_input_size(self, img_size: Size) -> None:
         """Set the image size for which costs are counted; nothing is learned over the positions of a map."""

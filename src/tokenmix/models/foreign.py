@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenmix.errors import UserError, one_line, unknown_name
-from tokenmix.models.registry import fetching
-from tokenmix.registry import TORCHVISION, Arguments, import_object, imported_plugins
+from tokenmix.models.registry import create_model, fetching
+from tokenmix.registry import TORCHVISION, Arguments, import_object, imported_plugins, is_foreign
 from tokenmix.trust import check_typed, is_typed
 
 ELSEWHERE = "connect to the internet, or give --init-from FILE.safetensors"
@@ -89,6 +89,20 @@ def load_foreign(name: str, sizes: Arguments, kind: Kind | None = None, **kwargs
     if not isinstance(model, nn.Module):
         raise UserError(f"{name} returned a {type(model).__name__}; return an nn.Module")
     return model
+
+
+def open_model(name: str, img_size: int | None = None) -> nn.Module:
+    """A model of ours, timm's or torchvision's by name, or what a "module:factory" of the user's returns.
+
+    Raises:
+        UserError: as `create_model` and `load_foreign`.
+        TypeError: an image size for a network of timm's or torchvision's that is built without one.
+    """
+    vision = name.startswith(TORCHVISION)
+    size: dict[str, Any] = {} if img_size is None else {"image_size" if vision else "img_size": img_size}
+    if not is_foreign(name):
+        return create_model(name, **size)
+    return load_foreign(name, {} if vision else IMAGENET, **size)
 
 
 def _trusted(name: str) -> Callable[..., object]:

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, Unpack, get_args
+from typing import Any, Literal, NamedTuple, Unpack, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -216,7 +216,7 @@ class Discriminator(nn.Module):
             for number, (before, after) in enumerate(zip((channels, *widths), widths))
         )
         self.attention = attention
-        self.score = spectral_norm(nn.Linear(widths[-1], 1, **factory))
+        self.score = cast(nn.Linear, spectral_norm(nn.Linear(widths[-1], 1, **factory)))
         self.classes = spectral_norm(nn.Embedding(num_classes, widths[-1], **factory))
         orthogonal_start(self)
 

@@ -172,7 +172,7 @@ class IsotropicNet(Classifier):
         ]
 
     @property
-    def img_size(self) -> tuple[int, int]:
+    def img_size(self) -> tuple[int, int]:  # pyrefly: ignore[bad-override]
         return self.stem.img_size
 
     @property

@@ -23,9 +23,8 @@ from torch import Tensor, nn
 from tokenmix import checkpoints
 from tokenmix.environment import warn_untested
 from tokenmix.errors import UserError, one_line, unknown_name
-from tokenmix.models.foreign import IMAGENET, load_foreign
 from tokenmix.models.interface import Classifier, pair
-from tokenmix.registry import MODELS, TORCHVISION, Arguments, ModelEntry, is_foreign, load_object
+from tokenmix.registry import MODELS, Arguments, ModelEntry, load_object
 from tokenmix.trust import check_typed, from_caller, texts_in, typed
 
 # Arguments of timm's factory, next to those of a model.
@@ -81,21 +80,6 @@ def create_model(name: str, **kwargs: Any) -> nn.Module:
         dropped += ("stem_dim", "stage_dims", "centres", "num_neighbours")
     preset = {key: value for key, value in entry.arguments.items() if key not in dropped}
     return build(**{**preset, **kwargs})
-
-
-def open_model(name: str, img_size: int | None = None) -> nn.Module:
-    """A model of ours, timm's or torchvision's by name, or what a "module:factory" of the user's returns.
-
-    Raises:
-        UserError: as `create_model` and `load_foreign`.
-        TypeError: an image size for a network of timm's or torchvision's that is built without one.
-    """
-    size: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
-    if not is_foreign(name):
-        return create_model(name, **size)
-    if name.startswith(TORCHVISION):
-        return load_foreign(name, {}, **({} if img_size is None else {"image_size": img_size}))
-    return load_foreign(name, IMAGENET, **size)
 
 
 def create_on_meta(name: str, **kwargs: Any) -> nn.Module:

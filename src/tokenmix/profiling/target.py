@@ -69,7 +69,7 @@ class Measured:
         twin, empty = copy.deepcopy(self), partial(torch.empty_like, device=device)
 
         def build() -> Callable[[], object]:
-            carry = None if twin.carry is None else Scores(*(None if s is None else empty(s) for s in twin.carry))
+            carry = None if twin.carry is None else Scores._make(None if s is None else empty(s) for s in twin.carry)
             return getattr(Measured(twin.module.to_empty(device=device), empty(twin.x), carry), which)
 
         return build
@@ -143,7 +143,7 @@ def model_with_image(
     Raises:
         UserError: it does not take images of that size.
     """
-    from tokenmix.models.registry import open_model
+    from tokenmix.models.foreign import open_model
 
     name, given = (model, None) if isinstance(model, str) else (type(model).__name__, model)
     try:
@@ -155,9 +155,10 @@ def model_with_image(
                 if "img_size" not in str(error) and "image_size" not in str(error):
                     raise
                 built = open_model(name)
-        own = example_of(built, None)
-        if given is not None and size is not None and hasattr(built, "set_input_size") and own[0].shape[2] != size:
-            built.set_input_size(size)
+        own: Any = example_of(built, None)
+        resizes = given is not None and size is not None and hasattr(built, "set_input_size")
+        if resizes and own is not None and own[0].shape[2] != size:
+            built.set_input_size(size)  # type: ignore[operator]
         example = example_of(built, size or (None if own else 224))
         if not isinstance(example, tuple):
             raise UserError("its input is no image; give a model of images")

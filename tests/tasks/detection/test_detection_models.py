@@ -183,7 +183,7 @@ def test_an_eanet_hands_its_block_on():
     classifier = create_model("eanet_resnet50", num_classes=5, num_slots=4, **kwargs)
     model = create_model("retinanet_nano", norm="batch", num_slots=4, num_classes=2, **kwargs)
     fitted, _ = model.starting_weights(classifier.state_dict())
-    torch.testing.assert_close(fitted["net.backbone.body.block.conv1.weight"], classifier.blocks[0].mixer.conv1.weight)
+    torch.testing.assert_close(fitted["net.backbone.body.block.conv1.weight"], classifier.context.mixer.conv1.weight)
     other = create_model("retinanet_nano", num_slots=4, num_classes=2, **kwargs)
     with pytest.raises(UserError, match="GroupNorm"):
         other.starting_weights(classifier.state_dict())

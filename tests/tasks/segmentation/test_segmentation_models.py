@@ -142,10 +142,11 @@ def test_maps_of_the_block() -> None:
     assert pairs.map.shape == (2, 1, 96, 96)
     # The map is the one that the fused path used.
     x = model.before_context(model.forward_features(images))
-    value = model.context.conv1(x).flatten(2).transpose(1, 2).unsqueeze(1).chunk(3, -1)[2]
-    mixed = (pairs.map @ value).squeeze(1).mT.unflatten(2, (8, 12))
+    mixer = model.context.mixer
+    value = mixer.qkv(x.flatten(2).mT).unsqueeze(1).chunk(3, -1)[2]
+    mixed = mixer.proj((pairs.map @ value).squeeze(1)).mT.unflatten(2, (8, 12))
     with torch.no_grad():
-        expected = torch.relu(x + model.context.norm(model.context.conv2(mixed)))
+        expected = torch.relu(x + model.context.norm(mixed))
         assert torch.allclose(model.context(x), expected, atol=1e-5)
     assert small(mixer="none").attention_maps(images) == []
 

@@ -369,7 +369,7 @@ def _of_a_classifier(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -
     found, body = {}, "net.backbone.body"
     for key, value in weights.items():
         name = key.removeprefix("backbone.")
-        for mine in (f"{body}.net.{name}", f"{body}.block.{name.removeprefix('blocks.0.mixer.')}"):
+        for mine in (f"{body}.net.{name}", f"{body}.block.{name.removeprefix('context.mixer.')}"):
             if mine in own:
                 found[mine] = value
             elif mine.endswith(".running_mean") and mine.replace("running_mean", "weight") in own:
