@@ -208,8 +208,8 @@ def page() -> str:
         lines.append(f"| {i} | {link} | {claim['paper']} | **{verdict_of(found)}** |")
     for i, (claim, found) in enumerate(run, 1):
         lines += ["", f"## {i} {claim['text']}", ""]
-        lines += ["| comparison | A | B | difference and interval | power at the paper's effect | verdict |"]
-        lines += ["|---|---|---|---:|---:|---|", *(_line(one) for one in found if one.difference is not None)]
+        lines += ["| comparison | A | B | difference and interval | verdict |"]
+        lines += ["|---|---|---|---:|---|", *(_line(one) for one in found if one.difference is not None)]
         if missing := dict.fromkeys(f"`{one.row['comparison']}`" for one in found if one.difference is None):
             lines += ["", f"Not yet run: {', '.join(missing)}."]
     lines += ["", "## Not yet run", "", "| claim | the paper | comparisons |", "|---|---|---|"]
@@ -218,7 +218,8 @@ def page() -> str:
         lines.append(f"| {claim['text']} | {claim['paper']} | {names} |")
     lines += ["", "## Run one", "", "```console", "tokenmix compare --config compare_climates --jobs 2", "```", ""]
     lines += ["| comparison | metric | minutes a run | measured | note |", "|---|---|---:|---|---|"]
-    lines += [_source(name) for name in dict.fromkeys(row["comparison"] for claim in CLAIMS for row in claim["rows"])]
+    names = dict.fromkeys(row["comparison"] for claim in CLAIMS for row in claim["rows"])
+    lines += [_source(name, kept) for name in names if (kept := document(name)) is not None]
     return "\n".join([*lines, "", RULE])
 
 
@@ -231,22 +232,16 @@ def _anchor(text: str) -> str:
 def _line(found: Found) -> str:
     row, gap = found.row, found.difference
     name = f"`{row['comparison']}`" + (f", within {row['margin']:g}" if "margin" in row else "")
-    if gap is None:
-        return f"| {name} | {row['a']} | {row['b']} | | | {found.verdict} |"
-    a, b = (f"{row[side]} {_number(mean)}" for side, mean in zip("ab", found.means))
+    assert gap is not None
     low, high = gap.interval()
-    power = "–" if found.power is None else f"{found.power:.0%}"
-    told = f"{_number(gap.value)} ({_number(low)} to {_number(high)})"
-    return f"| {name}, {gap.seeds[0]} seeds | {a} | {b} | {told} | {power} | **{found.verdict}** |"
+    digits = 2 if max(map(abs, found.means)) >= 10 else 3
+    a, b = (f"{row[side]} {mean:.{digits}f}" for side, mean in zip("ab", found.means))
+    told = f"{gap.value:z.{digits}f} ({low:z.{digits}f} to {high:z.{digits}f})"
+    power = "" if found.power is None else f", power {found.power:.0%} at the paper's effect"
+    return f"| {name}, {gap.seeds[0]} seeds | {a} | {b} | {told} | **{found.verdict}**{power} |"
 
 
-def _number(value: float) -> str:
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.4f}"
-
-
-def _source(name: str) -> str:
-    if (found := document(name)) is None:
-        return f"| `{name}` | | | not yet run | |"
+def _source(name: str, found: Mapping[str, Any]) -> str:
     when = f"{found['date'][:10]}, {found['cpu']}"
     return f"| `{name}` | {found['metric']} | {found.get('minutes') or '–'} | {when} | {found['note']} |"
 
