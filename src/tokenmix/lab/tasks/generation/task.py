@@ -23,7 +23,6 @@ from tokenmix.lab.tasks.generation.features import (
     Features,
     features_kind,
     frechet_distance,
-    make_features,
     thumbnails,
 )
 from tokenmix.lab.tasks.images import ImageTask, image_data, with_size_of_start
@@ -107,7 +106,7 @@ class ImageGeneration(ImageTask):
         half = (0.5,) * images.channels
         images = dataclasses.replace(images, mean=half, std=half)
         if options.features is not None:
-            make_features(options.features).check(images.classes, images.channels)
+            features_kind(options.features)(options.features).check(images.classes, images.channels)
         # The task mirrors them itself. Shifts, of which `light` has some, are what the generator would learn to make.
         return image_data(images, config, half, half, augment="none")
 
@@ -206,7 +205,7 @@ class ImageGeneration(ImageTask):
         kept = {"index": batch["index"], "real_thumbnails": thumbnails(real), "fake_thumbnails": thumbnails(fake)}
         if self.options.features is not None:
             if not self._judge:
-                self._judge.append(make_features(self.options.features))
+                self._judge.append(features_kind(self.options.features)(self.options.features))
                 self._judge[0].check(self.classes, self.data["channels"])
             features, logits = self._judge[0](fake)
             kept |= {

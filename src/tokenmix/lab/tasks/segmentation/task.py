@@ -303,17 +303,11 @@ class SemanticSegmentation(ImageTask):
 
     def _answer(self, file: str | Path) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """The image, the class of each pixel, and what is printed."""
-        picture = stored_picture(file)
+        picture, names = stored_picture(file), self.data["classes"]
         classes = self.answer(picture)
-        told = {"file": str(file), "size": list(classes.shape), "shares": shares(classes, self.data["classes"])}
-        return picture, classes, told
-
-
-def shares(classes: Tensor, names: Sequence[str]) -> dict[str, float]:
-    """Share of the pixels of each class that occurs, the largest first."""
-    counts = pixel_counts(classes, len(names))
-    found = sorted(((count, name) for count, name in zip(counts, names, strict=True) if count), reverse=True)
-    return {name: round(count / classes.numel(), 6) for count, name in found}
+        counts = sorted(zip(pixel_counts(classes, len(names)), names, strict=True), reverse=True)
+        shares = {name: round(count / classes.numel(), 6) for count, name in counts if count}
+        return picture, classes, {"file": str(file), "size": list(classes.shape), "shares": shares}
 
 
 def veiled(image: Image.Image, classes: Tensor, palette: Sequence[Sequence[int]]) -> Image.Image:
