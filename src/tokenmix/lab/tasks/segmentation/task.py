@@ -44,6 +44,9 @@ from tokenmix.models.registry import create_model
 from tokenmix.models.segmentation import Segmenter
 from tokenmix.registry import is_foreign
 
+MOST_CLASSES = 256
+VEIL = 0.5
+
 
 def pixel_entropy(logits: Tensor, classes: Tensor, ignore: int) -> Tensor:
     """Cross-entropy over the pixels of this process that are not ignored; 0 if there are none.
@@ -90,10 +93,6 @@ def _of_all(own: Tensor) -> Tensor:
     total = own.detach().clone()
     dist.all_reduce(total)
     return total + dist.get_world_size() * (own - own.detach())
-
-
-MOST_CLASSES = 256
-VEIL = 0.5
 
 
 class SemanticSegmentation(ImageTask):
