@@ -110,7 +110,19 @@ def mixing_sentence(results: Results) -> list[str]:
 
 def notes(results: Results) -> list[str]:
     """What a reader must know before quoting a number."""
-    return [*failed_runs(results), *uncertainty(results), *_cost(results), *_method(results)]
+    counted = ", the confusion matrix" if any(run.confusion for v in results.variants for run in v.runs) else ""
+    return [
+        *failed_runs(results),
+        *uncertainty(results),
+        *_cost(results),
+        f"The {results.measure}{counted} and the samples shown are of the weights in the run folder: those of the best "
+        "epoch on validation samples. tokenmix eval gives the same figure.",
+        "Times are medians of interleaved rounds in one process, so a machine that slows down slows "
+        "all; they hold for this machine and these sizes. Multiply-adds (MACs) are counted from the equations, or of a "
+        "model that has none in a forward pass; 1 MAC is 2 FLOP.",
+        "Memory is the peak held by the allocator above weights, optimiser state and input "
+        f"(batch {results.step_batch}, precision {results.config['precision']}).",
+    ]
 
 
 def failed_runs(results: Results) -> list[str]:
@@ -196,17 +208,4 @@ def _cost(results: Results) -> list[str]:
     return [
         "Multiply-adds of one layer of a mixer without the rest of the network, relative to self-attention, at "
         f"N = {tokens}, and for which N a layer of width {dim} needs fewer: {listed}."
-    ]
-
-
-def _method(results: Results) -> list[str]:
-    counted = ", the confusion matrix" if any(run.confusion for v in results.variants for run in v.runs) else ""
-    return [
-        f"The {results.measure}{counted} and the samples shown are of the weights in the run folder: those of the best "
-        "epoch on validation samples. tokenmix eval gives the same figure.",
-        "Times are medians of interleaved rounds in one process, so a machine that slows down slows "
-        "all; they hold for this machine and these sizes. Multiply-adds (MACs) are counted from the equations, or of a "
-        "model that has none in a forward pass; 1 MAC is 2 FLOP.",
-        "Memory is the peak held by the allocator above weights, optimiser state and input "
-        f"(batch {results.step_batch}, precision {results.config['precision']}).",
     ]
