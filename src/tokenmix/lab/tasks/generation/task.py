@@ -164,10 +164,6 @@ class ImageGeneration(ImageTask):
         judging, generating = self.optimizers
         parts, judge, generator = self.config.optim.d_steps, self.model.discriminator, self.model.generator
 
-        def generated(classes: Tensor) -> Tensor:
-            # The trainer has seeded torch from the position in the run.
-            return generator(torch.randn(len(classes), generator.latent_dim, device=classes.device), classes)
-
         def step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
@@ -177,20 +173,24 @@ class ImageGeneration(ImageTask):
         # A batch is smaller if one of its files could not be read any more.
         for real, classes in zip(images.chunk(parts), labels.chunk(parts)):
             with torch.no_grad():
-                fake = generated(classes)
+                fake = generator(self._noise(classes), classes)
             judged, wrong = (judge(images, classes).float() for images in (real, fake))
             losses.append(F.relu(1 - judged).mean() + F.relu(1 + wrong).mean())
             step(judging, losses[-1])
         # The generator's gradient goes through the discriminator, which needs none of its own.
         judge.requires_grad_(False)
         classes = labels.chunk(parts)[0]
-        g_loss = -judge(generated(classes), classes).float().mean()
+        g_loss = -judge(generator(self._noise(classes), classes), classes).float().mean()
         step(generating, g_loss)
         judge.requires_grad_(True)
         if self.options.ema is not None:
             self.model.update_average(self.options.ema)
         d_loss, g_loss = torch.stack(losses).mean().detach(), g_loss.detach()
         return {"logs": {"loss": d_loss + g_loss, "d_loss": d_loss, "g_loss": g_loss}}
+
+    def _noise(self, classes: Tensor) -> Tensor:
+        # The trainer has seeded torch from the position in the run.
+        return torch.randn(len(classes), self.model.generator.latent_dim, device=classes.device)
 
     def _mirrored(self, images: Tensor) -> Tensor:
         if self.options.augment == "none" or not self.data["flip"]:
