@@ -61,11 +61,7 @@ class DataInfo:
 
 
 def parse_spec(spec: str, kind: Kind | None = None) -> tuple[DataEntry, str]:
-    """The entry and the variant of `name` or `name:variant`.
-
-    Raises:
-        UserError: unknown name, a variant that is missing or that the set does not have, or a set without `kind`.
-    """
+    """The entry and the variant of `name` or `name:variant`; `UserError` for what is unknown, or without `kind`."""
     name, colon, variant = spec.partition(":")
     able = [entry for entry in DATA_SETS if kind is None or kind in entry.kinds]
     if not spec:
@@ -102,11 +98,7 @@ def load_data(
     img_size: tuple[int, int] | None = None,
     channels: int | None = None,
 ) -> Any:
-    """What the reader of a data set returns for this kind.
-
-    Raises:
-        UserError: as `parse_spec`; a URL, or a set of the Hugging Face hub, that a file names; and the reader's own.
-    """
+    """What the reader of a data set returns for this kind; `UserError` for a place on the network that a file names."""
     entry, variant = parse_spec(spec, kind)
     img_size = img_size or (None if entry.img_size is None else (entry.img_size, entry.img_size))
     if entry.name == "hf":
@@ -134,10 +126,7 @@ def list_data(root: Path | None = None) -> list[DataInfo]:
 
 
 def data_sets(specs: str) -> list[str]:
-    """The data sets that are separated by commas; what follows the comma in a path, or between shards, is part of it.
-
-    After data with a path only the name of a data set begins another one.
-    """
+    """The data sets that are separated by commas; after data with a path only the name of one begins another."""
     found: list[str] = []
     for piece in specs.split(","):
         before = found[-1].partition(":")[0] if found else ""

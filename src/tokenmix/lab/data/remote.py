@@ -91,11 +91,7 @@ def glob_urls(pattern: str) -> list[str]:
 
 @from_caller
 def local_copies(urls: Sequence[str], cache: Path) -> list[Path]:
-    """Copies in the cache of the files at these URLs; what is missing or has changed is fetched, by one process.
-
-    Raises:
-        UserError: a file does not exist or cannot be read, or the cache cannot be written.
-    """
+    """Copies in the cache of the files at these URLs; what is missing or has changed is fetched, by one process."""
     from filelock import FileLock
 
     places: list[tuple[str, Any, str]] = [(url, *_file_system(url)) for url in urls]
@@ -150,11 +146,7 @@ def check_scheme(url: str) -> None:
 
 
 def _file_system(url: str) -> tuple[Any, str]:
-    """The file system of a URL, and the path in it.
-
-    Raises:
-        UserError: a file names the URL, it is refused by `check_scheme`, or it cannot be reached.
-    """
+    """The file system of a URL, and the path in it."""
     if not _reaching.get():
         check_address(url)
     check_scheme(url)

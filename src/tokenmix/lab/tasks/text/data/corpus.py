@@ -174,9 +174,6 @@ def tokenized(corpus: Corpus, tokenizer: "PreTrainedTokenizerFast", root: Path |
     """The token ids of a corpus for training and held out, kept under the cache by the contents of both.
 
     Safe among concurrent runs: one tokenises while the others wait; a run that is killed leaves nothing half-written.
-
-    Raises:
-        UserError: a side without text, or a cache that cannot be written.
     """
     told = f"{FORMAT} {corpus.digest} {tokenizer.backend_tokenizer.to_str()}"
     folder = cache_root(root) / "tokens" / hashlib.sha256(told.encode()).hexdigest()[:24]

@@ -304,7 +304,7 @@ class Table:
 def _values(
     where: str, row: dict[str, Any] | UserError, columns: Sequence[str], label: str | None
 ) -> tuple[list[str], str]:
-    """The texts of some columns and the label of a row; `UserError` if it has not all of them."""
+    """As `Table._read`; `UserError` if the row has not all of them."""
     if isinstance(row, UserError):
         raise row
     for name in (*columns, *([] if label is None else [label])):
