@@ -16,9 +16,8 @@ from filelock import FileLock
 from tokenmix.errors import UserError
 from tokenmix.files import replace_file
 from tokenmix.lab.data.indexed import DataSet
-from tokenmix.lab.data.lookup import DataRequest, cache_root, load_data
+from tokenmix.lab.data.lookup import DataRequest, cache_root, load_data, origin
 from tokenmix.lab.data.reading import LeftOut, check_file
-from tokenmix.lab.data.remote import origin
 from tokenmix.lab.tasks.text.data.files import (
     TEST_SHARE,
     choose_test,

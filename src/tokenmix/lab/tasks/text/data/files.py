@@ -22,9 +22,8 @@ from typing import Any
 from tokenmix.errors import UserError, needs, one_line
 from tokenmix.files import open_regular, read_text
 from tokenmix.lab.data.fetch import log
-from tokenmix.lab.data.lookup import DataRequest, cache_root, local_path
+from tokenmix.lab.data.lookup import DataRequest, cache_root, check_scheme, is_url, local_path, origin
 from tokenmix.lab.data.reading import LeftOut, check_file, parse_json
-from tokenmix.lab.data.remote import check_scheme, is_url, origin
 from tokenmix.trust import texts_in
 
 Row = tuple[str, dict[str, Any] | UserError]
