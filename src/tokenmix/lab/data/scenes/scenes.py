@@ -333,17 +333,8 @@ class SceneSamples(IndexedDataset):
     def __len__(self) -> int:
         return len(self.scenes)
 
-    def _one(self, index: int, epoch: int) -> Scene:
-        """The scene with this index as training or testing sees it; `UserError` if it cannot be read."""
-        scene = self.scenes.scene(index)
-        if self.wanted == "classes" and scene.classes is None:
-            raise UserError(f"{scene.name} has no classes of its pixels; load_scenes with want='classes'")
-        if self.wanted == "objects" and scene.objects is None:
-            raise UserError(f"{scene.name} has no objects; load_scenes with want='boxes' or 'masks'")
-        return scene if self.augment is None else self.augment(scene, epoch, index)
-
     def readable(self, indices: Tensor, epoch: int) -> tuple[list[Scene], list[int]]:
-        """The scenes that can be read, and their indices."""
+        """The scenes that can be read, as training or testing sees them, and their indices."""
         wanted, problem = indices.tolist(), None
         found, kept = list[Scene](), list[int]()
         for number in range(len(wanted) + TRIED):
@@ -351,7 +342,12 @@ class SceneSamples(IndexedDataset):
                 break
             index = wanted[number] if number < len(wanted) else (wanted[-1] + 1 + number - len(wanted)) % len(self)
             try:
-                found.append(self._one(index, epoch))
+                scene = self.scenes.scene(index)
+                if self.wanted == "classes" and scene.classes is None:
+                    raise UserError(f"{scene.name} has no classes of its pixels; load_scenes with want='classes'")
+                if self.wanted == "objects" and scene.objects is None:
+                    raise UserError(f"{scene.name} has no objects; load_scenes with want='boxes' or 'masks'")
+                found.append(scene if self.augment is None else self.augment(scene, epoch, index))
                 kept.append(index)
             except UserError as reason:
                 self._left_out.add(index, str(reason))
