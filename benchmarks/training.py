@@ -36,7 +36,7 @@ from tokenmix.lab.data.images.augment import make_augment
 from tokenmix.lab.data.images.image_set import normalize
 from tokenmix.lab.train import train
 from tokenmix.lab.train.config import TrainConfig
-from tokenmix.lab.train.distributed import broadcast_object, distributed_info, process_group
+from tokenmix.lab.train.distributed import all_gather, distributed_info, process_group
 from tokenmix.lab.train.plan import make_optimizer
 from tokenmix.lab.train.record import ProgressBar
 from tokenmix.lab.train.sources import make_config
@@ -192,7 +192,7 @@ def _measure(config: TrainConfig) -> Row:
     turns = Turns(BareLoop(config), config.loop.log_every)
     with tempfile.TemporaryDirectory() as folder, patch.object(ProgressBar, "advance", lambda _: turns.advance()):
         # All processes train in the first one's folder.
-        train(config.replace(out=broadcast_object(Path(folder)) / "run"), quiet=True)
+        train(config.replace(out=all_gather(Path(folder))[0] / "run"), quiet=True)
     wall, cpu = torch.tensor(turns.seconds[1:]).unbind(-1)
     if dist.is_initialized():
         cpu = cpu.contiguous()  # gloo would add up what is in between, too
