@@ -39,6 +39,11 @@ DISK_ERRORS = {
 }
 
 
+def disk_remedy(error: OSError) -> str:
+    """What a user can do about it."""
+    return DISK_ERRORS.get(error.errno or 0, "give another place with --out")
+
+
 def user_path(text: str | Path) -> Path:
     """A path that a user typed, with `~` expanded; `UserError` if there is no such user."""
     try:
@@ -150,8 +155,7 @@ def _locked(folder: Path) -> Iterator[None]:
             f"{folder} is being written by {writer}; wait for it, or give another folder by --out"
         ) from None
     except OSError as error:
-        remedy = DISK_ERRORS.get(error.errno or 0, "give another place with --out")
-        raise DiskError(f"{error.strerror}: {path}; {remedy}") from None
+        raise DiskError(f"{error.strerror}: {path}; {disk_remedy(error)}") from None
     try:
         yield
     finally:
