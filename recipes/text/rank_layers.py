@@ -131,7 +131,8 @@ def one_seed(subject: Subject, seed: int) -> dict[str, Any]:
         **subject.swap,
         **subject.shared,
     )
-    log(f"seed {seed}\n{ranking}")
+    for line in (f"seed {seed}", *str(ranking).splitlines()):
+        log(line)
     half = len(subject.names) // 2
     halves = {
         "ranked": ranking.best(half),
