@@ -159,8 +159,9 @@ def convert_folder(
             mixer_kwargs=mixer_kwargs,
             drop=drop,
         )
-    for line in str(swap).splitlines() if progress is not None else ():
-        progress(line)
+    if progress is not None:
+        for line in str(swap).splitlines():
+            progress(line)
     learned, kept = split_texts(texts, held_out, seed)
     report = distill(
         teacher,

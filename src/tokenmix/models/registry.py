@@ -86,7 +86,8 @@ def open_model(name: str, img_size: int | None = None) -> nn.Module:
     if not is_foreign(name):
         return create_model(name, **size)
     if name.startswith(TORCHVISION):
-        return load_foreign(name, {}, **({} if img_size is None else {"image_size": img_size}))
+        side: dict[str, Any] = {} if img_size is None else {"image_size": img_size}
+        return load_foreign(name, {}, **side)
     return load_foreign(name, IMAGENET, **size)
 
 
