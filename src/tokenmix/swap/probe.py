@@ -48,7 +48,7 @@ class Probe:
     device: torch.device = META
 
 
-Example = Tensor | Sequence[object] | Arguments
+Example = Tensor | Sequence[Any] | Arguments
 """Arguments of a forward pass, in order or by name, or the only one."""
 
 
