@@ -7,10 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tokenmix.files import Values
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.metrics import Metric, Rows, f1_of, matthews_of, recall_of
-from tokenmix.lab.train.programs import Description, Values
+from tokenmix.lab.train.programs import Description
 
 # Of more classes nobody reads a table or a matrix, and it would be written with every checkpoint.
 CONFUSION_CLASSES = 200

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tokenmix.errors import UserError
+from tokenmix.files import Values
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.images import ImageData
 from tokenmix.lab.data.images.decode import UnreadableImage, decode_stored
@@ -21,10 +22,10 @@ from tokenmix.lab.data.indexed import IndexedDataset, balanced_order
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distributed import distributed_info
 from tokenmix.lab.train.folder import RunFolder
-from tokenmix.lab.train.programs import Values, View, check_sizes, counted_summary, model_summary
+from tokenmix.lab.train.programs import View, check_sizes, counted_summary, model_summary
 from tokenmix.lab.train.task import IndexedData, TaskModule
 from tokenmix.models.foreign import with_fresh_head
-from tokenmix.models.interface import CountedModel, pair
+from tokenmix.models.interface import CountedModel
 from tokenmix.models.mixer_net import default_patch
 from tokenmix.models.registry import create_model
 from tokenmix.registry import MODELS, Arguments, is_foreign
@@ -119,9 +120,9 @@ def with_size_of_start(config: TrainConfig) -> TrainConfig:
     if given is None:
         return config.replace(img_size=size[0])
     entries = [MODELS[name] for name in (config.model.model,) if name in MODELS]
-    if not any(e.build.endswith(":MixerNet") and "patch_size" not in e.arguments for e in entries):
+    if not any(str(e.build).endswith(":MixerNet") and "patch_size" not in e.arguments for e in entries):
         return config
-    return config.replace(model_kwargs={"patch_size": default_patch(pair(size)), **config.model.model_kwargs})
+    return config.replace(model_kwargs={"patch_size": default_patch((size[0], size[0])), **config.model.model_kwargs})
 
 
 def image_data(

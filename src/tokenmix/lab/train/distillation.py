@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from tokenmix.distillation.outputs import distillation_loss, layer_loss, watched_layers
 from tokenmix.errors import UserError
+from tokenmix.files import Values
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.metrics import Metric, Rows, num_rows
-from tokenmix.lab.train.programs import Description, Values
+from tokenmix.lab.train.programs import Description
 from tokenmix.lab.train.task import TaskData, TaskModule
 
 

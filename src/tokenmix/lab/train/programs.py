@@ -9,6 +9,7 @@ from PIL.Image import Image
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
+from tokenmix.files import Values
 from tokenmix.lab.train.metrics import Rows
 from tokenmix.layers.base import count_parameters
 from tokenmix.registry import MODELS, Arguments
@@ -17,8 +18,6 @@ Description = Mapping[str, Any]
 """What a run folder's data.json says of the data."""
 Batch = Mapping[str, Any]
 """What a dictionary of a task's data gives: tensors, and what goes with them."""
-Values = dict[str, Any]
-"""Values for JSON."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.optim import Optimizer
 
 from tokenmix.errors import UserError, one_line, unknown_name
-from tokenmix.files import user_path
+from tokenmix.files import Values, user_path
 from tokenmix.lab.data.indexed import IndexedDataset, subset
 from tokenmix.lab.data.loader import make_loader
 from tokenmix.lab.data.lookup import with_absolute_paths
@@ -29,7 +29,7 @@ from tokenmix.lab.train.config import TeacherOptions, TrainConfig
 from tokenmix.lab.train.distributed import all_reduce_mean
 from tokenmix.lab.train.metrics import Metric, Rows, collected, joined, num_rows
 from tokenmix.lab.train.plan import make_optimizer, make_schedule
-from tokenmix.lab.train.programs import Description, ProgramHooks, Values
+from tokenmix.lab.train.programs import Description, ProgramHooks
 
 
 class TaskData(ABC):

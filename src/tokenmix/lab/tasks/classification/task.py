@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
 
 from tokenmix.errors import UserError
+from tokenmix.files import Values
 from tokenmix.lab.data.images import load_images, make_augment, read_image
 from tokenmix.lab.data.images.augment import Erase
 from tokenmix.lab.registry import DATA_SETS, incompatible_model_error
@@ -25,7 +26,7 @@ from tokenmix.lab.tasks.images import ImageTask, image_data, image_view, with_si
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.metrics import Metric, Rows
-from tokenmix.lab.train.programs import Description, HubForm, PlainSamples, Values, View
+from tokenmix.lab.train.programs import Description, HubForm, PlainSamples, View
 from tokenmix.lab.train.task import IndexedData, check_names, input_sizes
 from tokenmix.layers.less_attention import LessAttention
 from tokenmix.losses import diagonality_loss

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchvision.ops import box_convert
 
 from tokenmix.errors import UserError
-from tokenmix.files import replace_file
+from tokenmix.files import Values, replace_file
 from tokenmix.lab.data.indexed import subset
 from tokenmix.lab.data.scenes import ObjectSamples, SceneAugment, load_scenes, repeated
 from tokenmix.lab.data.scenes.coco import encode_mask
@@ -24,7 +24,7 @@ from tokenmix.lab.tasks.detection.tiling import Found, find_in_windows
 from tokenmix.lab.tasks.images import ImageTask, channel_columns, check_stems, drawn_png, shown_image, stored_picture
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.metrics import Metric, Rows, joined
-from tokenmix.lab.train.programs import Batch, Description, Shown, Values, View
+from tokenmix.lab.train.programs import Batch, Description, Shown, View
 from tokenmix.lab.train.task import IndexedData, check_names
 from tokenmix.models.detection.detector import IMAGENET, Detector
 from tokenmix.models.detection.pictures import PlacedMasks, with_dense_masks

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchvision.utils import make_grid
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.files import make_folder, replacing, user_path
+from tokenmix.files import Values, make_folder, replacing, user_path
 from tokenmix.lab.data.images import ImageData, ImageSet, load_images
 from tokenmix.lab.data.indexed import hash_indices
 from tokenmix.lab.tasks.generation import GenerationOptions
@@ -28,7 +28,7 @@ from tokenmix.lab.tasks.images import ImageTask, image_data, with_size_of_start
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.load import load_task
 from tokenmix.lab.train.metrics import Metric, Rows
-from tokenmix.lab.train.programs import Description, Values
+from tokenmix.lab.train.programs import Description
 from tokenmix.lab.train.task import IndexedData
 from tokenmix.models.generation import GAN
 from tokenmix.models.registry import create_model

@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokenmix.errors import UserError, unknown_name
+from tokenmix.files import Values
 from tokenmix.lab.tasks.points.data import NO_PART, Cloud, write_ply
 from tokenmix.lab.tasks.points.task import PointTask, cloud_image, colors_of, draw_cloud
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.metrics import Metric, Rows, accuracy_of, class_counts, iou_of, quotient
-from tokenmix.lab.train.programs import Description, Shown, Values
+from tokenmix.lab.train.programs import Description, Shown
 from tokenmix.ops.points import nearest_neighbours
 
 

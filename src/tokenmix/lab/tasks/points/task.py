@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.files import save_figure
+from tokenmix.files import Values, save_figure
 from tokenmix.lab.data.indexed import balanced_order, hold_out, spread
 from tokenmix.lab.tasks.classes import ClassTask, class_counts, likeliest, told
 from tokenmix.lab.tasks.points import CloudClassificationOptions, CloudOptions
@@ -22,7 +22,7 @@ from tokenmix.lab.tasks.points.data.clouds import point_features, scale_axes, un
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.metrics import Rows
-from tokenmix.lab.train.programs import Description, PlainSamples, Shown, Values, check_sizes, counted_summary
+from tokenmix.lab.train.programs import Description, PlainSamples, Shown, check_sizes, counted_summary
 from tokenmix.lab.train.task import IndexedData, TaskModule, check_names
 from tokenmix.models.registry import create_model, create_on_meta
 from tokenmix.registry import Arguments

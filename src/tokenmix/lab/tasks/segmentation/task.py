@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.files import replace_file, replacing, write_json
+from tokenmix.files import Values, replace_file, replacing, write_json
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.images import read_image
 from tokenmix.lab.data.indexed import spread
@@ -35,7 +35,7 @@ from tokenmix.lab.tasks.segmentation import SegmentationOptions
 from tokenmix.lab.tasks.segmentation.inference import all_rows, as_segmenter, own_rows, pixel_logits, tiles
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.metrics import Metric, Rows, accuracy_of, class_counts, iou_of, joined, quotient
-from tokenmix.lab.train.programs import Batch, Description, PlainSamples, Shown, Values, View
+from tokenmix.lab.train.programs import Batch, Description, PlainSamples, Shown, View
 from tokenmix.lab.train.task import IndexedData, check_names
 from tokenmix.layers.base import Mixer
 from tokenmix.models.foreign import create_foreign

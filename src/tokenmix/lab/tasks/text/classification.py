@@ -10,6 +10,7 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from tokenmix.errors import UserError
+from tokenmix.files import Values
 from tokenmix.lab.data.indexed import balanced_order
 from tokenmix.lab.tasks.classes import ClassTask, class_counts, likeliest, told
 from tokenmix.lab.tasks.text.data.labelled import load_labelled
@@ -26,7 +27,7 @@ from tokenmix.lab.tasks.text.task import (
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.metrics import Metric, Rows
-from tokenmix.lab.train.programs import Description, HubForm, PlainSamples, Shown, Values
+from tokenmix.lab.train.programs import Description, HubForm, PlainSamples, Shown
 from tokenmix.lab.train.task import TaskData, check_names
 from tokenmix.text.heads import GMLPForSequenceClassification
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokenmix.errors import UserError
+from tokenmix.files import Values
 from tokenmix.lab.data.indexed import validation_size
 from tokenmix.lab.tasks.text.data import PackedText, load_text, tokenized
 from tokenmix.lab.tasks.text.encoding import tokenizing
@@ -22,7 +23,7 @@ from tokenmix.lab.tasks.text.task import (
 )
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.metrics import Metric, Rows, joined, quotient
-from tokenmix.lab.train.programs import Description, HubForm, PlainSamples, Shown, Values
+from tokenmix.lab.train.programs import Description, HubForm, PlainSamples, Shown
 from tokenmix.text.heads import NO_LABEL, GMLPForMaskedLM
 
 BEST = 5

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tokenmix.errors import UserError
-from tokenmix.files import user_path
+from tokenmix.files import Values, user_path
 from tokenmix.lab.data.indexed import hold_out
 from tokenmix.lab.tasks.text.data.questions import (
     EncodedQuestions,
@@ -34,7 +34,7 @@ from tokenmix.lab.tasks.text.task import (
 )
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.metrics import Metric, Rows
-from tokenmix.lab.train.programs import Batch, Description, HubForm, Shown, Values
+from tokenmix.lab.train.programs import Batch, Description, HubForm, Shown
 from tokenmix.text.heads import GMLPForQuestionAnswering
 
 AT_ONCE = 16

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.files import user_path
+from tokenmix.files import Values, user_path
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.indexed import IndexedDataset
 from tokenmix.lab.tasks.text.data import read_lines
@@ -18,7 +18,7 @@ from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.distributed import distributed_info
 from tokenmix.lab.train.folder import TOKENIZER
-from tokenmix.lab.train.programs import Description, HubForm, Values, check_sizes
+from tokenmix.lab.train.programs import Description, HubForm, check_sizes
 from tokenmix.lab.train.task import IndexedData, TaskData, TaskModule
 from tokenmix.registry import Arguments
 from tokenmix.text import create_config, describe
