@@ -87,7 +87,7 @@ def main() -> None:
     asked = parser.parse_args()
     torch.manual_seed(asked.seed)
     data = load_images("fashion-mnist", limit_eval=1000)
-    model = create_model("mixer_nano", mixer="less", img_size=28, patch_size=2, in_chans=1, num_classes=10)
+    model = create_model("mixer_nano", mixer="less", depth=4, img_size=28, patch_size=2, in_chans=1, num_classes=10)
     start = time.perf_counter()
     train(model, data, steps=asked.steps, seed=asked.seed, weight=asked.weight, form=asked.form, factor=asked.factor)
     seconds = time.perf_counter() - start

@@ -56,7 +56,7 @@ class Trained:
 
     def _load_or_train(self, mixer: str) -> nn.Module:
         torch.manual_seed(0)
-        shape = {"img_size": 28, "patch_size": 2, "in_chans": 1, "num_classes": 10}
+        shape = {"img_size": 28, "patch_size": 2, "in_chans": 1, "num_classes": 10, "depth": 4}
         model = create_model("mixer_nano", mixer=mixer, mixer_kwargs=MIXERS[mixer], **shape)
         file = None if self.folder is None else self.folder / f"{mixer}.safetensors"
         if file is not None and file.exists():

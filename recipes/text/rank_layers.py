@@ -25,7 +25,8 @@ from recipes.text.convert_minilm import fetch_original
 from tokenmix.distillation import distill, rank_layers
 from tokenmix.environment import environment
 from tokenmix.files import read_json, write_json
-from tokenmix.lab.convert import TextBatches, is_no_embedding, open_folder, say, split_texts
+from tokenmix.lab.convert import TextBatches, is_no_embedding, open_folder, split_texts
+from tokenmix.lab.data.fetch import log
 from tokenmix.lab.train.config import Names, Numbers
 from tokenmix.lab.train.load import load_task
 from tokenmix.lab.train.run import finish_run
@@ -130,7 +131,8 @@ def one_seed(subject: Subject, seed: int) -> dict[str, Any]:
         **subject.swap,
         **subject.shared,
     )
-    say(f"seed {seed}\n{ranking}")
+    for line in (f"seed {seed}", *str(ranking).splitlines()):
+        log(line)
     half = len(subject.names) // 2
     halves = {
         "ranked": ranking.best(half),
@@ -178,7 +180,7 @@ def main(args: Args) -> None:
         for seed in missing:
             assert subject is not None
             rows[str(seed)] = one_seed(subject, seed)
-            say(", ".join(f"{half} {row['cosine']:.4f}" for half, row in rows[str(seed)]["halves"].items()))
+            log(", ".join(f"{half} {row['cosine']:.4f}" for half, row in rows[str(seed)]["halves"].items()))
             found[name] = {"environment": environment(), "table": table(rows), "seeds": rows}
             write_json(RESULTS, found)
 

@@ -155,8 +155,7 @@ def _locked(folder: Path) -> Iterator[None]:
             f"{folder} is being written by {writer}; wait for it, or give another folder by --out"
         ) from None
     except OSError as error:
-        remedy = disk_remedy(error)
-        raise DiskError(f"{error.strerror}: {path}; {remedy}") from None
+        raise DiskError(f"{error.strerror}: {path}; {disk_remedy(error)}") from None
     try:
         yield
     finally:

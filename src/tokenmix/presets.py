@@ -54,8 +54,10 @@ T2T_SOURCE = "arXiv:2101.11986, table 1; counted with a Performer in the stem"
 _image = partial(_register, ("image-classification",))
 
 # Measured, Fashion-MNIST, 12,000 images, 5 epochs, one seed: self 0.778 with convolutions, 0.735 with bare patches.
+# In 12 seconds of one core external attention has 0.804 with 3 blocks and 0.777 with 4, which also learn pairs of
+# pictures later: 0.851 and 0.809 in 16 seconds.
 _net = partial(_image, "models.mixer_net:MixerNet", {**SMALL, "first_conv": "stem.convs.0"}, stem="conv")
-_net("mixer_nano", "the skeleton of comparisons, 4 blocks of width 64: give mixer=")
+_net("mixer_nano", "the skeleton of comparisons, 3 blocks of width 64: give mixer=", depth=3)
 _net("mixer_small", "the same skeleton, 8 blocks of width 128", embed_dim=128, depth=8)
 _vit = partial(_image, "models.mixer_net:MixerNet", {**SMALL, **PATCHES})
 _vit("vit_nano", "a ViT on bare patches, 4 blocks of width 64", mixer="self")

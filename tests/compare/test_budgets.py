@@ -2,12 +2,17 @@
 
 import json
 import math
+import threading
+import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from tokenmix.errors import UserError
+from tokenmix.lab.compare import costs
 from tokenmix.lab.compare.compare import compare
 from tokenmix.lab.compare.notes import budget_sentence, uncertainty
 from tokenmix.lab.compare.results import Variant, load_results
@@ -24,6 +29,7 @@ from tokenmix.lab.compare.schedule import (
 from tokenmix.lab.compare.variants import plan_runs
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.config import CompareConfig
+from tokenmix.lab.train.sources import make_config
 from tokenmix.profiling.measure import Timing
 from verbs import refused
 
@@ -159,3 +165,24 @@ def test_a_run_takes_its_steps_its_evaluations_and_the_reading_of_its_data(tmp_p
     pace = Pace(read=7.0, step={"self": 0.5}, evaluate={"self": 0.25})
     # Two epochs of four steps; after each one batch for validation; one and a half times two test batches.
     assert run_seconds(pace, "self", cell, data) == 7.0 + SETUP + 8 * 0.5 + (2 * 1 + 1.5 * 2) * 0.25
+
+
+@pytest.mark.parametrize(("shared", "low", "high"), [(True, 1.6, 3.0), (False, 1.0, 1.6)])
+def test_two_networks_at_once_are_measured(
+    monkeypatch: pytest.MonkeyPatch, shared: bool, low: float, high: float
+) -> None:
+    core = threading.Lock()
+
+    class Bench:
+        """Steps of 10 ms, of which one thread at a time takes some where the core is shared."""
+
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def step(self) -> None:
+            with core if shared else nullcontext():
+                time.sleep(0.01)
+
+    monkeypatch.setattr(costs, "_Bench", Bench)
+    monkeypatch.setattr(costs, "SECONDS", 1.2)
+    assert low <= costs.measure_slowdown(nn.Identity(), None, make_config()) <= high  # type: ignore[arg-type]

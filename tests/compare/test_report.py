@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tokenmix.errors import UserError
-from tokenmix.lab.compare.charts import Axis, Series, cost_charts, line_chart, place_labels, ticks
+from tokenmix.lab.compare.charts import Axis, Series, cost_charts, line_chart, place_labels, scatter_chart, ticks
 from tokenmix.lab.compare.notes import budget_sentence, finding_sentence, notes, uncertainty
 from tokenmix.lab.compare.pictures import ExampleMaps
 from tokenmix.lab.compare.report import write_report
@@ -344,6 +344,16 @@ def test_lines_lie_where_their_values_are():
     (x0, y0), (x1, y1) = (tuple(map(float, place.split(","))) for place in (first, last))
     assert x0 < x1
     assert y0 > y1
+
+
+def test_an_axis_does_not_turn_noise_into_a_gap():
+    def gap(least: float) -> float:
+        points = [Series(name, i, [2.0 + i], [0.5 + 0.01 * i]) for i, name in enumerate(("a", "b"))]
+        chart = scatter_chart(points, Axis("cost", str), Axis("score", str), {}, least)
+        low, high = (float(y) for y in re.findall(r'class="m" transform="translate\([^,]+,([^)]+)\)', chart))
+        return abs(low - high)
+
+    assert gap(0.2) < gap(0.0) / 8
 
 
 def test_labels_of_points_do_not_cover_each_other_or_other_points():

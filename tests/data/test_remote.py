@@ -22,8 +22,7 @@ from PIL import Image
 from loopback_s3 import LoopbackS3, loopback_s3
 from tokenmix.errors import UserError
 from tokenmix.lab.data.images import load_images
-from tokenmix.lab.data.lookup import local_path, short_name, with_absolute_paths
-from tokenmix.lab.data.remote import local_copies, origin
+from tokenmix.lab.data.lookup import local_copies, local_path, origin, short_name, with_absolute_paths
 from tokenmix.lab.tasks.text.data import load_labelled, load_text
 from tokenmix.lab.train import trainer
 from tokenmix.lab.train.run import evaluate, train

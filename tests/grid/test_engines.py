@@ -120,7 +120,7 @@ def test_runs_save_when_the_program_ends(tmp_path: Path, engine: str, number: si
     _, error = process.communicate()
     if number == signal.SIGINT:
         assert process.returncode == 130
-        assert "interrupted: 0 of 1 runs are finished; the same command again continues from here" in error
+        assert "interrupted: 0 of 2 runs are finished; the same command again continues from here" in error
     # The process of a killed program ends a little later; it holds the folder until then.
     while (run / ".writer").exists():
         time.sleep(0.1)

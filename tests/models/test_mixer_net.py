@@ -11,6 +11,8 @@ import tokenmix
 from tokenmix import UserError, create_model, list_mixers, list_models
 from tokenmix.layers import MIXERS
 from tokenmix.models import MixerNet
+from tokenmix.models.interface import pair
+from tokenmix.models.mixer_net import default_patch
 from tokenmix.models.stems import ConvStem
 
 
@@ -49,14 +51,39 @@ def test_analytic_macs_equal_counted(mixer):
     assert model.macs() == pytest.approx(counter.get_total_flops() / 2, rel=0.02 if mixer == "less" else 0.001)
 
 
-@pytest.mark.parametrize("patch", [1, 2, 3, 4, 6, 7, 8, 16])
+CONVOLUTIONS = {1: 1, 2: 2, 3: 2, 4: 2, 6: 2, 7: 1, 8: 3, 14: 2, 16: 4}
+
+
+@pytest.mark.parametrize("patch", CONVOLUTIONS)
 def test_a_stem_of_convolutions_makes_one_token_of_each_patch(patch):
     stem = ConvStem(12, img_size=(2 * patch, 3 * patch), patch_size=patch, in_chans=2).eval()
     with FlopCounterMode(display=False) as counter:
         assert stem(torch.randn(2, 2, 2 * patch, 3 * patch)).shape == (2, 6, 12)
     assert 2 * stem.macs() == counter.get_total_flops() / 2
+    assert len([layer for layer in stem.convs if isinstance(layer, torch.nn.Conv2d)]) == CONVOLUTIONS[patch]
     stem.set_input_size(4 * patch)
     assert stem(torch.randn(1, 2, 4 * patch, 4 * patch)).shape == (1, 16, 12)
+
+
+@pytest.mark.parametrize("patch", [4, 6, 7, 8, 14])
+def test_a_token_sees_its_patch_and_a_few_pixels_around(patch):
+    # Else a network that mixes no tokens would be no control.
+    stem = ConvStem(8, img_size=5 * patch, patch_size=patch).double().eval()
+    images = torch.randn(1, 3, 5 * patch, 5 * patch, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(stem(images)[0, 12].sum(), images)
+    rows = gradient.abs().sum((0, 1, 3)).nonzero().flatten()
+    assert patch < rows.min() <= 2 * patch
+    assert 3 * patch - 1 <= rows.max() < 4 * patch
+
+
+@pytest.mark.parametrize(
+    ("size", "patch"),
+    [(8, 2), (16, 2), (24, 4), (28, 4), (64, 4), (96, 6), (144, 9), (224, 14), (300, 20), ((28, 56), 4), (31, 4)],
+)
+def test_the_default_patch_leaves_at_most_256_tokens(size, patch):
+    assert default_patch(pair(size)) == patch
+    if size != 31:
+        assert create_model("mixer_nano", img_size=size, depth=1).stem.patch_size == patch
 
 
 @pytest.mark.parametrize("mixer", [name for name, row in MIXERS.items() if row.layer.capabilities.map is not None])
@@ -113,7 +140,7 @@ def test_head_can_be_replaced():
         (lambda: create_model("vit_nano", img_size=30, patch_size=4), "not a multiple of the patch"),
         (lambda: create_model("vit_nano")(torch.randn(1, 3, 28, 28)), "takes images (B, 3, 32, 32)"),
         (lambda: create_model("vit_nano", pretrained=True), "no pretrained weights"),
-        (lambda: create_model("mixer_nano", mixer="less", num_leading=4), "num_leading must lie in 1..3"),
+        (lambda: create_model("mixer_nano", mixer="less", num_leading=3), "num_leading must lie in 1..2"),
         (lambda: tokenmix.create_mixer("gating", 32), "give num_tokens"),
     ],
 )
@@ -127,7 +154,7 @@ def test_mistakes_are_one_clear_line(call, message):
 def test_a_hybrid_is_its_blocks_one_after_the_other() -> None:
     names = ["external", "less", "less", "self"]
     kwargs = {"external": {"num_slots": 3}}
-    model = create_model("mixer_nano", num_classes=3, img_size=32, mixers=names, mixer_kwargs=kwargs).eval()
+    model = create_model("mixer_nano", num_classes=3, depth=4, mixers=names, mixer_kwargs=kwargs).eval()
     kinds = [type(block.mixer).__name__ for block in model.blocks]
     assert kinds == ["ExternalAttention", "SelfAttention", "LessAttention", "SelfAttention"]
     assert model.blocks[0].mixer.memory.key_memory.shape[0] == 3
@@ -147,11 +174,11 @@ def test_a_hybrid_is_its_blocks_one_after_the_other() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"mixers": ["self"]}, "one name for each of the 4 blocks"),
-        ({"mixers": "self"}, "one name for each of the 4 blocks"),
-        ({"mixers": ["less", "self", "self", "self"]}, "two blocks in a row"),
-        ({"mixers": ["self"] * 4, "mixer_kwargs": {"num_heads": 2}}, "by the name of a mixer"),
-        ({"mixers": ["nothing"] * 4}, "unknown mixer 'nothing'"),
+        ({"mixers": ["self"]}, "one name for each of the 3 blocks"),
+        ({"mixers": "self"}, "one name for each of the 3 blocks"),
+        ({"mixers": ["less", "self", "self"]}, "two blocks in a row"),
+        ({"mixers": ["self"] * 3, "mixer_kwargs": {"num_heads": 2}}, "by the name of a mixer"),
+        ({"mixers": ["nothing"] * 3}, "unknown mixer 'nothing'"),
     ],
 )
 def test_hybrids_that_cannot_be(given: dict[str, Any], message: str) -> None:

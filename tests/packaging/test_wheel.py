@@ -117,7 +117,7 @@ export(Path("run"), "onnx", None)
 """,
     "streaming": """
 import fsspec
-from tokenmix.lab.data import remote
+from tokenmix.lab.data import lookup
 assert all(fsspec.get_filesystem_class(name) for name in ("s3", "gs", "https", "hf"))
 """,
     "wandb": """

@@ -364,3 +364,19 @@ def test_a_swap_leaves_the_mixer_of_a_block_alone():
     assert model.norm.inserted.mixer is mixer
     with pytest.raises(UserError, match=r"norm\.inserted\.mixer"):
         tokenmix.swap_attention(model, "external", ["norm.inserted.mixer"], example_inputs=(x,))
+
+
+def test_a_swap_loses_no_block_that_follows_an_attention():
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2, enable_nested_tensor=False)
+    insert(model, "layers.1.linear2", "external", example_inputs=(torch.randn(1, 5, 8),))
+    report = tokenmix.swap_attention(model, "external", example_inputs=(torch.randn(1, 5, 8),))
+    assert len(report.rows) == 2
+    net = tokenmix.create_model("mixer_nano")
+    insert(net, "blocks.0.mlp", "external")
+    assert len(tokenmix.swap_attention(net, "external").rows) == len(net.blocks)
+    vit = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2)
+    insert(vit, "blocks.0.attn", "external")
+    report = tokenmix.swap_attention(vit, "external")
+    assert [row.name for row in report.rows] == ["blocks.1.attn"]
+    assert "remove_inserted" in report.skipped[0].reason
+    assert vit.blocks[0].attn.inserted.gamma is not None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -88,7 +88,7 @@ Trained = str | Sequence[str] | Callable[[str, nn.Parameter], bool]
 def distill(
     teacher: nn.Module,
     student: nn.Module,
-    loader: Iterable[Any],
+    loader: Iterable[object],
     *,
     output: Output = None,
     loss: LossName | OutputLoss | None = "cosine",
@@ -99,7 +99,7 @@ def distill(
     weight_decay: float = 0.01,
     warmup: float = 0.05,
     train_only: Trained | None = None,
-    held_out: Iterable[Any] | None = None,
+    held_out: Iterable[object] | None = None,
     report_every: int | None = None,
     temperature: float = 1.0,
     precision: Literal["fp32", "bf16"] = "fp32",
@@ -165,7 +165,7 @@ def distill(
     reader = OutputReader(output, device, precision == "bf16")
     of_outputs = output_loss("cosine" if loss is None else loss, temperature)
 
-    def objective(batch: Any) -> Tensor:
+    def objective(batch: object) -> Tensor:
         batch = reader.moved(batch)
         mask = mask_of(batch)
         with watched_layers(teacher, names) as calls:
@@ -252,7 +252,7 @@ def _layer_names(teacher: nn.Module, student: nn.Module, layers: str | Sequence[
     return found
 
 
-def _endless(loader: Iterable[Any]) -> Iterator[Any]:
+def _endless(loader: Iterable[object]) -> Iterator[object]:
     """The batches, again and again."""
     seen = 0
     while True:

@@ -33,7 +33,7 @@ class OutputReader:
     device: torch.device
     half: bool = False
 
-    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+    def __call__(self, model: nn.Module, batch: object) -> Tensor:
         """Run the model on a tensor, the first of a tuple, or a mapping by name; the output that is compared.
 
         Of a mapping, labels and what the forward pass has no argument for are left out.
@@ -80,7 +80,7 @@ class OutputReader:
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.half)
 
-    def moved(self, batch: Any) -> Any:
+    def moved(self, batch: object) -> object:
         """The batch on the device of the models."""
         if isinstance(batch, Tensor):
             return batch.to(self.device)
@@ -89,7 +89,7 @@ class OutputReader:
         return [self.moved(value) for value in batch] if isinstance(batch, tuple | list) else batch
 
 
-def mask_of(batch: Any) -> Tensor | None:
+def mask_of(batch: object) -> Tensor | None:
     """`attention_mask` of a batch of text, True = the token counts; None without one."""
     given = batch[0] if isinstance(batch, tuple | list) and batch else batch
     mask = given.get("attention_mask") if isinstance(given, Mapping) else None
@@ -255,12 +255,12 @@ class Fidelity:
 class HeldOut:
     """Held-out batches, and the teacher's outputs on them."""
 
-    batches: Sequence[Any]
+    batches: Sequence[object]
     wanted: Sequence[Tensor]
 
     @classmethod
     @torch.no_grad()
-    def of(cls, teacher: nn.Module, batches: Iterable[Any], reader: OutputReader) -> "HeldOut":
+    def of(cls, teacher: nn.Module, batches: Iterable[object], reader: OutputReader) -> "HeldOut":
         kept = [reader.moved(batch) for batch in batches]
         if not kept:
             raise UserError("held_out has no batch; give some, or leave it out")

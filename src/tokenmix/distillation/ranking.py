@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from torch import nn
 
@@ -82,9 +82,9 @@ class LayerRanking(TableReport):
 def rank_layers(
     model: nn.Module,
     mixer: str | type[Mixer],
-    loader: Iterable[Any],
+    loader: Iterable[object],
     *,
-    held_out: Iterable[Any],
+    held_out: Iterable[object],
     where: Where = "*",
     output: Output = None,
     loss: LossName | OutputLoss = "cosine",

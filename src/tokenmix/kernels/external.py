@@ -110,7 +110,7 @@ class _Walk:
         }
 
 
-def _launch(kernel: Any, grid: tuple[int, ...], *given: Any, **options: Any) -> None:
+def _launch(kernel: Any, grid: tuple[int, ...], *given: object, **options: object) -> None:
     kernel[grid](*given, **options)
 
 
@@ -215,13 +215,13 @@ def _memory_parts(walk: _Walk, slots: int, width: int, block: int) -> tuple[tupl
 
 
 @external_forward.register_fake
-def _(query: Tensor, key_memory: Tensor, value_memory: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _(query: Tensor, key_memory: Tensor, value_memory: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
     offset = query.new_empty((query.shape[0] if rest[3] else 0, query.shape[1], key_memory.shape[0]))
     return empty_like_heads(query, value_memory.shape[1]), offset.float()
 
 
 @external_backward.register_fake
-def _(grad: Tensor, query: Tensor, key_memory: Tensor, value_memory: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def _(grad: Tensor, query: Tensor, key_memory: Tensor, value_memory: Tensor, *rest: object) -> tuple[Tensor, ...]:
     slots, width = value_memory.shape
     memories = query.new_empty((slots, query.shape[-1])), query.new_empty((slots, width))
     return empty_like_heads(query, query.shape[-1]), *memories, query.new_empty(slots), query.new_empty(width)

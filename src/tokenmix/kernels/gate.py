@@ -143,7 +143,7 @@ def launch_options(content: Tensor, weight: Tensor) -> dict[str, Any]:
 
 
 @gate_forward.register_fake
-def _(content: Tensor, *_: Any) -> Tensor:
+def _(content: Tensor, *_: object) -> Tensor:
     return content.new_empty(content.shape)
 
 

@@ -110,6 +110,12 @@ def longest(model: Any, tokenizer: Any, wanted: int) -> int:
     return min(wanted, positions, tokenizer.model_max_length)
 
 
+def is_no_embedding(model: nn.Module) -> Callable[[str, nn.Parameter], bool]:
+    """All that is trained but tables of embeddings, which a text changes in a few rows only."""
+    tables = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
+    return lambda name, parameter: id(parameter) not in tables
+
+
 def convert_folder(
     folder: Path,
     to: str,
@@ -157,8 +163,6 @@ def convert_folder(
         for line in str(swap).splitlines():
             progress(line)
     learned, kept = split_texts(texts, held_out, seed)
-    # A text changes a few rows of tables of embeddings only, so these are left as they are.
-    tables = {id(p) for m in student.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
     report = distill(
         teacher,
         student,
@@ -167,7 +171,7 @@ def convert_folder(
         loss=loss,
         steps=steps,
         lr=lr,
-        train_only=lambda name, parameter: id(parameter) not in tables,
+        train_only=is_no_embedding(student),
         held_out=TextBatches(tokenizer, kept, batch_size, max_length).in_order(),
         precision=precision,
         seed=seed,

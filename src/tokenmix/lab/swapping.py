@@ -31,7 +31,7 @@ def load_model(target: str, img_size: int | None) -> tuple[nn.Module, tuple[Any,
         if img_size is not None:
             raise UserError(f"{target} is a run with a fixed image size; omit --img-size")
         task = load_task(folder)
-        image: tuple[Any, ...] = (task.data.get("channels"), *task.data.get("img_size", ()))
+        image: list[Any] = [task.data.get("channels"), *task.data.get("img_size", ())]
         return task.model, task.swap_example() or ((torch.zeros(1, *image),) if len(image) == 3 else None)
     if target in MODELS and "image-classification" not in (tasks := MODELS[target].tasks):
         raise UserError(

@@ -87,7 +87,8 @@ class Memory(nn.Module):
 
     def extra_repr(self) -> str:
         slots, width = self.key_memory.shape
-        return f"num_slots={slots}, width={width}, tie={self.tie!r}, normalization={self.options['normalization']!r}"
+        kind, drop = self.options["normalization"], f", dropout={self.dropout}" if self.dropout else ""
+        return f"num_slots={slots}, width={width}, tie={self.tie!r}, normalization={kind!r}{drop}"
 
 
 class ExternalAttention(Mixer):

@@ -20,17 +20,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import (
-    Capabilities,
-    Device,
-    Factory,
-    Mixer,
-    check_input,
-    count_macs,
-    finish,
-    on_meta,
-    replace_parameter,
-)
+from tokenmix.layers.base import Capabilities, Device, Factory, Mixer, check_input, finish, replace_parameter
 from tokenmix.layers.less_attention import AttentionResidual, LessAttention
 from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.models.interface import BlockMap, Classifier, OnMaps, Size, check_images, make_head, pair, take_indices
@@ -290,7 +280,7 @@ class LaViTStage(nn.Module):
         **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
-        self.spec, self.stride = spec, stride
+        self.spec, self.before, self.stride = spec, before, stride
         self.less_mode: Mode = less_mode
         self.grid, self.grad_checkpointing = grid, False
         self.embed = nn.Conv2d(in_dim, spec.dim, stride, stride, **factory)
@@ -368,6 +358,24 @@ class LaViTStage(nn.Module):
             macs = less_macs(spec, n, i, self.less_mode)
             rows.append(BlockCost(number, spec.num_vanilla + i + 1, "less", n, macs, vanilla))
         return rows
+
+    def macs(self, grid_before: Grid) -> int:
+        """Multiply-adds of the whole stage on one image whose map has that grid."""
+        spec, before, n = self.spec, self.before, self.num_tokens
+        mlps = spec.depth * 2 * n * spec.dim * self.blocks[0].hidden  # type: ignore[operator]
+        embed = n * spec.dim * self.embed.in_channels * self.stride**2
+        total = int(embed + mlps + sum(row.macs for row in self.costs(0)))
+        if self.residual is None or before is None:
+            return total
+        behind = before.depth - before.num_vanilla
+        only_dense = behind > 0 and self.less_mode == "dense"
+        num_keys = prod(shrunk(self.grid, spec.key_reduction))
+        columns = 0 if before.dense else 2 * behind
+        width = 0 if only_dense else before.dim // before.num_heads + columns
+        total += self.residual.macs(grid_before, width, num_keys)
+        if only_dense or before.dense:
+            total += 4 * n * before.num_heads * (num_keys if self.residual.keys == "kept" else prod(grid_before) + n)
+        return total
 
 
 class LaViT(OnMaps, Classifier):
@@ -536,8 +544,9 @@ class LaViT(OnMaps, Classifier):
         return block_maps(self, images, lambda name: self.grid_sizes[int(name.split(".")[1])])
 
     def macs(self) -> int:
-        """Multiply-adds of one image, counted on the meta device."""
-        return count_macs(on_meta(self), torch.empty(1, self.in_chans, *self.img_size, device="meta"))[1]
+        grids = [self.img_size, *self.grid_sizes]
+        stages = sum(stage.macs(before) for stage, before in zip(self.stages, grids, strict=False))  # type: ignore[operator]
+        return stages + self.num_features * self.num_classes
 
     def cost_table(self) -> list[BlockCost]:
         """What the attention of each block costs on one image, next to a vanilla layer in its place."""

@@ -25,7 +25,7 @@ class MixerNet(IsotropicNet):
         mixer_kwargs: arguments of the mixer's constructor.
         mixers: a hybrid: the mixer of each block by name, from the first to the last, instead of `mixer`. Then
             `mixer_kwargs` has the arguments by the mixer's name: `{"external": {"num_slots": 32}}`.
-        patch_size: side of a patch; 4, or 2 for images under 24 px, if not given.
+        patch_size: side of a patch; that of `default_patch` if not given.
         stem: `"patch"` for one linear map of each patch, `"conv"` for convolutions down to the grid of patches.
         global_pool: `"avg"`, or `""` for the tokens themselves.
         embed_dim: width D of the tokens.
@@ -66,7 +66,7 @@ class MixerNet(IsotropicNet):
         dtype: torch.dtype | None = None,
     ) -> None:
         factory: Factory = {"device": device, "dtype": dtype}
-        patch_size = patch_size or (4 if min(pair(img_size)) >= 24 else 2)
+        patch_size = patch_size or default_patch(pair(img_size))
         check_choice("stem", stem, ("conv", "patch"))
         check_choice("positions", positions, ("learned", "none"))
         kind = ConvStem if stem == "conv" else PatchStem
@@ -102,6 +102,16 @@ class MixerNet(IsotropicNet):
             **factory,
         )
         self.mixer_name = mixer if mixers is None else ", ".join(f"{length} x {name}" for name, length, _ in runs)
+
+
+def default_patch(img_size: tuple[int, int]) -> int:
+    """The smallest patch from 4 px, or 2 in images under 24 px, that gives whole tokens, 16 to 256 of them.
+
+    Where there is none it is the 4 or 2.
+    """
+    (height, width), least = img_size, 4 if min(img_size) >= 24 else 2
+    whole = (p for p in range(least, min(img_size) + 1) if height % p == 0 == width % p)
+    return next((p for p in whole if 16 * p * p <= height * width <= 256 * p * p), least)
 
 
 def _runs(mixers: Sequence[str], depth: int, mixer_kwargs: Arguments) -> list[tuple[str, int, Arguments]]:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Device, Factory, Mixer, count_macs, count_parameters, on_meta, zero_masked
+from tokenmix.layers.base import Device, Factory, Mixer, count_parameters, zero_masked
 from tokenmix.layers.offset_attention import MaskedBatchNorm, Offset, OffsetAttention
 from tokenmix.layers.table import create_mixer, get_spec
 from tokenmix.models.interface import PartCost
@@ -49,6 +49,9 @@ class LBR(nn.Module):
             return self(x.flatten(1, 2), inner).unflatten(1, x.shape[1:3])
         return F.leaky_relu(self.norm(self.linear(x), mask), self.slope)
 
+    def macs(self, num_tokens: int) -> int:
+        return num_tokens * self.linear.in_features * self.linear.out_features
+
 
 class LBRs(nn.ModuleList):
     """`LBR` layers one after the other, of these widths from the input on."""
@@ -60,6 +63,9 @@ class LBRs(nn.ModuleList):
         for layer in self:
             x = layer(x, mask)
         return x
+
+    def macs(self, num_tokens: int) -> int:
+        return sum(layer.macs(num_tokens) for layer in self)  # type: ignore[operator]
 
 
 class Embedded(NamedTuple):
@@ -88,12 +94,18 @@ class NaiveEmbedding(nn.Module):
 
     def __init__(self, in_chans: int, dim: int, **factory: Unpack[Factory]) -> None:
         super().__init__()
-        self.in_chans, self.dim = in_chans, dim
+        self.dim = dim
         self.layers = LBRs(in_chans, dim, dim, **factory)
 
     def forward(self, points: Tensor, mask: Tensor | None = None) -> Embedded:
         tokens = self.layers(zero_masked(points, mask), mask)
         return Embedded(zero_masked(tokens, mask), points[..., :3], mask, None)
+
+    def num_tokens(self, num_points: int) -> int:
+        return num_points
+
+    def macs(self, num_points: int) -> int:
+        return self.layers.macs(num_points)
 
 
 class NeighbourEmbedding(nn.Module):
@@ -140,7 +152,7 @@ class NeighbourEmbedding(nn.Module):
                     f"centres={centres!r} does not fit {len(stage_dims)} stages; give one number for each, decreasing, "
                     "for example 512 and 256, or 'all'"
                 )
-        self.in_chans, self.dim, self.skip_dim, self.num_neighbours = in_chans, dim, stage_dims[-1], num_neighbours
+        self.dim, self.skip_dim, self.num_neighbours = dim, stage_dims[-1], num_neighbours
         self.centres = None if centres == "all" else tuple(centres)
         self.stem = LBRs(in_chans, stem_dim, stem_dim, **factory)
         widths = pairwise((stem_dim, *stage_dims))
@@ -173,6 +185,16 @@ class NeighbourEmbedding(nn.Module):
                 x = stage(group_points(x, index, near), kept).amax(2)
                 places, mask = middle, kept
         return Embedded(zero_masked(self.entry(x, mask), mask), places, mask, zero_masked(x, mask))
+
+    def num_tokens(self, num_points: int) -> int:
+        return num_points if self.centres is None else self.centres[-1]
+
+    def macs(self, num_points: int) -> int:
+        """Multiply-adds of one cloud; distances are not counted."""
+        stages = cast(list[LBRs], list(self.stages))
+        counts = [num_points] * len(stages) if self.centres is None else self.centres
+        grouped = sum(stage.macs(count * self.num_neighbours) for stage, count in zip(stages, counts))
+        return self.stem.macs(num_points) + grouped + self.entry.macs(self.num_tokens(num_points))
 
 
 class OffsetBlock(nn.Module):
@@ -251,14 +273,12 @@ class PCT(nn.Module):
 
     def cost_table(self, num_points: int) -> list[PartCost]:
         """Parameters and multiply-adds of the parts for a cloud of that many points."""
-        cloud = torch.empty(1, num_points, self.embedding.in_chans, device="meta")
-        embedded, embedding = count_macs(on_meta(self.embedding), cloud)
-        n = embedded.tokens.shape[1]
+        n = self.embedding.num_tokens(num_points)
         blocks = cast(list[OffsetBlock | OffsetAttention], list(self.blocks))
         rows = [
-            PartCost("embedding", count_parameters(self.embedding), embedding),
+            PartCost("embedding", count_parameters(self.embedding), self.embedding.macs(num_points)),
             PartCost(f"{len(blocks)} attention layers", count_parameters(self.blocks), sum(b.macs(n) for b in blocks)),
-            PartCost("fusion", count_parameters(self.fuse), n * self.fuse.linear.weight.numel()),
+            PartCost("fusion", count_parameters(self.fuse), self.fuse.macs(n)),
         ]
         if self.position is not None:
             added = len(blocks) * n * 3 * self.embedding.dim
@@ -331,7 +351,7 @@ class PointClassifier(_PointModel):
 
     def head_macs(self, num_points: int) -> int:
         """Multiply-adds of the head, which sees a cloud as one row."""
-        return sum(m.weight.numel() for m in self.layers.modules() if isinstance(m, nn.Linear))
+        return sum(m.in_features * m.out_features for m in self.layers.modules() if isinstance(m, nn.Linear))
 
 
 class PointSegmenter(_PointModel):
@@ -391,8 +411,9 @@ class PointSegmenter(_PointModel):
 
     def head_macs(self, num_points: int) -> int:
         """Multiply-adds of the head: a row for each point, and the category."""
-        rows = (self.first.linear, self.second.linear, self.last)
-        return self.category.weight.numel() + num_points * sum(layer.weight.numel() for layer in rows)
+        last = num_points * self.last.in_features * self.last.out_features
+        category = self.category.in_features * self.category.out_features
+        return category + self.first.macs(num_points) + self.second.macs(num_points) + last
 
 
 def largest(features: Tensor, mask: Tensor | None) -> Tensor:

@@ -41,7 +41,7 @@ FACTORY = (
 
 
 @from_caller
-def create_model(name: str, **kwargs: Any) -> nn.Module:
+def create_model(name: str, **kwargs: object) -> nn.Module:
     """Build a model of `list_models()`, or any of timm's, by name.
 
     Args:
@@ -82,13 +82,13 @@ def create_model(name: str, **kwargs: Any) -> nn.Module:
     return build(**{**preset, **kwargs})
 
 
-def create_on_meta(name: str, **kwargs: Any) -> nn.Module:
+def create_on_meta(name: str, **kwargs: object) -> nn.Module:
     """The model with shapes only."""
     with torch.device("meta"):
         return create_model(name, **kwargs)
 
 
-default_cfgs: dict[str, Any] = {}
+default_cfgs: dict[str, object] = {}
 """Read by timm when a name of this module is registered."""
 
 

@@ -3,6 +3,7 @@
 from typing import Unpack
 
 import torch.fx
+from timm.layers.norm import LayerNorm2d
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
@@ -76,9 +77,10 @@ class ConvStem(PatchStem):
 
         tokens = W_1x1 GELU(norm(conv_k(... GELU(norm(conv_1(images))))))
 
-    Strides are the prime factors of the patch size, with a first convolution of stride 1 before a single one; widths
-    are D/2, then D. A transformer on such tokens learns faster on small sets than on bare patches. `norm` is GroupNorm
-    with one group, which does not depend on the batch.
+    Strides are the prime factors of the patch size, widths D/2, then D. A patch of 2 or 3 px has a first convolution of
+    stride 1. A larger prime has one convolution alone, which sees a pixel more on each side: at full size several would
+    take most of the training. A transformer on such tokens learns faster on small sets than on bare patches. `norm` is
+    LayerNorm over the channels of each place: statistics of the image would tell each token about all others.
 
     Paper: Xiao et al., Early Convolutions Help Transformers See Better, arXiv 2106.14881.
 
@@ -96,14 +98,14 @@ class ConvStem(PatchStem):
             while left % factor == 0:
                 strides.append(factor)
                 left //= factor
-        strides = [1, *strides] if len(strides) < 2 else strides
+        strides = [1, *strides] if len(strides) < 2 and patch_size < 4 else strides
         widths = [in_chans, *[max(1, dim // 2)] * (len(strides) - 1), dim]
         layers: list[nn.Module] = []
         for wide_in, wide_out, stride in zip(widths, widths[1:], strides):
-            kernel, padding = (3, 1) if stride < 3 else (stride, 0)
+            kernel, padding = (3, 1) if stride < 3 else (stride, 0) if len(strides) > 1 else (stride + 2, 1)
             layers += [
                 nn.Conv2d(wide_in, wide_out, kernel, stride, padding, bias=False, **factory),
-                nn.GroupNorm(1, wide_out, **factory),
+                LayerNorm2d(wide_out, **factory),
                 nn.GELU(),
             ]
         self.convs = nn.Sequential(*layers)

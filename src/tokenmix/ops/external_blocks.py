@@ -232,7 +232,7 @@ class _BlocksOfAnyMode(_Blocks):
         return torch.func.vjp(pull, torch.zeros_like(out))[1](tuple(directions))[0], None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> object:
         """The calls one after the other, each with its memories and its mask."""
         calls = [
             _BlocksOfAnyMode.apply(

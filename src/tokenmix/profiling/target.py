@@ -69,7 +69,8 @@ class Measured:
         twin, empty = copy.deepcopy(self), partial(torch.empty_like, device=device)
 
         def build() -> Callable[[], object]:
-            carry = None if twin.carry is None else Scores._make(None if s is None else empty(s) for s in twin.carry)
+            parts: list[Any] = [None if part is None else empty(part) for part in twin.carry or ()]
+            carry = Scores(*parts) if parts else None
             return getattr(Measured(twin.module.to_empty(device=device), empty(twin.x), carry), which)
 
         return build
@@ -149,16 +150,16 @@ def model_with_image(
     try:
         with torch.device(device):
             try:
-                built: Any = open_model(name, size) if given is None else copy.deepcopy(given)
+                built = open_model(name, size) if given is None else copy.deepcopy(given)
             except TypeError as error:
                 # Convolutional networks have no such argument: they take images of any size.
                 if "img_size" not in str(error) and "image_size" not in str(error):
                     raise
                 built = open_model(name)
-        own: Any = example_of(built, None)
-        resizes = given is not None and size is not None and hasattr(built, "set_input_size")
-        if resizes and own is not None and own[0].shape[2] != size:
-            built.set_input_size(size)  # type: ignore[operator]
+        own, resize = example_of(built, None), getattr(built, "set_input_size", None)
+        fits = given is None or size is None or (isinstance(own, tuple) and own[0].shape[2] == size)
+        if not fits and resize is not None:
+            resize(size)
         example = example_of(built, size or (None if own else 224))
         if not isinstance(example, tuple):
             raise UserError("its input is no image; give a model of images")

@@ -23,6 +23,7 @@ from tokenmix.layers.table import build_mixer, count_of
 from tokenmix.registry import Arguments
 from tokenmix.swap.adapter import CROSS, Affine, AttentionWeights, ObservedCall, SwapError, is_causal
 from tokenmix.swap.carrying import Carrying
+from tokenmix.swap.inserting import INSERTED
 from tokenmix.swap.probe import Probe
 from tokenmix.swap.registry import AttentionSite
 from tokenmix.swap.report import SkippedAttention, SwapRow
@@ -118,6 +119,8 @@ def plan_replacements(
 
 
 def _plan_one(site: AttentionSite, request: SwapRequest, before: Replacement | None) -> Replacement:
+    if hasattr(site.module, INSERTED):
+        raise SwapError("a block is inserted after it; take it out by tokenmix.swap.remove_inserted, swap, then insert")
     old, calls, counts = site.adapter.read(site.module), request.calls(site), request.counts(site)
     # Stacks of ours pass scores on themselves.
     carries = request.carries and id(site.module) not in request.probe.mixed

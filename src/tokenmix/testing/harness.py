@@ -46,9 +46,9 @@ PADDING = ("key_padding_mask", "src_key_padding_mask")
 class OfItself(nn.Module):
     """Attention of queries, keys and values, each of them x; of several results the first one."""
 
-    def __init__(self, inner: nn.Module, num_inputs: int) -> None:
+    def __init__(self, inner: nn.Module, num_inputs: int, padding: str | None = None) -> None:
         super().__init__()
-        self.inner, self.num_inputs = inner, num_inputs
+        self.inner, self.num_inputs, self.padding = inner, num_inputs, padding
 
     def forward(self, x: Tensor) -> Tensor:
         """x in every place."""
@@ -61,22 +61,16 @@ class OfItself(nn.Module):
 
     def call_text(self) -> str:
         """How the layer inside is called, for people."""
-        return f"{type(self.inner).__name__}({', '.join(['x'] * self.num_inputs)}), of several results the first"
+        words = ["x"] * self.num_inputs + [f"{self.padding}=~mask"] * (self.padding is not None)
+        return f"{type(self.inner).__name__}({', '.join(words)}), of several results the first"
 
 
 class MaskedOfItself(OfItself):
-    """The same for a layer that takes a mask of torch's, in which True means that a token is ignored."""
-
-    def __init__(self, inner: nn.Module, num_inputs: int, padding: str) -> None:
-        super().__init__(inner, num_inputs)
-        self.padding = padding
+    """The same for a layer that takes a mask of torch's, `padding`, in which True means that a token is ignored."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """x in every place; `mask` is (B, N) bool, True = the token takes part."""
-        return self.run(x, **({} if mask is None else {self.padding: ~mask}))
-
-    def call_text(self) -> str:
-        return super().call_text().replace(")", f", {self.padding}=~mask)", 1)
+        return self.run(x, **({} if mask is None else {str(self.padding): ~mask}))
 
 
 def adapted(layer: Any) -> Any:
@@ -88,9 +82,7 @@ def adapted(layer: Any) -> Any:
     padding = next((p.name for p in parameters if p.name in PADDING), None)
     if not OTHER_INPUTS.issuperset(others) or not (others or padding):
         return layer
-    if padding is None:
-        return OfItself(layer, 1 + len(others))
-    return MaskedOfItself(layer, 1 + len(others), padding)
+    return (OfItself if padding is None else MaskedOfItself)(layer, 1 + len(others), padding)
 
 
 @dataclass(frozen=True)

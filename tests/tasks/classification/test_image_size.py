@@ -48,6 +48,10 @@ def test_a_run_keeps_the_size_that_it_starts_from(
     assert json.loads((second / "config.json").read_text())["config"]["options"]["img_size"] == 24
     third = train(make_config(**SHORT, **data, init_from=first, img_size=32, out=tmp_path / "third"), quiet=True)
     assert json.loads((third / "data.json").read_text())["img_size"] == [32, 32]
+    # By itself an image of 80 px would have patches of 5 px, whose weights are others.
+    fourth = train(make_config(**SHORT, **data, init_from=first, img_size=80, out=tmp_path / "fourth"), quiet=True)
+    result = json.loads((fourth / "result.json").read_text())
+    assert (result["patch_size"], result["num_tokens"]) == (4, 400)
 
 
 def test_photographs_in_grey(photographs: Path, tmp_path: Path):
@@ -65,7 +69,7 @@ def test_photographs_in_grey(photographs: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"img_size": 30}, "image size 30 x 30 is not a multiple of the patch size 4"),
+        ({"img_size": 31}, "image size 31 x 31 is not a multiple of the patch size 4"),
         ({"model_kwargs": {"patch_size": 7}}, "image size 64 x 64 is not a multiple of the patch size 7"),
         ({"data": "digits", "model_kwargs": {"patch_size": 3}}, "image size 8 x 8 is not a multiple of the patch"),
         ({"model": "vit_tiny_patch16_224", "img_size": 30, "model_kwargs": {}}, "patch size 16; give --img-size 32"),

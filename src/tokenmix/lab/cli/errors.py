@@ -17,8 +17,7 @@ from typing import Any
 import tokenmix
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.files import user_path
-from tokenmix.lab.data.lookup import parse_spec
-from tokenmix.lab.data.remote import is_url
+from tokenmix.lab.data.lookup import is_url, parse_spec
 from tokenmix.registry import MODELS
 
 try:

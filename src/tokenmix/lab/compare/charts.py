@@ -90,15 +90,19 @@ def line_chart(series: Sequence[Series], x: Axis, y: Axis) -> str:
     return _chart(x, y, lines)
 
 
-def scatter_chart(points: Sequence[Series], x: Axis, y: Axis, levels: Mapping[str, float]) -> str:
+def scatter_chart(points: Sequence[Series], x: Axis, y: Axis, levels: Mapping[str, float], least: float = 0.0) -> str:
     """Single points with their names next to them; `levels` are horizontal lines by their name.
 
-    A level far from the points is left out: it would press them together.
+    The height spans at least `least`, so that what chance explains looks small. A level far from the points is left
+    out: it would press them together.
     """
     if not points:
         return '<p class="empty">No run finished: there is no point to draw.</p>'
     heights = [p.ys[0] + side * (p.error or 0) for p in points for side in (-1, 1)]
     low, high = min(heights), max(heights)
+    if high - low < least:
+        heights += [(low + high - least) / 2, (low + high + least) / 2]
+        low, high = heights[-2:]
     reach = max(high - low, 0.1 * abs(high))
     near = {name: value for name, value in levels.items() if low - reach <= value <= high + reach}
     x = x.over([p.xs[0] for p in points], across=True)
@@ -217,7 +221,10 @@ def growth_charts(results: Results) -> list[str]:
 
 def cost_charts(results: Results) -> list[str]:
     """The score over multiply-adds and over the time of a step."""
-    charts = []
+    charts, best = [], results.ranked()[:2]
+    found = results.difference(*best) if len(best) == 2 else None
+    # What may be chance fills half of the height at most.
+    least = 2 * found.critical if found is not None and found.known and not found.same else 0.0
     cost: Callable[[Variant], float | None]
     for label, text, cost in (
         ("MACs of one sample", count, lambda v: v.macs),
@@ -229,7 +236,7 @@ def cost_charts(results: Results) -> list[str]:
             if v.score is not None and (value := cost(v))
         ]
         y = Axis(f"test {results.measure}", _short)
-        charts.append(scatter_chart(points, Axis(label, text, log=True), y, results.baselines))
+        charts.append(scatter_chart(points, Axis(label, text, log=True), y, results.baselines, least))
     return charts
 
 

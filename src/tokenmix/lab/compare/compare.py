@@ -21,7 +21,7 @@ from tokenmix.errors import UserError, printable
 from tokenmix.files import make_folder, one_writer, replace_file, to_json
 from tokenmix.lab.compare import schedule
 from tokenmix.lab.compare.baselines import fit_baselines
-from tokenmix.lab.compare.costs import measure_steps, measure_variants, skeleton_of
+from tokenmix.lab.compare.costs import measure_slowdown, measure_steps, measure_variants, skeleton_of
 from tokenmix.lab.compare.grid import choose_cells, copy_runs, merge_settings, split_grid, write_grid
 from tokenmix.lab.compare.notes import budget_sentence, failed_runs, finding_sentence, notes, uncertainty
 from tokenmix.lab.compare.pictures import ExampleMaps, make_examples
@@ -186,7 +186,7 @@ def compare(
         for claim in claims:
             claim_folder(*claim, write=True)
         with _progress(lambda: "measuring", console):
-            comparisons = [_measure(one, chosen, 1 if jobs else config.loop.threads) for one in comparisons]
+            comparisons = [_measure(one, chosen, jobs) for one in comparisons]
         trials = [
             schedule.plan_trials(one.config, _tuned(one, chosen), one.data.num_train, one.out) for one in comparisons
         ]
@@ -286,26 +286,29 @@ def _new_variants(config: CompareConfig, cells: Sequence[Cell], data: TaskData) 
 
 @from_caller
 def predict_steps(config: CompareConfig) -> dict[str, float]:
-    """The seconds of a step of each variant, with one thread."""
+    """The seconds of a step of each variant, with one thread, while another run is trained beside it."""
     cells = plan_runs(config, Path())
     first, before = cells[0].config, torch.get_num_threads()
     data = get_task(config.task).load_data(first)
     batch = next(iter(data.train_batches(batch_size=config.loop.batch_size, epoch=0, start=0)))
     torch.set_num_threads(1)
     try:
-        return measure_steps(_new_variants(config, cells, data), batch, first, _device(config))
+        variants, device = _new_variants(config, cells, data), _device(config)
+        alone = measure_steps(variants, batch, first, device)
+        slowdown = measure_slowdown(next(iter(variants.values())), batch, first) if device.type == "cpu" else 1.0
     finally:
         torch.set_num_threads(before)
+    return {name: slowdown * seconds for name, seconds in alone.items()}
 
 
 def _device(config: CompareConfig) -> torch.device:
     return torch.device("cuda" if config.loop.device in ("auto", "cuda") and torch.cuda.is_available() else "cpu")
 
 
-def _measure(one: Comparison, chosen: Collection[str], threads: int | None) -> Comparison:
+def _measure(one: Comparison, chosen: Collection[str], jobs: int) -> Comparison:
     """With what each variant costs that is trained or was trained before, and the steps that its budget allows.
 
-    Measured with the threads that runs are trained with.
+    Measured with the threads that runs are trained with: one where `jobs` of them are trained side by side.
     """
     # The steps of a variant may come from the costs of another.
     every = one.config.budget != "images"
@@ -314,18 +317,23 @@ def _measure(one: Comparison, chosen: Collection[str], threads: int | None) -> C
     if not first:
         return one
     size = max(1, config.loop.batch_size // config.optim.accumulate)
-    torch.set_num_threads(threads or before)
+    torch.set_num_threads(1 if jobs else config.loop.threads or before)
     try:
         batch, load = _timed_batch(data.train_batches(batch_size=size, epoch=0, start=0))
         test, load_test = _timed_batch(data.test_batches(batch_size=size))
         variants = {name: one.variants[name] for name in first}
         measured, evaluate = measure_variants(variants, batch, test, config, _device(one.config))
+        task = next(iter(variants.values()))
+        shared = jobs > 1 and _device(one.config).type == "cpu"
+        slowdown = measure_slowdown(task, batch, config) if shared else 1.0
     finally:
         torch.set_num_threads(before)
     if config.data.workers:
         load = load_test = 0.0
     steps = {v.name: load + (v.step.median if v.step else 0.0) for v in measured}
-    pace = schedule.Pace(one.pace.read, steps, {name: seconds + load_test for name, seconds in evaluate.items()})
+    pace = schedule.Pace(
+        one.pace.read, steps, {name: seconds + load_test for name, seconds in evaluate.items()}, slowdown
+    )
     total = make_plan(config, data.num_train).total_steps
     equal = schedule.equal_steps(one.config, one.out, total, measured)
     return replace(one, cells=schedule.with_steps(one.cells, equal, data.num_train), measured=measured, pace=pace)
@@ -353,12 +361,14 @@ def _train_all(
     times = [schedule.run_seconds(one.pace, name, cell, one.data) for one, name, cell in stage if not cell.is_finished]
     if jobs and config.engine.jobs is None and sum(times) < schedule.START * len(times):
         engine, jobs = in_turn, 0
-    seconds = schedule.side_by_side(times, jobs)
+    slowdown = max((one.pace.slowdown for one, _, _ in stage), default=1.0) if jobs else 1.0
+    seconds = schedule.side_by_side([slowdown * alone for alone in times], jobs)
     for i, cell in enumerate(cell for cell in cells if cell.is_finished):
         console.print(f"[{i + 1}/{len(cells)}] {_label(cell)}: done before", highlight=False, markup=False)
     ended = len(cells) - len(waiting)
     if waiting:
         line = f"{len(waiting)} runs to train, about {_duration(seconds)} on this machine"
+        line += f", {jobs} at a time, each {slowdown:.1f} times as long as alone" if slowdown > 1.05 else ""
         console.print(line, highlight=False, markup=False)
     with (
         _progress(lambda: f"{ended} of {len(cells)} runs ended", console),

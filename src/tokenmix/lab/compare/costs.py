@@ -1,6 +1,9 @@
 """What each variant of a comparison costs: counted, timed in turns with the others, watched by the allocator."""
 
+import copy
+import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -118,6 +121,28 @@ def measure_steps(
     benches = {name: _Bench(module.train(), batch, config, device) for name, module in variants.items()}
     steps = {name: bench.step for name, bench in benches.items()}
     return {name: t.median for name, t in time_interleaved(steps, repeats=5, warmup=1, device=device).items()}
+
+
+def measure_slowdown(task: TaskModule, batch: Any, config: TrainConfig) -> float:
+    """How many times as long a training step on the CPU takes while another network trains as well; 1 at least.
+
+    Cores share memory, caches and power, and some are halves of one. Copies of the task are measured, in two threads.
+    """
+    here = torch.device("cpu")
+    benches = [_Bench(copy.deepcopy(task).train(), batch, config, here) for _ in range(2)]
+
+    def seconds_a_step(bench: _Bench) -> float:
+        bench.step()
+        start, steps = time.perf_counter(), 0
+        while steps == 0 or time.perf_counter() - start < SECONDS / 4:
+            bench.step()
+            steps += 1
+        return (time.perf_counter() - start) / steps
+
+    alone = seconds_a_step(benches[0])
+    with ThreadPoolExecutor(2) as pool:
+        together = max(pool.map(seconds_a_step, benches))
+    return max(1.0, together / alone)
 
 
 def skeleton_of(variants: Mapping[str, TaskModule]) -> dict[str, Any]:

@@ -177,7 +177,7 @@ def write_grid(results: Mapping[str, Results], out: Path) -> Path:
     tables = [Table(headings, [Row(name, cells) for name, cells in rows.items()]) for rows in (scores, costs)]
     replace_file(out / "results.md", "\n\n".join([*(table.markdown() for table in tables), ""]).encode())
     title = f"{len(names)} variants, {len(results)} comparisons"
-    metric = next(iter(results.values())).metric
+    metric = next(iter(results.values())).measure
     return write_page(out / "report.html", "grid.html", title=title, metric=metric, tables=tables)
 
 

@@ -78,10 +78,7 @@ def finding_sentence(results: Results) -> str:
 
 def difference_sentence(results: Results, a: Variant, b: Variant) -> str:
     """How much better `a` is than `b`: of two mixers after several seeds, of two networks after one."""
-    found, metric = results.difference(a, b), results.measure
-    more = f"{found.value:.4f} {'higher' if results.higher else 'lower'}"
-    if not found.known:
-        return f"The {metric} of {a.name} is {more} than that of {b.name}; nothing says how much of it is chance."
+    found = results.difference(a, b)
     if found.same:
         return f"{a.name} and {b.name} predict the same."
     low, high = found.interval()
@@ -89,14 +86,13 @@ def difference_sentence(results: Results, a: Variant, b: Variant) -> str:
     tested = "these test samples" if sampling is None else f"{sampling.samples:,} test {sampling.unit}"
     seeds = " and ".join(map(str, dict.fromkeys(found.seeds)))
     basis = f"95 % interval {low:.4f} to {high:.4f}; {seeds} seed{'s' * found.between_mixers}, {tested}"
+    more = f"{found.value:.4f} {'higher' if results.higher else 'lower'}"
+    of, apart = "the network with ", "these two networks differ"
     if found.between_mixers:
-        verdict = "the mixers differ" if found.real else "chance can explain it"
-        return f"The {metric} of {a.name} is {more} than that of {b.name} ({basis}): {verdict}."
-    verdict = "these two networks differ" if found.real else "chance can explain it"
-    return (
-        f"The {metric} of the network with {a.name} is {more} than that of the network with {b.name} ({basis}): "
-        f"{verdict}. Of the mixers one seed says nothing."
-    )
+        of, apart = "", "the mixers differ"
+    verdict = apart if found.real else "chance can explain it"
+    text = f"The {results.measure} of {of}{a.name} is {more} than that of {of}{b.name} ({basis}): {verdict}."
+    return text if found.between_mixers else f"{text} Of the mixers one seed says nothing."
 
 
 def mixing_sentence(results: Results) -> list[str]:
@@ -104,17 +100,29 @@ def mixing_sentence(results: Results) -> list[str]:
     found, none = results.mixing(), results.control()
     if none is None or found is None or not found.known or found.value > found.critical:
         return []
-    text = f"{none.name}, which mixes no tokens,"
+    control = f"{none.name}, which mixes no tokens,"
     if found.value < 0 and found.real:
-        return [f"This data rewards no mixing: {text} is better by {-found.value:.4f}."]
-    close = f"{text} is within the critical difference of {found.critical:.4f} from self-attention"
-    close = f"{none.name}, which mixes no tokens, predicts the same as self-attention" if found.same else close
-    return [f"This comparison is no evidence on mixing: {close}."]
+        return [f"This data rewards no mixing: {control} is better by {-found.value:.4f}."]
+    close = f"is within the critical difference of {found.critical:.4f} from"
+    close = "predicts the same as" if found.same else close
+    return [f"This comparison is no evidence on mixing: {control} {close} self-attention."]
 
 
 def notes(results: Results) -> list[str]:
     """What a reader must know before quoting a number."""
-    return [*failed_runs(results), *uncertainty(results), *_cost(results), *_method(results)]
+    counted = ", the confusion matrix" if any(run.confusion for v in results.variants for run in v.runs) else ""
+    return [
+        *failed_runs(results),
+        *uncertainty(results),
+        *_cost(results),
+        f"The {results.measure}{counted} and the samples shown are of the weights in the run folder: those of the best "
+        "epoch on validation samples. tokenmix eval gives the same figure.",
+        "Times are medians of interleaved rounds in one process, so a machine that slows down slows "
+        "all; they hold for this machine and these sizes. Multiply-adds (MACs) are counted from the equations, or of a "
+        "model that has none in a forward pass; 1 MAC is 2 FLOP.",
+        "Memory is the peak held by the allocator above weights, optimiser state and input "
+        f"(batch {results.step_batch}, precision {results.config['precision']}).",
+    ]
 
 
 def failed_runs(results: Results) -> list[str]:
@@ -200,17 +208,4 @@ def _cost(results: Results) -> list[str]:
     return [
         "Multiply-adds of one layer of a mixer without the rest of the network, relative to self-attention, at "
         f"N = {tokens}, and for which N a layer of width {dim} needs fewer: {listed}."
-    ]
-
-
-def _method(results: Results) -> list[str]:
-    counted = ", the confusion matrix" if any(run.confusion for v in results.variants for run in v.runs) else ""
-    return [
-        f"The {results.measure}{counted} and the samples shown are of the weights in the run folder: those of the best "
-        "epoch on validation samples. tokenmix eval gives the same figure.",
-        "Times are medians of interleaved rounds in one process, so a machine that slows down slows "
-        "all; they hold for this machine and these sizes. Multiply-adds (MACs) are counted from the equations, or of a "
-        "model that has none in a forward pass; 1 MAC is 2 FLOP.",
-        "Memory is the peak held by the allocator above weights, optimiser state and input "
-        f"(batch {results.step_batch}, precision {results.config['precision']}).",
     ]

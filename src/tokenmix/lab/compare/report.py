@@ -174,7 +174,7 @@ class ComparisonResult(os.PathLike[str]):
         for name, score in results.baselines.items():
             axes.axhline(score, color="grey", linestyle="--", linewidth=1)
             axes.annotate(name, (1, score), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)
-        axes.set(xscale="log", xlabel="multiply-adds of one sample", ylabel=f"test {results.metric}")
+        axes.set(xscale="log", xlabel="multiply-adds of one sample", ylabel=f"test {results.measure}")
         axes.legend(frameon=False)
         return figure
 

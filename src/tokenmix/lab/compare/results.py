@@ -182,7 +182,7 @@ class Results:
     @property
     def measure(self) -> str:
         """The headline metric in words."""
-        known = {"map": "mAP", "miou": "mIoU", "instance_miou": "instance mIoU"}
+        known = {"map": "mAP", "miou": "mIoU", "instance_miou": "instance mIoU", "f1": "F1"}
         return known.get(self.metric, self.metric.replace("_", " "))
 
     @property

@@ -37,11 +37,15 @@ SETUP = 1.0
 
 @dataclass(frozen=True)
 class Pace:
-    """Measured seconds of reading the data, and by variant of a training batch and a test batch with their loading."""
+    """Measured seconds of reading the data, and by variant of a training batch and a test batch with their loading.
+
+    `slowdown`: how many times as long a run takes beside another one.
+    """
 
     read: float
     step: Mapping[str, float] = field(default_factory=dict)
     evaluate: Mapping[str, float] = field(default_factory=dict)
+    slowdown: float = 1.0
 
 
 def run_seconds(pace: Pace, variant: str, cell: Cell, data: TaskData) -> float:

@@ -96,7 +96,7 @@ class Table:
 
 def columns(results: Results) -> list[Column]:
     """The columns of this comparison."""
-    batch, metric, unit = results.step_batch, results.metric, results.unit
+    batch, metric, unit = results.step_batch, results.measure, results.unit
     step, forward = f"peak of a training step, {batch} {unit}", "peak of a forward pass of one sample"
     rate, alone = f"forward, backward and update on {batch} {unit}, median", "one sample, median"
     return [
@@ -116,7 +116,7 @@ def cells(results: Results, variant: Variant) -> list[Cell]:
     """The cells of one variant."""
     reference, found = results.variant(results.reference), []
     for column in columns(results):
-        value, scores = column.value(variant), column.heading == results.metric
+        value, scores = column.value(variant), column.heading == results.measure
         if value is None:
             found.append(Cell("–"))
             continue
@@ -141,14 +141,9 @@ def table_of(results: Results) -> Table:
     rows = [Row(v.name, cells(results, v), about=v.about, message=v.message) for v in results.variants]
     empty = [Cell("")] * (len(shown) - 1)
     rows += [Row(name, [Cell(shown[0].text(v)), *empty], aside=True) for name, v in results.baselines.items()]
-    return Table([Heading(c.heading, short=c.short, about=c.about, sorts=True) for c in shown], rows, title(results))
-
-
-def title(results: Results) -> str:
-    """What was compared, in a line."""
     seeds = results.config["seeds"]
     runs = f"{len(seeds)} seeds, mean ± standard deviation" if len(seeds) > 1 else f"seed {seeds[0]}"
-    name = results.data.get("name", short_name(results.config["data"]))
-    if results.budget != results.unit:
-        return f"{name}: equal {results.budget} of training, {runs}"
-    return f"{name}: {results.different_samples():,} training {results.unit}, {results.seen:,} counting repeats, {runs}"
+    what = f"{results.different_samples():,} training {results.unit}, {results.seen:,} counting repeats"
+    what = what if results.budget == results.unit else f"equal {results.budget} of training"
+    title = f"{results.data.get('name', short_name(results.config['data']))}: {what}, {runs}"
+    return Table([Heading(c.heading, short=c.short, about=c.about, sorts=True) for c in shown], rows, title)

@@ -56,12 +56,7 @@ def check_digest(files: Sequence[Path], expected: str, algorithm: str = "sha256"
 
 
 def download(url: str, path: Path) -> Path:
-    """Write what a URL gives to path, by pooch: one attempt, with a progress bar on a terminal.
-
-    Raises:
-        FetchError: the server gives nothing, or less than it announced.
-        OSError: path cannot be written.
-    """
+    """Write what a URL gives to path, by pooch: one attempt, with a progress bar on a terminal; or `FetchError`."""
     import pooch
     import requests
 

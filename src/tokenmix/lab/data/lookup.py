@@ -1,18 +1,198 @@
-"""Data sets by what follows --data: `name` or `name:variant`; nothing here imports PyTorch."""
+"""Data sets by what follows --data: `name` or `name:variant`, paths, and files at URLs; nothing here imports PyTorch.
 
+Files at URLs (https://, s3://, gs://, hf://) are fetched by fsspec into the cache, and read from there. fsspec's file
+systems list, sign, fetch and retry; their options come from their own environment variables and fsspec's configuration.
+This module decides which addresses may be read, where a copy is kept and when it is current. A copy is written under
+another name and renamed, so it is never a part of a file.
+"""
+
+import contextlib
+import errno
 import os
 import re
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
-from tokenmix.errors import UserError, unknown_name
-from tokenmix.files import user_path
-from tokenmix.lab.data.remote import check_address, is_url, local_copies, reaching
+from tokenmix.errors import UserError, missing_extra, one_line, unknown_name
+from tokenmix.files import inside, read_text, replace_file, user_path
+from tokenmix.lab.data.fetch import log
 from tokenmix.lab.registry import DATA_SETS, DataEntry, Kind
 from tokenmix.registry import load_object
-from tokenmix.trust import from_caller
+from tokenmix.trust import check_typed, from_caller
+
+SCHEMES = ("https", "s3", "gs", "hf")
+"""fsspec has others, which read and write this machine's files or chain one address in another."""
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+"""Hosts that http:// may name: it is neither encrypted nor signed."""
+# The folder of copies in the cache.
+COPIES = "remote"
+# Files that are fetched at a time.
+CONCURRENT = 8
+# s3fs 2026.9 resumes a body that was cut, but not where it reads one file by several requests.
+OPTIONS = {"s3": {"max_concurrency": 1}}
+# What changes with a file's content in its description: by S3 and HTTP, Google, Hugging Face, and local disks.
+VERSION = ("ETag", "Last-Modified", "etag", "generation", "blob_id", "mtime", "size")
+
+
+class RemoteFile(NamedTuple):
+    """A file at a URL, by file system and path, and its copy in the cache."""
+
+    url: str
+    system: Any
+    path: str
+    copy: Path
+    version: str
+    size: int
+
+    @property
+    def mark(self) -> Path:
+        """The file that keeps the version of the copy."""
+        return self.copy.with_name(f".{self.copy.name}.version")
+
+    @property
+    def current(self) -> bool:
+        """Whether the copy is of this version."""
+        there = self.copy.is_file() and self.mark.is_file() and not self.copy.is_symlink()
+        return there and read_text(self.mark) == self.version
+
+
+def is_url(address: str) -> bool:
+    """Whether it is a URL, such as s3://BUCKET/FILE, and not a path."""
+    return re.match(r"[a-z][a-z0-9+.-]*://", address) is not None
+
+
+_reaching: ContextVar[bool] = ContextVar("reaching", default=False)
+"""Whether a data set is read whose addresses are checked, so that it may derive others from them."""
+
+
+def check_address(address: str) -> None:
+    """`UserError` for a place on the network that a file names, and the user does not."""
+    check_typed(address, "a place on the network", "read", "give the data yourself with --data")
+
+
+@from_caller
+def glob_urls(pattern: str) -> list[str]:
+    """The URLs that a pattern with * or ? matches, in order."""
+    system, path = _file_system(pattern)
+    with _one_line(pattern):
+        return sorted(system.unstrip_protocol(name) for name in system.glob(path))
+
+
+@from_caller
+def local_copies(urls: Sequence[str], cache: Path) -> list[Path]:
+    """Copies in the cache of the files at these URLs; what is missing or has changed is fetched, by one process."""
+    from filelock import FileLock
+
+    places: list[tuple[str, Any, str]] = [(url, *_file_system(url)) for url in urls]
+    with ThreadPoolExecutor(CONCURRENT) as pool:
+        files = list(pool.map(lambda place: _describe(place, cache), places))
+        for folder in dict.fromkeys(file.copy.parent for file in files):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                with FileLock(folder / ".lock"):
+                    missing = [file for file in files if file.copy.parent == folder and not file.current]
+                    if missing:
+                        size = sum(file.size for file in missing) / 1e6
+                        log(f"fetching {len(missing)} of {len(files)} files ({size:,.1f} MB) into {folder}")
+                    list(pool.map(_fetch, missing))
+            except OSError as error:
+                raise UserError(
+                    f"cannot keep files in {folder} ({error}); free space or set TOKENMIX_DATA to a writable folder"
+                ) from None
+    return [file.copy for file in files]
+
+
+@from_caller
+def local_copy_if_any(url: str, cache: Path) -> Path | None:
+    """The copy in the cache of the file at a URL; None if there is no such file."""
+    system, path = _file_system(url)
+    with _one_line(url):
+        if not system.exists(path):
+            return None
+    return local_copies([url], cache)[0]
+
+
+def origin(path: Path, cache: Path) -> str:
+    """The URL of a copy in the cache, or of a folder of copies; the absolute path of anything else."""
+    path, copies = path.resolve(), (cache / COPIES).resolve()
+    if not path.is_relative_to(copies):
+        return str(path)
+    protocol, *parts = path.relative_to(copies).parts
+    return f"{protocol}://{'/'.join(parts)}"
+
+
+def check_scheme(url: str) -> None:
+    """`UserError` for a URL of a scheme that is none of `SCHEMES`, and for one with steps upwards or others in it."""
+    protocol, _, place = url.partition("://")
+    if not is_url(url) or "::" in url or ".." in PurePosixPath(place).parts or "#" in place:
+        raise UserError(f"{url!r} is not a plain URL; give one such as s3://BUCKET/FOLDER/FILE")
+    host: str | None = None
+    with contextlib.suppress(ValueError):
+        host = urlsplit(url).hostname
+    if protocol not in SCHEMES and not (protocol == "http" and host in LOOPBACK):
+        known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+        raise UserError(f"{url}: {protocol}:// is not read; give a path, or a URL that begins with one of {known}")
+
+
+def _file_system(url: str) -> tuple[Any, str]:
+    """The file system of a URL, and the path in it."""
+    if not _reaching.get():
+        check_address(url)
+    check_scheme(url)
+    protocol = url.partition("://")[0]
+    from fsspec.core import url_to_fs
+
+    with _one_line(url):
+        system, path = url_to_fs(url, **OPTIONS.get(protocol, {}))
+        # What was listed for an earlier call may have changed.
+        system.invalidate_cache()
+    return system, path
+
+
+def _describe(place: tuple[str, Any, str], cache: Path) -> RemoteFile:
+    url, system, path = place
+    with _one_line(url):
+        info = system.info(path)
+    if info["type"] != "file":
+        raise UserError(f"{url} is a folder; give the URL of a file, shards (wds:), or tables in a folder (hf:)")
+    version = " ".join(f"{key}={info[key]}" for key in VERSION if info.get(key) is not None)
+    protocol, _, name = url.partition("://")
+    return RemoteFile(url, system, path, inside(cache / COPIES / protocol, name), version, info.get("size") or 0)
+
+
+def _fetch(file: RemoteFile) -> None:
+    folder = file.copy.parent
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".fetching-", ignore_cleanup_errors=True) as temporary:
+        fetched = Path(temporary) / file.copy.name
+        with _one_line(file.url):
+            file.system.get_file(file.path, str(fetched))
+        fetched.replace(file.copy)
+    replace_file(file.mark, file.version.encode())
+
+
+@contextmanager
+def _one_line(url: str) -> Iterator[None]:
+    """What any file system raises as one line, but for a full disk."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise UserError(f"{url} does not exist; check the address") from None
+    except Exception as error:  # Errors of networks and services have no common class.
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        # fsspec hides which module it lacks behind its own words.
+        cause = error.__cause__
+        missing = missing_extra(url, cause) if isinstance(cause, ImportError) else None
+        if missing is not None:
+            raise missing from None
+        raise UserError(f"{url} cannot be read ({one_line(error)}); check address, network and credentials") from None
 
 
 @dataclass(frozen=True)
@@ -61,11 +241,7 @@ class DataInfo:
 
 
 def parse_spec(spec: str, kind: Kind | None = None) -> tuple[DataEntry, str]:
-    """The entry and the variant of `name` or `name:variant`.
-
-    Raises:
-        UserError: unknown name, a variant that is missing or that the set does not have, or a set without `kind`.
-    """
+    """The entry and the variant of `name` or `name:variant`; `UserError` for what is unknown, or without `kind`."""
     name, colon, variant = spec.partition(":")
     able = [entry for entry in DATA_SETS if kind is None or kind in entry.kinds]
     if not spec:
@@ -102,11 +278,7 @@ def load_data(
     img_size: tuple[int, int] | None = None,
     channels: int | None = None,
 ) -> Any:
-    """What the reader of a data set returns for this kind.
-
-    Raises:
-        UserError: as `parse_spec`; a URL, or a set of the Hugging Face hub, that a file names; and the reader's own.
-    """
+    """What the reader of a data set returns for this kind; `UserError` for a place on the network that a file names."""
     entry, variant = parse_spec(spec, kind)
     img_size = img_size or (None if entry.img_size is None else (entry.img_size, entry.img_size))
     if entry.name == "hf":
@@ -114,8 +286,11 @@ def load_data(
     for piece in re.split("[,#]", variant):
         if "://" in piece or "::" in piece:
             check_address(piece)
-    with reaching():
+    before = _reaching.set(True)
+    try:
         data = load_object(entry.load)(DataRequest(entry.name, variant, kind, root, seed, img_size, channels))
+    finally:
+        _reaching.reset(before)
     return replace(data, spec=spec)
 
 
@@ -134,10 +309,7 @@ def list_data(root: Path | None = None) -> list[DataInfo]:
 
 
 def data_sets(specs: str) -> list[str]:
-    """The data sets that are separated by commas; what follows the comma in a path, or between shards, is part of it.
-
-    After data with a path only the name of a data set begins another one.
-    """
+    """The data sets that are separated by commas; after data with a path only the name of one begins another."""
     found: list[str] = []
     for piece in specs.split(","):
         before = found[-1].partition(":")[0] if found else ""

@@ -222,7 +222,7 @@ def class_files(
     roots = [os.path.realpath(folder), *other]
 
     def is_taken(path: str, real: str) -> bool:
-        if fresh := real not in taken and not any(_holds(place, real) for place in other):
+        if fresh := real not in taken and not any(Path(real).is_relative_to(place) for place in other):
             taken.add(real)
         else:
             left_out.add(path, f"{path}, another way to {real}")
@@ -235,7 +235,7 @@ def class_files(
     while waiting:
         _, path, label = heapq.heappop(waiting)
         real = os.path.realpath(path)
-        if any(_holds(real, root) for root in roots):
+        if any(Path(root).is_relative_to(real) for root in roots):
             left_out.add(path, f"{path}, a link to {real}, which has this folder in it")
         elif not is_taken(path, real):
             try:
@@ -262,10 +262,6 @@ def class_files(
         if not os.path.exists(item[0]) or not is_taken(item[0], os.path.realpath(item[0]))
     ]
     return sorted(items, key=lambda item: (item[1], os.path.dirname(item[0]).split(os.sep), item[0]))
-
-
-def _holds(outer: str, inner: str) -> bool:
-    return f"{inner}/".startswith(f"{outer.rstrip('/')}/")
 
 
 def held_out(items: list[Item], classes: Sequence[str], what: str) -> Tensor:

@@ -27,12 +27,7 @@ Stored = tuple[dict[str, Tensor], dict[str, str]]
 
 
 def sealed(tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The metadata to write with these tensors: the notes, and the SHA-256 of tensors and notes.
-
-    Args:
-        tensors: on the CPU and contiguous.
-        notes: what the file says about itself; neither "format" nor "sha256".
-    """
+    """The metadata to write with these tensors, on the CPU and contiguous: the notes, and the SHA-256 of both."""
     notes = dict(notes or {})
     return {FORMAT: "pt", **notes, DIGEST: digest(tensors, notes)}
 
@@ -50,11 +45,7 @@ def digest(tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> str:
 
 
 def read_sealed(path: Path) -> tuple[dict[str, Tensor], dict[str, str], str | None]:
-    """Tensors, notes and SHA-256 of a safetensors file; None for a file that carries no SHA-256.
-
-    Raises:
-        UserError: not a regular file, not a whole safetensors file, or one that changed after it was written.
-    """
+    """Tensors, notes and SHA-256, if it carries one, of a safetensors file; `UserError` if it is not as written."""
     check_regular(path)
     try:
         with safe_open(path, "pt") as opened:

@@ -24,9 +24,10 @@ from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.programs import Values, View, check_sizes, counted_summary, model_summary
 from tokenmix.lab.train.task import IndexedData, TaskModule
 from tokenmix.models.foreign import with_fresh_head
-from tokenmix.models.interface import CountedModel
+from tokenmix.models.interface import CountedModel, pair
+from tokenmix.models.mixer_net import default_patch
 from tokenmix.models.registry import create_model
-from tokenmix.registry import Arguments, is_foreign
+from tokenmix.registry import MODELS, Arguments, is_foreign
 
 LONGEST = 1000
 # Of an image that is drawn on at a time.
@@ -105,14 +106,22 @@ def check_stems(files: Sequence[str | Path]) -> None:
 
 
 def with_size_of_start(config: TrainConfig) -> TrainConfig:
-    """The config with the image size of the run folder that it starts from, if no other is given."""
-    start = config.loop.init_from
-    if start is None or config.options.img_size is not None or not (start / "data.json").is_file():
+    """The config with the image size of the run folder that it starts from; if another is given, with its patches.
+
+    The default patch depends on the image size, and weights of other patches do not fit.
+    """
+    start, given = config.loop.init_from, config.options.img_size
+    if start is None or not (start / "data.json").is_file():
         return config
     size = RunFolder(start).description.get("img_size")
     if not isinstance(size, list) or size[0] != size[1]:
         return config
-    return config.replace(img_size=size[0])
+    if given is None:
+        return config.replace(img_size=size[0])
+    entries = [MODELS[name] for name in (config.model.model,) if name in MODELS]
+    if not any(e.build.endswith(":MixerNet") and "patch_size" not in e.arguments for e in entries):
+        return config
+    return config.replace(model_kwargs={"patch_size": default_patch(pair(size)), **config.model.model_kwargs})
 
 
 def image_data(

@@ -80,10 +80,10 @@ def fitted(hint: Any, value: Any, name: str) -> Any:
         value = fitted(args[0], value, name)
         numbers = value if isinstance(value, tuple) else () if value is None else (value,)
         or_none = ", or none;" if type(None) in get_args(args[0]) else ","
-        for note in (note for note in args[1:] if isinstance(note, Range)):
+        for allowed in (note for note in args[1:] if isinstance(note, Range)):
             for number in numbers:
-                if number not in note:
-                    raise UserError(f"{name} must be {note}{or_none} got {number}")
+                if number not in allowed:
+                    raise UserError(f"{name} must be {allowed}{or_none} got {number}")
         return value
     if origin in (Union, types.UnionType):
         other = next(arg for arg in args if arg is not type(None))

@@ -112,13 +112,14 @@ def _trained(layer: nn.Module, x: Tensor) -> Tensor:
 
 def copies(build: Build, x: Tensor) -> None:
     """A deep copy, a saved and loaded layer, and one in float64 give the same output and take the same step."""
-    original, loaded, file = awake(build), fresh(build, seed=5), io.BytesIO()
+    original, loaded = awake(build), fresh(build, seed=5)
     owners: dict[int, str] = {}
     for name, weight in original.named_parameters():
         place = weight.untyped_storage().data_ptr()
         if place and place in owners:
             raise PropertyFailure(f"{owners[place]} and {name} share storage; a copy or a move unties them")
         owners[place] = name
+    file = io.BytesIO()
     torch.save(original.state_dict(), file)
     file.seek(0)
     loaded.load_state_dict(torch.load(file, weights_only=True))

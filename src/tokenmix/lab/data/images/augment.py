@@ -45,9 +45,6 @@ def make_augment(
         fill: grey level that is shifted in; None repeats the edge.
         color_jitter: brightness, contrast and saturation change by up to this share, after `light`.
         shift: `light` shifts; not needed where a random part of the image was taken before.
-
-    Raises:
-        UserError: unknown augmentation, or colour jitter next to one that has its own colours.
     """
     policy = name.split("-")[0] in POLICIES
     if color_jitter and (policy or name == "none"):

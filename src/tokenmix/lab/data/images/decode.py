@@ -100,9 +100,6 @@ def decode_part(
     """The part that `choose` picks of an image of this (width, height), resized to `size`.
 
     A large JPEG is decoded at a part of its size, as far as the smallest random part allows.
-
-    Raises:
-        UnreadableImage: the file cannot be decoded.
     """
     with _opened(source) as image:
         turn = _turn(image)

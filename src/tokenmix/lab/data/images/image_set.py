@@ -8,7 +8,6 @@ import statistics
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -126,9 +125,6 @@ class ImageSet(IndexedDataset):
             augment, color_jitter: see `make_augment`; photographs are first cropped at random unless it is `none`.
             reprob: share of the images from which a box is erased.
             seed: of the augmentation.
-
-        Raises:
-            UserError: an augmentation that `make_augment` or `Erase` does not know.
         """
         # A random part of a photograph is shifted as it is.
         crops = self.photographs and augment != "none"
@@ -137,8 +133,7 @@ class ImageSet(IndexedDataset):
         )
         part = copy.copy(self)
         part._crop_seed = seed if crops else None
-        erase = Erase(reprob, seed) if reprob else None
-        part._prepare = partial(_prepared, change=change, mean=mean, std=std, erase=erase)
+        part._prepare = _Preparation(change, mean, std, Erase(reprob, seed) if reprob else None)
         return part
 
     def read(self, indices: Tensor, epoch: int) -> dict[str, Tensor]:
@@ -148,20 +143,18 @@ class ImageSet(IndexedDataset):
         return {"image": images, "label": self.labels[kept], "index": kept}
 
 
-def _prepared(
-    images: Tensor,
-    epoch: int,
-    indices: Tensor,
-    *,
-    change: Augment,
-    mean: Sequence[float],
-    std: Sequence[float],
-    erase: Erase | None,
-) -> Tensor:
-    batch = normalize(change(images, epoch, indices), mean, std)
-    if erase is not None:
-        erase(batch, epoch, indices)
-    return batch
+@dataclass(frozen=True)
+class _Preparation:
+    change: Augment
+    mean: Sequence[float]
+    std: Sequence[float]
+    erase: Erase | None
+
+    def __call__(self, images: Tensor, epoch: int, indices: Tensor) -> Tensor:
+        batch = normalize(self.change(images, epoch, indices), self.mean, self.std)
+        if self.erase is not None:
+            self.erase(batch, epoch, indices)
+        return batch
 
 
 class InMemoryImages(ImageSet):

@@ -7,7 +7,7 @@ of clothing (Xiao, Rasul and Vollgraf, 2017), fetched once and read by torchvisi
 
 import os
 import zlib
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -193,24 +193,19 @@ def load_fashion_mnist(request: DataRequest) -> ImageData:
 
 def fetch_fashion_mnist(folder: Path) -> Stored:
     """From the publisher, else from the Debian package."""
-    sources = [
-        (HOME, partial(_from_home, folder)),
-        (f"Debian package {PACKAGE}", partial(_from_package, folder)),
-    ]
-    return first_that_works("Fashion-MNIST (31 MB)", sources)
 
+    def home() -> Stored:
+        # Not torchvision's download, which has no time limit, and no HTTPS.
+        for name, _ in FashionMNIST.resources:
+            download(HOME + name, folder / name)
+        return _read_archives(folder, folder, f"publisher's files from {HOME}")
 
-def _from_home(folder: Path) -> Stored:
-    # Not torchvision's download, which has no time limit, and no HTTPS.
-    for name, _ in FashionMNIST.resources:
-        download(HOME + name, folder / name)
-    return _read_archives(folder, folder, f"publisher's files from {HOME}")
+    def package() -> Stored:
+        root, version = apt_package(PACKAGE, folder)
+        archives = root / "usr" / "share" / "datasets" / "fashion-mnist"
+        return _read_archives(archives, folder, f"Debian package {PACKAGE} {version}")
 
-
-def _from_package(folder: Path) -> Stored:
-    root, version = apt_package(PACKAGE, folder)
-    archives = root / "usr" / "share" / "datasets" / "fashion-mnist"
-    return _read_archives(archives, folder, f"Debian package {PACKAGE} {version}")
+    return first_that_works("Fashion-MNIST (31 MB)", [(HOME, home), (f"Debian package {PACKAGE}", package)])
 
 
 def _read_archives(archives: Path, folder: Path, source: str) -> Stored:

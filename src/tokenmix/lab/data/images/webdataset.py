@@ -25,9 +25,8 @@ from tokenmix.files import open_regular, user_path
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.images.decode import picture_endings
 from tokenmix.lab.data.images.image_set import CHANNELS, ImageData, LazyImages, warn_of_shrinking
-from tokenmix.lab.data.lookup import DataRequest, cache_root
+from tokenmix.lab.data.lookup import DataRequest, cache_root, glob_urls, is_url, local_copies, local_copy_if_any, origin
 from tokenmix.lab.data.reading import Skipped, UnreadableImage, log_skipped, names_in, parse_json
-from tokenmix.lab.data.remote import glob_urls, is_url, local_copies, local_copy_if_any, origin
 from tokenmix.lab.data.store import Names, fetched_of_files
 
 USAGE = "give --data wds:PATH/train-{000000..000009}.tar,PATH/val-{000000..000001}.tar"

@@ -3,11 +3,10 @@
 The augmentation of a sample is a function of (seed, epoch, index); global random states are unchanged.
 """
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -325,6 +324,7 @@ class SceneSamples(IndexedDataset):
     """
 
     unit = "images"
+    wanted: ClassVar[Literal["classes", "objects"]]
 
     def __init__(self, scenes: Scenes, augment: SceneAugment | None = None) -> None:
         self.scenes, self.augment = scenes, augment
@@ -333,27 +333,29 @@ class SceneSamples(IndexedDataset):
     def __len__(self) -> int:
         return len(self.scenes)
 
-    @abstractmethod
-    def _one(self, index: int, epoch: int) -> tuple[Any, Any]:
-        """The scene with this index as the task takes it; `UserError` if it cannot be read."""
-
-    def _readable(self, indices: Tensor, epoch: int) -> tuple[list[Any], list[Any], Tensor]:
-        """The two halves of each scene that can be read, and its index."""
-        wanted, found, problem = indices.tolist(), [], None
-        following = [index % len(self) for index in range(wanted[-1] + 1, wanted[-1] + 1 + TRIED)]
-        for number, index in enumerate([*wanted, *following]):
+    def readable(self, indices: Tensor, epoch: int) -> tuple[list[Scene], list[int]]:
+        """The scenes that can be read, as training or testing sees them, and their indices."""
+        wanted, problem = indices.tolist(), None
+        found, kept = list[Scene](), list[int]()
+        for number in range(len(wanted) + TRIED):
             if found and number >= len(wanted):
                 break
+            index = wanted[number] if number < len(wanted) else (wanted[-1] + 1 + number - len(wanted)) % len(self)
             try:
-                found.append((*self._one(index, epoch), index))
+                scene = self.scenes.scene(index)
+                if self.wanted == "classes" and scene.classes is None:
+                    raise UserError(f"{scene.name} has no classes of its pixels; load_scenes with want='classes'")
+                if self.wanted == "objects" and scene.objects is None:
+                    raise UserError(f"{scene.name} has no objects; load_scenes with want='boxes' or 'masks'")
+                found.append(scene if self.augment is None else self.augment(scene, epoch, index))
+                kept.append(index)
             except UserError as reason:
                 self._left_out.add(index, str(reason))
                 problem = problem or reason
         if not found:
             assert problem is not None
             raise problem
-        left, right, kept = (list(part) for part in zip(*found))
-        return left, right, torch.tensor(kept)
+        return found, kept
 
 
 class PixelSamples(SceneSamples):
@@ -365,6 +367,8 @@ class PixelSamples(SceneSamples):
     ignored class. A scene without classes is a `UserError`.
     """
 
+    wanted = "classes"
+
     def __init__(self, data: SceneData, scenes: Scenes, augment: SceneAugment | None = None) -> None:
         super().__init__(scenes, augment)
         self.mean, self.std, self.ignore = data.mean, data.std, data.ignore
@@ -373,27 +377,22 @@ class PixelSamples(SceneSamples):
                 f"scales {augment.scales} without a crop give images of several sizes; give a crop, or scale 1"
             )
 
-    def read(self, indices: Tensor, epoch: int) -> dict[str, Any]:
-        images, classes, kept = self._readable(indices, epoch)
-        height, width = (max(part.shape[side] for part in classes) for side in (0, 1))
+    def read(self, indices: Tensor, epoch: int) -> dict[str, Tensor]:
+        found, kept = self.readable(indices, epoch)
+        classes = [scene.classes.long() for scene in found if scene.classes is not None]
+        images = [normalize(scene.image, self.mean, self.std) for scene in found]
+        size = max(len(part) for part in classes), max(part.shape[1] for part in classes)
         return {
-            "image": _stacked([normalize(image, self.mean, self.std) for image in images], (height, width), 0.0),
-            "classes": _stacked([labels.long() for labels in classes], (height, width), self.ignore),
-            "index": kept,
+            "image": _stacked(images, size, 0.0),
+            "classes": _stacked(classes, size, self.ignore),
+            "index": torch.tensor(kept),
         }
 
     def shown(self, index: int) -> set[int]:
         """The classes in this image, or in the first after it that can be read, without the ignored one."""
-        _, (classes, *_), _ = self._readable(torch.tensor([index]), 0)
+        classes = self.readable(torch.tensor([index]), 0)[0][0].classes
+        assert classes is not None
         return set(classes.unique().tolist()) - {self.ignore}
-
-    def _one(self, index: int, epoch: int) -> tuple[Tensor, Tensor]:
-        scene = self.scenes.scene(index)
-        if scene.classes is None:
-            raise UserError(f"{scene.name} has no classes of its pixels; load_scenes with want='classes'")
-        scene = scene if self.augment is None else self.augment(scene, epoch, index)
-        assert scene.classes is not None
-        return scene.image, scene.classes
 
 
 class ObjectSamples(SceneSamples):
@@ -405,30 +404,28 @@ class ObjectSamples(SceneSamples):
     can be learned. A scene without objects, which differs from one with zero objects, is a `UserError`.
     """
 
-    def read(self, indices: Tensor, epoch: int) -> dict[str, Any]:
-        images, targets, kept = self._readable(indices, epoch)
-        return {"images": images, "targets": targets, "index": kept}
+    wanted = "objects"
 
-    def _one(self, index: int, epoch: int) -> tuple[Tensor, dict[str, Tensor]]:
-        scene = self.scenes.scene(index)
-        objects = scene.objects
-        if objects is None:
-            raise UserError(f"{scene.name} has no objects; load_scenes with want='boxes' or 'masks'")
-        if self.augment is None:
-            objects = left_over(objects.boxes, objects, objects.masks, 0.0)
-        else:
-            scene = self.augment(scene, epoch, index)
+    def read(self, indices: Tensor, epoch: int) -> dict[str, Any]:
+        images, targets = [], []
+        found, kept = self.readable(indices, epoch)
+        for index, scene in zip(kept, found):
             objects = scene.objects
             assert objects is not None
-        target = {
-            "boxes": objects.boxes,
-            "labels": objects.labels,
-            "iscrowd": objects.crowd,
-            "image_id": torch.tensor(index if scene.key is None else scene.key),
-            "area": objects.areas(),
-        }
-        image = scene.image.float().div_(255)
-        return image, target if objects.masks is None else {**target, "masks": objects.masks}
+            if self.augment is None:
+                objects = left_over(objects.boxes, objects, objects.masks, 0.0)
+            images.append(scene.image.float().div_(255))
+            targets.append(
+                {
+                    "boxes": objects.boxes,
+                    "labels": objects.labels,
+                    "iscrowd": objects.crowd,
+                    "image_id": torch.tensor(index if scene.key is None else scene.key),
+                    "area": objects.areas(),
+                    **({} if objects.masks is None else {"masks": objects.masks}),
+                }
+            )
+        return {"images": images, "targets": targets, "index": torch.tensor(kept)}
 
 
 def _stacked(parts: Sequence[Tensor], size: tuple[int, int], fill: float) -> Tensor:

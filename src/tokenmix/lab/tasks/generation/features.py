@@ -127,14 +127,9 @@ class Features:
         raise NotImplementedError
 
 
-def features_kind(source: str) -> type[Features]:
-    """The feature network: Inception if that is the source's name, else the classifier of a run folder."""
+def features_kind(source: str) -> "type[InceptionFeatures | RunFeatures]":
+    """The feature network, which is made of the source: Inception if that is its name, else that of a run folder."""
     return InceptionFeatures if source == INCEPTION else RunFeatures
-
-
-def make_features(source: str) -> Features:
-    """The judge itself, with its weights."""
-    return InceptionFeatures() if source == INCEPTION else RunFeatures(Path(source))
 
 
 class RunFeatures(Features):
@@ -152,8 +147,8 @@ class RunFeatures(Features):
         "class_match": Metric.mean(lambda rows: rows["logits"].argmax(-1) == rows["wanted"]),
     }
 
-    def __init__(self, run: Path) -> None:
-        self.run = run
+    def __init__(self, source: str | Path) -> None:
+        self.run = run = Path(source)
         try:
             model, config, self.data = load_run(run)
         except UserError as error:
@@ -208,7 +203,7 @@ class InceptionFeatures(Features):
         "inception_score": Metric.of_columns(partial(class_score, splits=SPLITS), "logits"),
     }
 
-    def __init__(self) -> None:
+    def __init__(self, source: str = INCEPTION) -> None:
         with needs("features=inception (unlike features=RUN, a run folder of image-classification)"):
             from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
         # In torch's cache, where torch-fidelity keeps them too.

@@ -22,7 +22,6 @@ from tokenmix.lab.tasks.generation.features import (
     Features,
     features_kind,
     frechet_distance,
-    make_features,
     thumbnails,
 )
 from tokenmix.lab.tasks.images import ImageTask, image_data, with_size_of_start
@@ -106,7 +105,7 @@ class ImageGeneration(ImageTask):
         half = (0.5,) * images.channels
         images = dataclasses.replace(images, mean=half, std=half)
         if options.features is not None:
-            make_features(options.features).check(images.classes, images.channels)
+            features_kind(options.features)(options.features).check(images.classes, images.channels)
         # The task mirrors them itself. Shifts, of which `light` has some, are what the generator would learn to make.
         return image_data(images, config, half, half, augment="none")
 
@@ -164,10 +163,6 @@ class ImageGeneration(ImageTask):
         judging, generating = self.optimizers
         parts, judge, generator = self.config.optim.d_steps, self.model.discriminator, self.model.generator
 
-        def generated(classes: Tensor) -> Tensor:
-            # The trainer has seeded torch from the position in the run.
-            return generator(torch.randn(len(classes), generator.latent_dim, device=classes.device), classes)
-
         def step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
@@ -177,20 +172,24 @@ class ImageGeneration(ImageTask):
         # A batch is smaller if one of its files could not be read any more.
         for real, classes in zip(images.chunk(parts), labels.chunk(parts)):
             with torch.no_grad():
-                fake = generated(classes)
+                fake = generator(self._noise(classes), classes)
             judged, wrong = (judge(images, classes).float() for images in (real, fake))
             losses.append(F.relu(1 - judged).mean() + F.relu(1 + wrong).mean())
             step(judging, losses[-1])
         # The generator's gradient goes through the discriminator, which needs none of its own.
         judge.requires_grad_(False)
         classes = labels.chunk(parts)[0]
-        g_loss = -judge(generated(classes), classes).float().mean()
+        g_loss = -judge(generator(self._noise(classes), classes), classes).float().mean()
         step(generating, g_loss)
         judge.requires_grad_(True)
         if self.options.ema is not None:
             self.model.update_average(self.options.ema)
         d_loss, g_loss = torch.stack(losses).mean().detach(), g_loss.detach()
         return {"logs": {"loss": d_loss + g_loss, "d_loss": d_loss, "g_loss": g_loss}}
+
+    def _noise(self, classes: Tensor) -> Tensor:
+        # The trainer has seeded torch from the position in the run.
+        return torch.randn(len(classes), self.model.generator.latent_dim, device=classes.device)
 
     def _mirrored(self, images: Tensor) -> Tensor:
         if self.options.augment == "none" or not self.data["flip"]:
@@ -205,7 +204,7 @@ class ImageGeneration(ImageTask):
         kept = {"index": batch["index"], "real_thumbnails": thumbnails(real), "fake_thumbnails": thumbnails(fake)}
         if self.options.features is not None:
             if not self._judge:
-                self._judge.append(make_features(self.options.features))
+                self._judge.append(features_kind(self.options.features)(self.options.features))
                 self._judge[0].check(self.classes, self.data["channels"])
             features, logits = self._judge[0](fake)
             kept |= {

@@ -43,6 +43,9 @@ from tokenmix.models.registry import create_model
 from tokenmix.models.segmentation import Segmenter
 from tokenmix.registry import is_foreign
 
+MOST_CLASSES = 256
+VEIL = 0.5
+
 
 def pixel_entropy(logits: Tensor, classes: Tensor, ignore: int) -> Tensor:
     """Cross-entropy over the pixels of this process that are not ignored; 0 if there are none.
@@ -89,10 +92,6 @@ def _of_all(own: Tensor) -> Tensor:
     total = own.detach().clone()
     dist.all_reduce(total)
     return total + dist.get_world_size() * (own - own.detach())
-
-
-MOST_CLASSES = 256
-VEIL = 0.5
 
 
 class SemanticSegmentation(ImageTask):
@@ -303,17 +302,11 @@ class SemanticSegmentation(ImageTask):
 
     def _answer(self, file: str | Path) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """The image, the class of each pixel, and what is printed."""
-        picture = stored_picture(file)
+        picture, names = stored_picture(file), self.data["classes"]
         classes = self.answer(picture)
-        told = {"file": str(file), "size": list(classes.shape), "shares": shares(classes, self.data["classes"])}
-        return picture, classes, told
-
-
-def shares(classes: Tensor, names: Sequence[str]) -> dict[str, float]:
-    """Share of the pixels of each class that occurs, the largest first."""
-    counts = pixel_counts(classes, len(names))
-    found = sorted(((count, name) for count, name in zip(counts, names, strict=True) if count), reverse=True)
-    return {name: round(count / classes.numel(), 6) for count, name in found}
+        counts = sorted(zip(pixel_counts(classes, len(names)), names, strict=True), reverse=True)
+        shares = {name: round(count / classes.numel(), 6) for count, name in counts if count}
+        return picture, classes, {"file": str(file), "size": list(classes.shape), "shares": shares}
 
 
 def veiled(image: Image.Image, classes: Tensor, palette: Sequence[Sequence[int]]) -> Image.Image:

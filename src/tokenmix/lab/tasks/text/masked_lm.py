@@ -123,7 +123,7 @@ class MaskedLM(DistillingTextTask):
         answers = self.model(**inputs_of(batch)).logits.argmax(-1).split(hidden.sum(1).tolist())
         found = []
         for ids, there, labels, answer in zip(batch["input_ids"], hidden, batch["labels"], answers):
-            truth, prediction = (" ".join(tokenizer.convert_ids_to_tokens(x)) for x in (labels[there], answer))
+            truth, prediction = (", ".join(tokenizer.decode(one).strip() for one in x) for x in (labels[there], answer))
             found.append(Shown(tokenizer.decode(ids[ids != tokenizer.pad_token_id]), truth, prediction))
         return found
 

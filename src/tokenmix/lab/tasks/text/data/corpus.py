@@ -16,9 +16,8 @@ from filelock import FileLock
 from tokenmix.errors import UserError
 from tokenmix.files import replace_file
 from tokenmix.lab.data.indexed import DataSet
-from tokenmix.lab.data.lookup import DataRequest, cache_root, load_data
+from tokenmix.lab.data.lookup import DataRequest, cache_root, load_data, origin
 from tokenmix.lab.data.reading import LeftOut, check_file
-from tokenmix.lab.data.remote import origin
 from tokenmix.lab.tasks.text.data.files import (
     TEST_SHARE,
     choose_test,
@@ -174,9 +173,6 @@ def tokenized(corpus: Corpus, tokenizer: "PreTrainedTokenizerFast", root: Path |
     """The token ids of a corpus for training and held out, kept under the cache by the contents of both.
 
     Safe among concurrent runs: one tokenises while the others wait; a run that is killed leaves nothing half-written.
-
-    Raises:
-        UserError: a side without text, or a cache that cannot be written.
     """
     told = f"{FORMAT} {corpus.digest} {tokenizer.backend_tokenizer.to_str()}"
     folder = cache_root(root) / "tokens" / hashlib.sha256(told.encode()).hexdigest()[:24]

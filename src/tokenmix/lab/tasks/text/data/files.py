@@ -22,9 +22,8 @@ from typing import Any
 from tokenmix.errors import UserError, needs, one_line
 from tokenmix.files import open_regular, read_text
 from tokenmix.lab.data.fetch import log
-from tokenmix.lab.data.lookup import DataRequest, cache_root, local_path
+from tokenmix.lab.data.lookup import DataRequest, cache_root, check_scheme, is_url, local_path, origin
 from tokenmix.lab.data.reading import LeftOut, check_file, parse_json
-from tokenmix.lab.data.remote import check_scheme, is_url, origin
 from tokenmix.trust import texts_in
 
 Row = tuple[str, dict[str, Any] | UserError]
@@ -304,7 +303,7 @@ class Table:
 def _values(
     where: str, row: dict[str, Any] | UserError, columns: Sequence[str], label: str | None
 ) -> tuple[list[str], str]:
-    """The texts of some columns and the label of a row; `UserError` if it has not all of them."""
+    """As `Table._read`; `UserError` if the row has not all of them."""
     if isinstance(row, UserError):
         raise row
     for name in (*columns, *([] if label is None else [label])):
@@ -337,18 +336,6 @@ def label_name(label: str) -> str:
     return re.sub(r"^([+-]?\d+)\.0*$", r"\1", unicodedata.normalize("NFC", label).strip())
 
 
-def import_datasets(what: str) -> Any:
-    """Hugging Face's package of that name, without progress bars where nobody sees them; it is imported when needed."""
-    with needs(what):
-        import datasets
-    if not sys.stderr.isatty():
-        datasets.disable_progress_bars()
-    # What fails is raised as well; we report it, in one line.
-    for name in ("datasets", "huggingface_hub"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    return datasets
-
-
 def open_table(request: DataRequest) -> Table:
     """`csv:PATH#text,label` and its like, a file, its URL, or a folder with train.csv and test.csv; or `hf:...#...`."""
     place, _, named = request.variant.partition("#")
@@ -372,7 +359,13 @@ def _open_hub(request: DataRequest, place: str, columns: tuple[str, ...]) -> Tab
     name, _, config = (place, "", "") if is_url(place) else place.partition(":")
     if not name:
         raise UserError("hf needs a name: give --data hf:NAME, hf:NAME:CONFIG or hf:NAME#text,label")
-    datasets = import_datasets(request.spec)
+    with needs(request.spec):
+        import datasets
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+    # What fails is raised as well; we report it, in one line.
+    for package in ("datasets", "huggingface_hub"):
+        logging.getLogger(package).setLevel(logging.CRITICAL)
     if is_url(name):
         check_scheme(name)
     elif Path(name).is_dir():
@@ -385,8 +378,8 @@ def _open_hub(request: DataRequest, place: str, columns: tuple[str, ...]) -> Tab
         if is_url(name):  # `load_dataset` takes names and paths only.
             patterns = datasets.data_files.get_data_patterns(name)
             settings["data_files"] = datasets.data_files.DataFilesDict.from_patterns(patterns, base_path=name)
-            kind, more = datasets.load.infer_module_for_data_files(settings["data_files"])
-            settings |= more
+            module, more = datasets.load.infer_module_for_data_files(settings["data_files"])
+            kind, settings = str(module), settings | more
         splits = datasets.load_dataset(kind, config or None, cache_dir=str(cache), **settings)
     except Exception as error:  # Errors of the network, the hub, files and formats have no common class.
         told = " ".join(f"{type(error).__name__}: {error.__cause__ or error}".split())[:300]
