@@ -74,8 +74,8 @@ for statement in {list(LACKING)!r}:
 """)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "unknown mixer 'externl'; did you mean external?; if it is a model: the "
-        "cost of a model needs timm: pip install 'tokenmix[vision]'",
+        "unknown mixer 'externl'; did you mean external?; if it is a model: "
+        "tokenmix.models needs timm: pip install 'tokenmix[vision]'",
         *LACKING.values(),
     ]
 
@@ -86,7 +86,7 @@ LACKING = {
     "tokenmix.optimize": "tokenmix.models needs timm: pip install 'tokenmix[vision]'",
     "import tokenmix.lab.train": "tokenmix.lab.train needs tyro: pip install 'tokenmix[train]'",
     "tokenmix.lab.registry.get_task('image-classification')": (
-        "tokenmix.lab.tasks.classification.task needs timm: pip install 'tokenmix[vision]'"
+        "tokenmix.lab.train needs tyro: pip install 'tokenmix[train]'"
     ),
     "import tokenmix.text": "tokenmix.text needs transformers: pip install 'tokenmix[text]'",
 }

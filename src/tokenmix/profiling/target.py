@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokenmix.errors import MissingExtra, UserError, needs, unknown_name
+from tokenmix.errors import MissingExtra, UserError, unknown_name
 from tokenmix.files import Values
 from tokenmix.layers.base import Mixer, count_parameters, near_square
 from tokenmix.layers.table import (
@@ -211,8 +211,7 @@ def are_mixers(subjects: Mapping[str, str | nn.Module]) -> bool:
 def check_is_model(name: str) -> None:
     """Raise `UserError` unless the name is a model whose costs can be measured."""
     try:
-        with needs("the cost of a model"):
-            from tokenmix.models.foreign import IMAGENET, load_foreign
+        from tokenmix.models.foreign import IMAGENET, load_foreign
     except MissingExtra as missing:
         raise MissingExtra(f"{unknown_name('mixer', name, list_mixers())}; if it is a model: {missing}") from None
     if name.startswith(TORCHVISION):

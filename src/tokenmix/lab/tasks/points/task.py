@@ -231,7 +231,8 @@ def cloud_image(points: Tensor, parts: Tensor) -> Image.Image:
     """A small image of the cloud, its parts in colours."""
     from matplotlib.figure import Figure
 
-    figure, buffer = Figure(figsize=(1.6, 1.6)), io.BytesIO()
+    figure = Figure(figsize=(1.6, 1.6))
+    buffer = io.BytesIO()
     _scatter(figure.add_axes((0, 0, 1, 1), projection="3d"), points, parts, -60)
     figure.savefig(buffer, dpi=100, format="png")
     return Image.open(buffer).convert("RGB")
