@@ -100,7 +100,14 @@ def columns(results: Results) -> list[Column]:
     step, forward = f"peak of a training step, {batch} {unit}", "peak of a forward pass of one sample"
     rate, alone = f"forward, backward and update on {batch} {unit}, median", "one sample, median"
     return [
-        Column(metric, metric, lambda t: t.score, lambda v: f"{v:.4f}", results.higher, "test set, best epoch"),
+        Column(
+            metric,
+            metric.replace("balanced", "bal."),
+            lambda t: t.score,
+            lambda v: f"{v:.4f}",
+            results.higher,
+            "test set, best epoch",
+        ),
         Column("parameters", "params", lambda t: t.parameters, count, False, "learned numbers"),
         Column("MACs", "MACs", lambda t: t.macs, count, False, "multiply-adds of a forward pass of one sample"),
         Column(
