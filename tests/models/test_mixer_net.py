@@ -12,7 +12,6 @@ from tokenmix import UserError, create_model, list_mixers, list_models
 from tokenmix.layers import MIXERS
 from tokenmix.models import MixerNet
 from tokenmix.models.interface import pair
-from tokenmix.models.mixer_net import default_patch
 from tokenmix.models.stems import ConvStem
 
 
@@ -81,7 +80,7 @@ def test_a_token_sees_its_patch_and_a_few_pixels_around(patch):
     [(8, 2), (16, 2), (24, 4), (28, 4), (64, 4), (96, 6), (144, 9), (224, 14), (300, 20), ((28, 56), 4), (31, 4)],
 )
 def test_the_default_patch_leaves_at_most_256_tokens(size, patch):
-    assert default_patch(pair(size)) == patch
+    assert MixerNet.default_patch(pair(size)) == patch
     if size != 31:
         assert create_model("mixer_nano", img_size=size, depth=1).stem.patch_size == patch
 

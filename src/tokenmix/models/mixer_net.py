@@ -66,7 +66,7 @@ class MixerNet(IsotropicNet):
         dtype: torch.dtype | None = None,
     ) -> None:
         factory: Factory = {"device": device, "dtype": dtype}
-        patch_size = patch_size or default_patch(pair(img_size))
+        patch_size = patch_size or self.default_patch(pair(img_size))
         check_choice("stem", stem, ("conv", "patch"))
         check_choice("positions", positions, ("learned", "none"))
         kind = ConvStem if stem == "conv" else PatchStem
@@ -103,15 +103,15 @@ class MixerNet(IsotropicNet):
         )
         self.mixer_name = mixer if mixers is None else ", ".join(f"{length} x {name}" for name, length, _ in runs)
 
+    @staticmethod
+    def default_patch(img_size: tuple[int, int]) -> int:
+        """The smallest patch from 4 px, or 2 in images under 24 px, that gives whole tokens, 16 to 256 of them.
 
-def default_patch(img_size: tuple[int, int]) -> int:
-    """The smallest patch from 4 px, or 2 in images under 24 px, that gives whole tokens, 16 to 256 of them.
-
-    Where there is none it is the 4 or 2.
-    """
-    (height, width), least = img_size, 4 if min(img_size) >= 24 else 2
-    whole = (p for p in range(least, min(img_size) + 1) if height % p == 0 == width % p)
-    return next((p for p in whole if 16 * p * p <= height * width <= 256 * p * p), least)
+        Where there is none it is the 4 or 2.
+        """
+        (height, width), least = img_size, 4 if min(img_size) >= 24 else 2
+        whole = (p for p in range(least, min(img_size) + 1) if height % p == 0 == width % p)
+        return next((p for p in whole if 16 * p * p <= height * width <= 256 * p * p), least)
 
 
 def _runs(mixers: Sequence[str], depth: int, mixer_kwargs: Arguments) -> list[tuple[str, int, Arguments]]:

@@ -26,9 +26,8 @@ from tokenmix.lab.train.programs import View, check_sizes, counted_summary, mode
 from tokenmix.lab.train.task import IndexedData, TaskModule
 from tokenmix.models.foreign import with_fresh_head
 from tokenmix.models.interface import CountedModel
-from tokenmix.models.mixer_net import default_patch
 from tokenmix.models.registry import create_model
-from tokenmix.registry import MODELS, Arguments, is_foreign
+from tokenmix.registry import MODELS, Arguments, is_foreign, load_object
 
 LONGEST = 1000
 # Of an image that is drawn on at a time.
@@ -119,8 +118,12 @@ def with_size_of_start(config: TrainConfig) -> TrainConfig:
         return config
     if given is None:
         return config.replace(img_size=size[0])
-    entries = [MODELS[name] for name in (config.model.model,) if name in MODELS]
-    if not any(str(e.build).endswith(":MixerNet") and "patch_size" not in e.arguments for e in entries):
+    name = config.model.model
+    if name not in MODELS or "patch_size" in MODELS[name].arguments:
+        return config
+    # Of a network whose patch follows the image size.
+    default_patch = getattr(load_object(MODELS[name].build), "default_patch", None)
+    if default_patch is None:
         return config
     return config.replace(model_kwargs={"patch_size": default_patch((size[0], size[0])), **config.model.model_kwargs})
 
