@@ -43,7 +43,10 @@ def table(report: ProbeReport, mixers: list[str], tasks: list[str]) -> str:
         score = report.score(task, mixer)
         if score is None:
             return "–"
-        return f"{score.mean:.2f}" + ("" if score.half_width is None else f" ± {score.half_width:.2f}")
+        if score.half_width is None:
+            return f"*{score.mean:.2f}*"
+        width = f"{score.half_width:.2f}"
+        return f"{score.mean:.2f}" + (f" ± {width}" if float(width) else "")
 
     guesses = {score.task: f"{score.guess:.2f}" for score in report.scores}
     text = row("mixer", [task.replace("x2", "×2") for task in tasks]) + "|---" + "|---:" * len(tasks) + "|\n"
