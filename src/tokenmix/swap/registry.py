@@ -318,7 +318,14 @@ def find_sites(model: nn.Module) -> list[AttentionSite]:
         ]
         seen = f"what it has is {_listed(others)}" if others else "it has nothing called attention"
         kinds = "; ".join(dict.fromkeys(adapter.about for adapter in ADAPTERS if adapter.about))
-        raise UserError(f"{type(model).__name__} has no attention that can be swapped: {seen}; looked for: {kinds}")
+        remedy = (
+            "describe a class of your own to tokenmix.swap.register_adapter"
+            if others
+            else "tokenmix.insert adds a block to such a model"
+        )
+        raise UserError(
+            f"{type(model).__name__} has no attention that can be swapped: {seen}; looked for: {kinds}; {remedy}"
+        )
     return list(found.values())
 
 
