@@ -204,8 +204,8 @@ def page() -> str:
     lines = [HEAD, "| | verdict | claim | the paper |", "|---:|---|---|---|"]
     for i, (claim, found) in enumerate(run, 1):
         lines.append(f"| {i} | **{verdict_of(found)}** | {claim['text']} | {claim['paper']} |")
-    lines += ["", "## Comparisons", "", "| claim | verdict | comparison | A | B | difference and interval |"]
-    lines.append("|---:|---|---|---|---|---:|")
+    lines += ["", "## Comparisons", "", "| claim | verdict | A | B | difference and interval | comparison |"]
+    lines.append("|---:|---|---|---|---:|---|")
     missing: dict[str, list[str]] = {}
     for i, (_, found) in enumerate(run, 1):
         lines += [f"| {i} | {_line(one)} |" for one in found if one.difference is not None]
@@ -234,7 +234,7 @@ def _line(found: Found) -> str:
     a, b = (f"{row[side]} {mean:.{digits}f}" for side, mean in zip("ab", found.means))
     told = f"{gap.value:z.{digits}f} ({low:z.{digits}f} to {high:z.{digits}f})"
     power = "" if found.power is None else f", power {100 * found.power:.0f} % at the paper's effect"
-    return f"**{found.verdict}**{power} | {name}, {gap.seeds[0]} seeds | {a} | {b} | {told}"
+    return f"**{found.verdict}** | {a} | {b} | {told} | {name}, {gap.seeds[0]} seeds{power}"
 
 
 def _source(name: str, found: Mapping[str, Any]) -> str:
