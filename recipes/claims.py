@@ -8,7 +8,6 @@ and all kept results; a test holds the page to it. The page has the rules of the
 
 import sys
 import tomllib
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -202,31 +201,28 @@ def page() -> str:
     order = (DISAGREES, AGREES, NOT_SEEN, CANNOT_TELL, NOT_RUN)
     judged.sort(key=lambda one: order.index(verdict_of(one[1])))
     run = [one for one in judged if verdict_of(one[1]) != NOT_RUN]
-    lines = [HEAD, "| | claim | the paper | verdict |", "|---:|---|---|---|"]
+    lines = [HEAD, "| | verdict | claim | the paper |", "|---:|---|---|---|"]
     for i, (claim, found) in enumerate(run, 1):
-        link = f"[{claim['text']}](#{i}-{_anchor(claim['text'])})"
-        lines.append(f"| {i} | {link} | {claim['paper']} | **{verdict_of(found)}** |")
-    for i, (claim, found) in enumerate(run, 1):
-        lines += ["", f"## {i} {claim['text']}", ""]
-        lines += ["| comparison | A | B | difference and interval | verdict |"]
-        lines += ["|---|---|---|---:|---|", *(_line(one) for one in found if one.difference is not None)]
-        if missing := dict.fromkeys(f"`{one.row['comparison']}`" for one in found if one.difference is None):
-            lines += ["", f"Not yet run: {', '.join(missing)}."]
+        lines.append(f"| {i} | **{verdict_of(found)}** | {claim['text']} | {claim['paper']} |")
+    lines += ["", "## Comparisons", "", "| claim | verdict | A | B | difference and interval | comparison |"]
+    lines.append("|---:|---|---|---|---:|---|")
+    missing: dict[str, list[str]] = {}
+    for i, (_, found) in enumerate(run, 1):
+        lines += [f"| {i} | {_line(one)} |" for one in found if one.difference is not None]
+        for name in dict.fromkeys(one.row["comparison"] for one in found if one.difference is None):
+            missing.setdefault(name, []).append(str(i))
     lines += ["", "## Not yet run", "", "| claim | the paper | comparisons |", "|---|---|---|"]
     for claim, found in judged[len(run) :]:
         names = ", ".join(dict.fromkeys(f"`{one.row['comparison']}`" for one in found))
         lines.append(f"| {claim['text']} | {claim['paper']} | {names} |")
+    if missing:
+        told = "; ".join(f"`{name}` (claims {', '.join(numbers)})" for name, numbers in missing.items())
+        lines += ["", f"Claims above with comparisons that are not yet run: {told}."]
     lines += ["", "## Run one", "", "```console", "tokenmix compare --config compare_climates --jobs 2", "```", ""]
     lines += ["| comparison | metric | minutes a run | measured | note |", "|---|---|---:|---|---|"]
     names = dict.fromkeys(row["comparison"] for claim in CLAIMS for row in claim["rows"])
     lines += [_source(name, kept) for name in names if (kept := document(name)) is not None]
     return "\n".join([*lines, "", RULE])
-
-
-def _anchor(text: str) -> str:
-    """As mkdocs makes it of a heading."""
-    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
-    return "-".join("".join(c if c.isalnum() or c in " -_" else "" for c in plain.lower()).split())
 
 
 def _line(found: Found) -> str:
@@ -237,8 +233,8 @@ def _line(found: Found) -> str:
     digits = 2 if max(map(abs, found.means)) >= 10 else 3
     a, b = (f"{row[side]} {mean:.{digits}f}" for side, mean in zip("ab", found.means))
     told = f"{gap.value:z.{digits}f} ({low:z.{digits}f} to {high:z.{digits}f})"
-    power = "" if found.power is None else f", power {found.power:.0%} at the paper's effect"
-    return f"| {name}, {gap.seeds[0]} seeds | {a} | {b} | {told} | **{found.verdict}**{power} |"
+    power = "" if found.power is None else f", power {100 * found.power:.0f} % at the paper's effect"
+    return f"**{found.verdict}** | {a} | {b} | {told} | {name}, {gap.seeds[0]} seeds{power}"
 
 
 def _source(name: str, found: Mapping[str, Any]) -> str:

@@ -36,7 +36,6 @@ SECTIONS = [
     "Cost",
     "Options",
     "Pitfalls",
-    "Probe",
     "When not to use it",
     "Differences from the paper",
     "Reference",
@@ -189,7 +188,7 @@ def test_mechanism_page_is_complete(page):
     text = page.read_text()
     sections = re.findall(r"^## (.+)$", FENCE.sub("", text), re.MULTILINE)
     assert sections == [section for section in SECTIONS if section in sections]
-    assert set(SECTIONS) - set(sections) <= {"Pitfalls", "Probe"}
+    assert set(SECTIONS) - set(sections) <= {"Pitfalls"}
     assert text.index("```python") < text.index("## Equation"), "the code comes first"
     assert 'class="equation"' in text
     assert re.search(r"arXiv:\d{4}\.\d{5}", text)

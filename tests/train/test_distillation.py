@@ -190,6 +190,25 @@ def test_layers_are_learned_without_labels(teacher: Path, tmp_path: Path) -> Non
     assert "layer_loss" not in evaluate(run)
 
 
+def test_layers_first_and_then_logits(teacher: Path, tmp_path: Path) -> None:
+    layers = make_config(
+        **SHORT,
+        init_from=teacher,
+        swap="external",
+        teacher=str(teacher),
+        distill_from="layers",
+        out=tmp_path / "layers",
+    )
+    start = train(layers, quiet=True)
+    tuned = make_config(**SHORT, init_from=start, teacher=str(teacher), distill=1.0, out=tmp_path / "tuned")
+    run = train(tuned, quiet=True)
+    assert load_run(run)[1].swap.swap == "external", "the second run takes the swap of the first"
+    weights, before = read_weights(run), read_weights(start)
+    assert weights.keys() == before.keys()
+    assert any(not torch.equal(weights[name], before[name]) for name in weights if ".mixer." not in name)
+    assert 0 <= evaluate(run)["accuracy"] <= 1
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_model_of_timms_by_name(tmp_path: Path) -> None:
     model = timm.create_model(

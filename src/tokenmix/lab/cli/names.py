@@ -12,7 +12,7 @@ from tokenmix.lab.cli.errors import check_mixers, known_mixers
 from tokenmix.lab.cli.parsing import Printed
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.train.config import ModelConfig
-from tokenmix.lab.train.schema import Names, Numbers, Pairs, Part, Range, joined, option
+from tokenmix.lab.train.schema import Names, Numbers, Pairs, Part, Range, joined, named, option
 from tokenmix.registry import MODELS, check_models, import_object
 
 Positional = tyro.conf.Positional
@@ -135,9 +135,9 @@ class Swap(Printed, Part):
 
     model: ModelName
     """A model of tokenmix or timm, torchvision:NAME, module:factory, or a run folder."""
-    to: str
+    to: Annotated[str, named("MIXER")]
     """The mixer, a name of tokenmix list mixers or module:Class."""
-    where: str = "*"
+    where: Annotated[str, named("GLOB")] = "*"
     """Glob over the names of the modules, for example "blocks.[0-5].*"."""
     img_size: int | None = None
     """Side of the image; the model's own if not given."""
@@ -278,7 +278,7 @@ class Distill(Printed, Part):
 
     folder: Annotated[Positional[Path], tyro.conf.arg(metavar="DIR")]
     """A local folder with model and tokenizer."""
-    to: str
+    to: Annotated[str, named("MIXER")]
     """The mixer, a name of tokenmix list mixers or module:Class."""
     text: Path
     """A file with a text in each line."""

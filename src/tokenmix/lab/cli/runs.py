@@ -16,7 +16,7 @@ from tokenmix.lab.registry import TASKS, check_model
 from tokenmix.lab.train.config import CompareConfig, TaskDocument, TrainConfig, comparison_config
 from tokenmix.lab.train.folder import RunFolder, is_run
 from tokenmix.lab.train.launch import number_in
-from tokenmix.lab.train.schema import Names, Part, option
+from tokenmix.lab.train.schema import Names, Part, named, option
 from tokenmix.lab.train.sources import base_config, load_comparison, merge_kwargs
 
 D = TypeVar("D", bound=TaskDocument)
@@ -148,7 +148,7 @@ class RunCommand(Printed):
 class Eval(RunCommand):
     """Evaluate a run on its own or other data."""
 
-    data: str | None = None
+    data: Annotated[str, named("DATA")] | None = None
     """Another data set than the run's own."""
     optimize: Literal["float32", "bfloat16", "int8"] | None = None
     """Evaluate the copy for CPUs by tokenmix.optimize in this dtype, with training images as its example."""
@@ -248,7 +248,7 @@ class Export:
     """hub: a folder in the form of timm or transformers, with a model card."""
     out: Path | None = None
     """File or folder to write; model.onnx, model.pt2 or hub in the run folder if not given."""
-    push: str | None = None
+    push: Annotated[str, named("OWNER/NAME")] | None = None
     """With --format hub: upload the folder to this repository of the Hugging Face hub, OWNER/NAME."""
 
     def run(self) -> None:
@@ -269,7 +269,7 @@ class Export:
 class TrainTokenizer:
     """Train a tokenizer on text; leaves a folder in Hugging Face's form."""
 
-    data: str
+    data: Annotated[str, named("DATA")]
     """A corpus of tokenmix data list, text:PATH, or jsonl:PATH#column, csv and parquet alike; its training part."""
     out: Path
     """Folder to write; it must not exist, or be empty."""

@@ -25,6 +25,7 @@ from tokenmix.lab.train.schema import (
     Pairs,
     Part,
     Range,
+    named,
 )
 from tokenmix.registry import load_object
 
@@ -33,7 +34,7 @@ from tokenmix.registry import load_object
 class DataConfig(Part):
     """Data options."""
 
-    data: Needed = "fashion-mnist"
+    data: Annotated[Needed, named("DATA")] = "fashion-mnist"
     """A name of `tokenmix list data` that fits the task, or your own files in a layout that it lists.
     Layouts are folder:PATH (one sub-folder per class), masks:PATH, coco:PATH, text:PATH, clouds:PATH and others."""
     limit: Annotated[int | None, Range(least=1)] = None
@@ -51,7 +52,7 @@ class DataConfig(Part):
 class ModelConfig(Part):
     """Model options."""
 
-    model: Needed = "vit_nano"
+    model: Annotated[Needed, named("MODEL")] = "vit_nano"
     """A model for the task, see `tokenmix list models`; for images also any of timm's.
     For image-classification and semantic-segmentation also torchvision:NAME, or a function of yours, module:factory."""
     model_kwargs: Pairs = field(default_factory=dict)
@@ -95,18 +96,18 @@ SIZES = re.compile(r"num_\w+|(\w+_)?(depth|dim|width|size|channel|stride)s?|imag
 class SwapConfig(Part):
     """Other mixers in the network: in place of its attention, or inserted."""
 
-    swap: str | None = None
+    swap: Annotated[str, named("MIXER")] | None = None
     """Replace the model's attention layers by this mixer, a name of `tokenmix list mixers` or module:Class.
     Weights of --init-from are loaded first, and projections carry over where possible; see `tokenmix swap`."""
-    swap_where: str = "*"
+    swap_where: Annotated[str, named("GLOB")] = "*"
     """Glob over the names of the attention layers that are replaced, such as "blocks.[6-9]*"."""
     swap_kwargs: Pairs = field(default_factory=dict)
     """Arguments of that mixer, for example --swap-kwargs num_slots=32."""
     swap_drop: Literal["positions"] | None = None
     """positions: leave out rotary and relative positions inside the attention, without which it cannot be replaced."""
-    insert: str | None = None
+    insert: Annotated[str, named("MIXER")] | None = None
     """Insert a residual block with this mixer after the modules of --insert-after; it is the identity at the start."""
-    insert_after: str | None = None
+    insert_after: Annotated[str, named("GLOB")] | None = None
     """Name of a module of the model, or a glob such as "layer[34]"."""
     insert_kwargs: Pairs = field(default_factory=dict)
     """Arguments of the inserted mixer, for example --insert-kwargs num_slots=32."""
@@ -132,7 +133,7 @@ class SwapConfig(Part):
 class OptimConfig(Part):
     """Optimizer and learning-rate options."""
 
-    opt: str = "adamw"
+    opt: Annotated[str, named("NAME")] = "adamw"
     """Optimiser, by timm's name."""
     opt_eps: Annotated[float | None, Range(least=0)] = None
     """Epsilon of the optimiser; the optimiser's default if not given."""
@@ -178,7 +179,7 @@ class BudgetConfig(Part):
     """Stop after this many optimiser steps, if that comes first."""
     batch_size: Annotated[int, Range(least=1)] = 128
     """Samples of one optimiser step on one device, divided into --accumulate parts."""
-    monitor: str | None = None
+    monitor: Annotated[str, named("METRIC")] | None = None
     """Metric that picks the best epoch and that results are reported in; the task's usual one if not given."""
     precision: Literal["32", "bf16-mixed", "16-mixed", "bf16"] = "32"
     """Training precision."""
@@ -210,7 +211,7 @@ class LoopConfig(BudgetConfig):
     """Run folder; runs/MODEL-DATA-SEED if not given."""
     resume: Path | None = field(default=None, metadata=FREE)
     """Continue this run folder where it stopped; its own config is used."""
-    recipe: str | None = None
+    recipe: Annotated[str, named("NAME")] | None = None
     """A recipe by name or file; options on the command line override it. See recipes/."""
     devices: Annotated[int | None, Range(least=1)] = field(default=None, metadata=FREE)
     """Processes on this machine, one per device; torchrun's number if it started them, else 1."""
@@ -244,7 +245,7 @@ class TaskOptions(Part):
 class TeacherOptions(TaskOptions):
     """Base of the options of a task that predicts classes: knowledge distillation from a trained model."""
 
-    teacher: str | None = None
+    teacher: Annotated[str, named("RUN|MODEL")] | None = None
     """Learn from this trained model: a run folder of the same task and classes.
     For image classification also a pretrained timm model by name, hf-hub:OWNER/NAME or local-dir:PATH."""
     distill: Annotated[float, Range(above=0, most=1)] = 0.5
@@ -330,7 +331,7 @@ class EngineConfig(Part):
     jobs: Annotated[Jobs, Range(least=0)] = None
     """Runs at a time, each in a process of its own; 0: one after another in this process, with all threads.
     auto: one for each core, of one thread, where nothing but the CPU is used. With slurm: of the array; auto: all."""
-    address: str | None = None
+    address: Annotated[str, named("HOST:PORT")] | None = None
     """Address of the Ray cluster, such as HOST:6379 or auto; without it Ray is started on this machine."""
     run_cpus: Annotated[int | None, Range(least=1)] = None
     """CPUs that ray and slurm reserve for a run; 1 if not given."""
@@ -366,9 +367,9 @@ class CompareConfig(TaskDocument):
     """Mixers to compare, separated by commas: names of tokenmix list mixers, or module:Class.
     A model with an argument `mixer` gets them there; in any other they replace the attention layers, or are inserted
     after the modules that --insert-after names."""
-    swap_where: str = "*"
+    swap_where: Annotated[str, named("GLOB")] = "*"
     """Glob over the names of the attention layers that are replaced, in a model without an argument `mixer`."""
-    insert_after: str | None = None
+    insert_after: Annotated[str, named("GLOB")] | None = None
     """Insert each mixer as a residual block after this module of the model, or a glob such as "layer[34]"."""
     train_only: Literal["all", "mixers"] = "all"
     """mixers: train the replaced layers and freeze the rest of the model."""
@@ -383,7 +384,7 @@ class CompareConfig(TaskDocument):
     """Patch size of the model; each of several, separated by commas, has a report of its own: 8,4."""
     img_sizes: Annotated[Axis, Range(least=1, most=16384)] = ()
     """Sides of the images, separated by commas, each with a report of its own; --img-size 144,288 is the same."""
-    tune: str | None = None
+    tune: Annotated[str, named("auto|lr=A,B,C")] | None = None
     """Choose each variant's learning rate on validation samples, by runs of half the length: lr=1e-3,2e-3,4e-3.
     auto: half of --lr, --lr, and twice that."""
     budget: Literal["images", "macs", "seconds"] = "images"
@@ -393,7 +394,7 @@ class CompareConfig(TaskDocument):
     """Train only these runs, separated by commas, such as self-seed0 or '*-seed0', and report on the finished ones."""
     merge: Folders = None
     """Train nothing: copy the runs of these folders of comparisons with equal settings to --out, and report on them."""
-    config: str | None = None
+    config: Annotated[str, named("NAME")] | None = None
     """Options from a TOML file, or a comparison of recipes/ by name; options on the command line override them.
     A table [variants.NAME] in it is a row of its own, with the options of a run that differ."""
     variants: Annotated[Values, tyro.conf.Suppress] = field(default_factory=dict)

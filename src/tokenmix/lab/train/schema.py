@@ -195,6 +195,11 @@ def option(
     )
 
 
+def named(metavar: str) -> PrimitiveConstructorSpec[str]:
+    """Text, which the help calls by this name."""
+    return option(metavar, str, lambda args: args[0])
+
+
 def joined(values: Iterable[Any]) -> str:
     """As a list is typed."""
     return ",".join(map(str, values))

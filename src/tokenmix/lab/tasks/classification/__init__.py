@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from tokenmix.lab.train.config import ClassOptions, TeacherOptions
-from tokenmix.lab.train.schema import Range
+from tokenmix.lab.train.schema import Range, named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class ClassificationOptions(TeacherOptions, ClassOptions):
     """Channels of the images: 1 for grey, 3 for RGB; the data set's own if not given, and 3 for your own files."""
     crop_pct: float | None = None
     """Share of a photograph that the centre crop keeps in evaluation; 0.875 if not given."""
-    augment: str = "light"
+    augment: Annotated[str, named("NAME")] = "light"
     """none, light, or a timm RandAugment string such as rand-m9-mstd0.5-inc1.
     light: random shift and horizontal flip; of photographs, random resized crop."""
     color_jitter: Annotated[float, Range(least=0)] = 0.0

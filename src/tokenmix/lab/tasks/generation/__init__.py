@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from tokenmix.lab.train.config import ManualOptim, TaskOptions
-from tokenmix.lab.train.schema import Names, Part, Range
+from tokenmix.lab.train.schema import Names, Part, Range, named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class AdversarialOptim(ManualOptim):
 class JudgeOptions(Part):
     """Metrics of generated images."""
 
-    features: str | None = None
+    features: Annotated[str, named("RUN|inception")] | None = None
     """Feature network of the metrics: a run folder of image-classification on the same data, or inception."""
 
 

@@ -34,7 +34,7 @@ class Inference(Part):
         for name in ("window", "stride"):
             check_sides(name, getattr(self, name))
         if not self.scales:
-            raise UserError("scales needs one factor or more, for example 1 or 0.5,1")
+            raise UserError("scales needs one factor or more; give 1 or 0.5,1")
 
 
 def check_sides(name: str, value: tuple[int, ...] | None) -> None:
