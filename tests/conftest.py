@@ -34,7 +34,7 @@ def pytest_collection() -> Iterator[None]:
 
 
 # Folders of tests whose numbers depend on the CPU.
-ARITHMETIC = {"cpu", "inspect", "kernels", "layers", "models", "ops", "swap", "tasks", "testing", "train"}
+ARITHMETIC = {"inference", "inspect", "kernels", "layers", "models", "ops", "swap", "tasks", "testing", "train"}
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -227,7 +227,7 @@ PRIVATE = {
     "torch.utils._python_dispatch.TorchDispatchMode",
     "torch.utils._pytree.tree_leaves",
 }
-"""What the package takes of torch without a promise, outside of cpu/, whose operators are in cpu/operators.py."""
+"""What the package takes of torch without a promise; the operators for CPUs are in inference/operators.py."""
 
 
 def _private_of_torch(tree: ast.AST) -> set[str]:

@@ -5,7 +5,7 @@ our image classifiers with timm, `import tokenmix.text` our text models with tra
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tokenmix.errors import UserError, needs
 
@@ -79,7 +79,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     with needs(f"tokenmix.{name}"):
         if name in _LAZY:
             module, _, attribute = _LAZY[name].partition(":")

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -31,7 +30,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 NEVER, MOST = 2**31 - 1, 32 * 2**20
 
 
-def environment() -> dict[str, Any]:
+def environment() -> dict[str, object]:
     """Machine, versions, commit and date, as plain values for a JSON file."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -112,7 +111,7 @@ def newer_than(version: str, tested: str) -> bool:
 
 
 @functools.cache
-def _commit(package: Path) -> dict[str, Any]:
+def _commit(package: Path) -> dict[str, object]:
     """Commit of the checkout that contains the package, and whether tracked files were changed; None if installed."""
     if not any((parent / ".git").exists() for parent in package.parents[:3]):
         return {"commit": None, "changed": None}

@@ -20,9 +20,12 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from tokenmix.errors import UserError, printable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Values = dict[str, Any]
 """Values by name, as JSON has them."""
@@ -246,7 +249,7 @@ def open_to_append(path: Path) -> TextIO:
     return os.fdopen(handle, "a", newline="", encoding="utf-8")
 
 
-def to_json(value: Any, indent: int | None = 2) -> str:
+def to_json(value: object, indent: int | None = 2) -> str:
     """JSON text; NaN and infinity, which JSON does not have, are null, and objects of other types their `str`.
 
     A list of numbers, such as a row of a confusion matrix, is one line.
@@ -256,7 +259,7 @@ def to_json(value: Any, indent: int | None = 2) -> str:
     return re.sub(r"\[\n([^\[\]{}\"]*?)\n\s*\]", lambda m: f"[{' '.join(m[1].split())}]", text)
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -264,7 +267,7 @@ def _finite(value: Any) -> Any:
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def write_json(path: Path, value: Any, indent: int | None = 2) -> None:
+def write_json(path: Path, value: object, indent: int | None = 2) -> None:
     """`replace_file` with `to_json`."""
     replace_file(path, (to_json(value, indent) + "\n").encode())
 
@@ -318,7 +321,7 @@ def _sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def save_figure(figure: Any, file: Path, dpi: float) -> None:
+def save_figure(figure: "Figure", file: Path, dpi: float) -> None:
     """Write a figure of matplotlib whose text may be of files: a dollar begins no formula, control characters show."""
     from matplotlib.text import Text
 

@@ -5,21 +5,21 @@ The families themselves are in `tokenmix.models` and `tokenmix.text`, whose impo
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from tokenmix.registry import MODELS, ModelEntry, Published
 
-Arguments = dict[str, Any]
+Arguments = dict[str, object]
 
 
 def _register(
     tasks: tuple[str, ...],
     build: str,
-    pretrained_cfg: Mapping[str, Any] | None,
+    pretrained_cfg: Mapping[str, object] | None,
     name: str,
     about: str,
     published: Published | None = None,
-    **arguments: Any,
+    /,
+    **arguments: object,
 ) -> None:
     MODELS.register(
         ModelEntry(
@@ -190,7 +190,7 @@ RETINA_NANO: Arguments = {
 }
 
 
-def _detector(kind: str, build: str, name: str, about: str, **arguments: Any) -> None:
+def _detector(kind: str, build: str, name: str, about: str, **arguments: object) -> None:
     task = "instance-segmentation" if kind == "mask-rcnn" else "detection"
     given: Arguments = {"kind": kind, "heads": {}, **arguments}
     _register((task,), build, None, name, about, **given)

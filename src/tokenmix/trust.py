@@ -54,7 +54,7 @@ def only_typed(words: frozenset[str] | None) -> Iterator[None]:
 
 
 @contextmanager
-def typed(*values: Any) -> Iterator[None]:
+def typed(*values: object) -> Iterator[None]:
     """Trust the text in these values in the block. An outer entry point wins: what it was given decides."""
     words = _typed.get()
     if words is None:
@@ -74,7 +74,7 @@ def from_caller(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def texts_in(value: Any) -> Iterator[str]:
+def texts_in(value: object) -> Iterator[str]:
     """All text in a value, a list, a table, a config, and what is in those."""
     if isinstance(value, str):
         yield value

@@ -8,41 +8,26 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-__all__ = ["Inputs", "assert_as_good_as", "external_inputs", "gate_inputs", "outputs", "poisoned"]
+__all__ = ["Inputs", "assert_as_good_as", "external_inputs", "outputs", "poisoned"]
 
 Inputs = dict[str, Tensor]
-
-
-def _draw(seed: int, dtype: torch.dtype, device: str, **shapes: tuple[int, ...]) -> Inputs:
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        name: torch.randn(shape, generator=generator).to(device, dtype).requires_grad_()
-        for name, shape in shapes.items()
-    }
 
 
 def external_inputs(
     size: int, heads: int, n: int, d: int, width: int, slots: int, *, dtype: torch.dtype, device: str = "cpu"
 ) -> Inputs:
     """A query with heads inside tokens, as a projection leaves it, memories and biases, all wanting gradients."""
-    drawn = _draw(
-        n + slots,
-        dtype,
-        device,
-        query=(size, n, heads, d),
-        key_memory=(slots, d),
-        value_memory=(slots, width),
-        key_bias=(slots,),
-        value_bias=(width,),
-    )
-    drawn["query"] = drawn["query"].detach().transpose(1, 2).requires_grad_()
-    return drawn
-
-
-def gate_inputs(size: int, n: int, channels: int, *, dtype: torch.dtype, device: str = "cpu") -> Inputs:
-    """Two halves of one tensor in `z`, the gate's weights and an addend."""
-    shapes = {"z": (size, n, 2 * channels), "weight": (n, n), "bias": (n,), "addend": (size, n, channels)}
-    return _draw(n + channels, dtype, device, **shapes)
+    generator = torch.Generator().manual_seed(n + slots)
+    shapes = {
+        "query": (size, n, heads, d),
+        "key_memory": (slots, d),
+        "value_memory": (slots, width),
+        "key_bias": (slots,),
+        "value_bias": (width,),
+    }
+    drawn = {name: torch.randn(shape, generator=generator).to(device, dtype) for name, shape in shapes.items()}
+    drawn["query"] = drawn["query"].transpose(1, 2)
+    return {name: tensor.requires_grad_() for name, tensor in drawn.items()}
 
 
 def outputs(function: Callable[..., Tensor], inputs: Inputs, **options: Any) -> Inputs:

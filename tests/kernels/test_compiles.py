@@ -5,27 +5,24 @@ Triton brings its own assembler, so this needs no driver.
 
 import re
 import subprocess
-from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 triton = pytest.importorskip("triton")
 
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from tokenmix.kernels.external_kernels import (  # noqa: E402  # noqa: E402
+from tokenmix.kernels.external_kernels import (  # noqa: E402
     backward_emit_kernel,
     backward_sums_kernel,
     emit_kernel,
     merge_kernel,
     slot_sums_kernel,
 )
-from tokenmix.kernels.gate import gate_kernel, launch_options  # noqa: E402
 from tokenmix.kernels.support import MAX_SLOTS, padded_size, tiles_of  # noqa: E402
 
 # What a program may take at most, from the CUDA programming guide's table of compute capabilities.
@@ -43,13 +40,11 @@ KERNELS = [
 ]
 
 
-def compiled(
-    kernel: Any, constants: dict[str, Any], number: str, warps: int, capability: int, odd: Collection[str] = ()
-) -> Any:
+def compiled(kernel: Any, constants: dict[str, Any], number: str, warps: int, capability: int) -> Any:
     """The kernel for tensors of `number`, columns side by side, no mask.
 
-    Every pointer, stride and count is declared a multiple of 16, but for those in `odd` and the counts that Triton is
-    told to take as they come.
+    Every pointer, stride and count is declared a multiple of 16, but for the counts that Triton is told to take as they
+    come.
     """
     signature: dict[str, Any] = {}
     values: dict[tuple[int, ...], Any] = {}
@@ -58,15 +53,13 @@ def compiled(
         if name in constants or name.startswith("mask"):
             signature[name], values[(i,)] = "constexpr", constants.get(name)
         elif name.endswith("_strides"):
-            axes = (
-                2 if name in ("key_strides", "value_strides", "weight_strides") else 3 if kernel is gate_kernel else 4
-            )
+            axes = 2 if name in ("key_strides", "value_strides") else 4
             signature[name] = (*["i32"] * (axes - 1), "constexpr")
             values[(i, axes - 1)] = 1
-            facts.update({(i, j): [["tt.divisibility", 16]] for j in range(axes - 1) if name not in odd})
-        elif name.startswith("num_") or name == "channels":
+            facts.update({(i, j): [["tt.divisibility", 16]] for j in range(axes - 1)})
+        elif name.startswith("num_"):
             signature[name] = "i32"
-            if name not in odd and not kernel.params[i].do_not_specialize:
+            if not kernel.params[i].do_not_specialize:
                 facts[(i,)] = [["tt.divisibility", 16]]
         else:
             signature[name] = "*fp32" if name in SUMS else f"*{number}"
@@ -111,29 +104,6 @@ def test_a_chip_with_little_shared_memory_is_served(slots: int) -> None:
         assert program.metadata.shared <= SHARED_BYTES[86]
 
 
-def gate(n: int, capability: int, **changes: Any) -> Any:
-    """The gate for 768 channels, as it would be launched."""
-    options = launch_options(
-        *(torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((2, n, 768), (n, n)))
-    )
-    warps = options.pop("num_warps")
-    odd = () if n % 16 == 0 else ("num_tokens", "weight_strides")
-    return compiled(gate_kernel, options | changes, "bf16", warps, capability, odd)
-
-
-@pytest.mark.parametrize("n", [196, 197, 1024])
-@pytest.mark.parametrize("capability", [80, 90])
-def test_gate_fits(capability: int, n: int) -> None:
-    shared = gate(n, capability).metadata.shared
-    # What fits sm_86 runs on every chip.
-    assert 0 < shared <= SHARED_BYTES[86]
-
-
-def test_gate_loads_its_weight_ahead_where_16_does_not_divide_n() -> None:
-    aligned, single = (gate(196, 90, **changes).asm["ptx"].count("cp.async.c") for changes in ({}, {"ALIGN": 1}))
-    assert aligned > single
-
-
 def test_one_program_serves_every_number_of_tokens() -> None:
     for kernel in (merge_kernel, *(kernel for kernel, _ in KERNELS)):
         assert all(given.do_not_specialize for given in kernel.params if given.name.startswith("num_"))
@@ -159,9 +129,3 @@ def test_nothing_spills_and_as_many_programs_fit_as_tiles_say(
     assert spilled == 0
     assert tiles.programs * tiles.warps * 32 * (registers + -registers % 8) <= REGISTERS
     assert tiles.programs * (program.metadata.shared + 1024) <= SHARED
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("n", [196, 1024])
-def test_gate_spills_nothing(n: int, tmp_path: Path) -> None:
-    assert assembled(gate(n, 90), tmp_path)[1] == 0

@@ -5,11 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from comparison import assert_as_good_as, external_inputs, gate_inputs, outputs, poisoned
-from torch import Tensor
+from comparison import assert_as_good_as, external_inputs, outputs, poisoned
 
 from tokenmix.ops.external import external_attention
-from tokenmix.ops.gating import spatial_gate
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 HALF = [torch.float16, torch.bfloat16]
@@ -62,16 +60,3 @@ def test_more_elements_than_32_bits_count(dtype: torch.dtype) -> None:
         for head in (0, 63):
             expected = external_attention(query[:, head : head + 1], *memories, backend="eager")
             torch.testing.assert_close(out[:, head : head + 1], expected, rtol=2e-2, atol=2e-2)
-
-
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize(("size", "n", "channels"), [(32, 196, 768), (2, 130, 65)])
-def test_gate_equals_the_plain_op(size: int, n: int, channels: int, dtype: torch.dtype) -> None:
-    def fused(z: Tensor, weight: Tensor, bias: Tensor, addend: Tensor) -> Tensor:
-        return spatial_gate(z, weight, bias, addend=addend, backend="triton")
-
-    def plain(z: Tensor, weight: Tensor, bias: Tensor, addend: Tensor) -> Tensor:
-        return spatial_gate(z, weight, bias, addend=addend)
-
-    with poisoned():
-        assert_as_good_as(fused, plain, gate_inputs(size, n, channels, dtype=dtype, device="cuda"))

@@ -4,14 +4,13 @@ from collections.abc import Callable
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from suite import references
 from suite.harness import Built, Case, Target, Variant, agreement, checked
 from suite.place import Place
 from tokenmix.layers import MultiHeadExternalAttention, SelfAttention
-from tokenmix.ops import external_attention, spatial_gate
+from tokenmix.ops import external_attention
 
 __all__ = ["CASES", "backends", "paths"]
 
@@ -88,26 +87,6 @@ def _operation(num_tokens: int, kind: str) -> Callable[[Place], Built]:
     return build
 
 
-def _gate(batch: int, num_tokens: int, channels: int) -> Callable[[Place], Built]:
-    def build(place: Place) -> Built:
-        z, bias = place.randn(batch, num_tokens, channels), place.randn(num_tokens)
-        weight = place.randn(num_tokens, num_tokens, std=num_tokens**-0.5)
-        half = z[..., channels // 2 :].contiguous()
-        spread, target = weight.expand(batch, -1, -1), torch.empty_like(half)
-
-        def norm(x: Tensor) -> Tensor:
-            return F.layer_norm(x, x.shape[-1:])
-
-        ours = _variants(spatial_gate, lambda options: (spatial_gate(z, weight, bias, norm=norm, **options),))
-        floors = {
-            "product": Variant("floor", lambda: torch.bmm(spread, half)),
-            "bytes moved": Variant("floor", lambda: torch.add(z[..., : channels // 2], half, out=target)),
-        }
-        return _built(ours, floors, references.gated(z, weight, bias), place)
-
-    return build
-
-
 def _against_self(num_tokens: int) -> Callable[[Place], Built]:
     def build(place: Place) -> Built:
         layers = {name: place.put(_external(**options)) for name, options in paths(external_attention).items()}
@@ -161,16 +140,5 @@ CASES = [
             note=f"every backend; predicted crossover 2 D + 256 = {2 * DIM + 256}",
         )
         for num_tokens in (1024, 2048, 4096, 16384)
-    ),
-    *(
-        Case(
-            name=f"gating unit, N {num_tokens}",
-            group="roofline",
-            shapes={"B": batch, "N": num_tokens, "C": 1536},
-            build=_gate(batch, num_tokens, 1536),
-            devices=("cuda",),
-            note="bytes moved: both halves read, one written",
-        )
-        for batch, num_tokens in ((64, 196), (8, 1024))
     ),
 ]

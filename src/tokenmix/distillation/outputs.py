@@ -171,7 +171,7 @@ class LayerCall(NamedTuple):
 
     name: str
     method: str
-    args: tuple[Any, ...]
+    args: tuple[object, ...]
     kwargs: Arguments
     out: Tensor
 

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec
+from typing import Generic, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,12 @@ from tokenmix.inference.operators import (
 Range = tuple[float, float]
 
 P = ParamSpec("P")
+Held = TypeVar("Held")
 
 
 def outside_graphs(forward: Callable[P, Tensor]) -> Callable[P, Tensor]:
     """A method that torch.compile calls as it is: Inductor takes no weight that oneDNN has packed."""
-    uncompiled: Any = torch.compiler.disable(forward, reason="Inductor takes no weight that oneDNN has packed")
+    uncompiled = torch.compiler.disable(forward, reason="Inductor takes no weight that oneDNN has packed")
 
     @functools.wraps(forward)
     def called(*args: P.args, **kwargs: P.kwargs) -> Tensor:
@@ -40,7 +41,7 @@ def outside_graphs(forward: Callable[P, Tensor]) -> Callable[P, Tensor]:
     return called
 
 
-class Packing(nn.Module):
+class Packing(nn.Module, Generic[Held]):
     """A layer that keeps its weight in oneDNN's layout as well, from its first call on; no copy or file holds that."""
 
     bias: Tensor | None
@@ -49,13 +50,13 @@ class Packing(nn.Module):
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.act: Activation = act
-        self._packed: Any = None
+        self._packed: Held | None = None
 
     def extra_repr(self) -> str:
         """The arguments that shape the layer."""
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, act={self.act!r}"
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
         self._packed = None
         super()._load_from_state_dict(*args, **kwargs)
 
@@ -63,11 +64,22 @@ class Packing(nn.Module):
         self._packed = None
         return super()._apply(fn, recurse)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_packed": None}
 
 
-class Int8Linear(Packing):
+class PackedInt8(NamedTuple):
+    """s, z, z + 1/2 to round by, Q as the operator takes it, its scales t and their zeros."""
+
+    step: float
+    zero: int
+    offset: Tensor
+    weight: Tensor
+    scales: Tensor
+    zeros: Tensor
+
+
+class Int8Linear(Packing[PackedInt8]):
     """A linear layer on inputs of 8 bits, with the GELU after it in the same kernel.
 
         q = clamp(round(x / s) + z, 0, 255),    y = act(s t (q - z) Q^T + b),    W ~ t Q
@@ -116,35 +128,35 @@ class Int8Linear(Packing):
     @property
     def step(self) -> float:
         """s, by which neighbouring inputs differ."""
-        return self._ready()[0]
+        return self._ready().step
 
     def quantize(self, x: Tensor) -> Tensor:
         """q (..., in_features) in uint8, from x."""
         check_unfollowed(self, x)
-        scale, _, offset, *_ = self._ready()
+        held = self._ready()
         q = torch.empty(x.shape, dtype=torch.uint8)
         together = samples_at_a_time(x.shape[1:].numel())
         # The half in `offset` makes a cut a rounding. By way of int16, since PyTorch goes from float32 to uint8 number
         # by number, which takes four times as long.
         for some, made in zip(x.split(together), q.split(together)):
-            made.copy_(torch.add(offset, some, alpha=1.0 / scale).clamp_(0.0, 255.0).to(torch.int16))
+            made.copy_(torch.add(held.offset, some, alpha=1.0 / held.step).clamp_(0.0, 255.0).to(torch.int16))
         return q
 
     def multiply(self, q: Tensor) -> Tensor:
         """y (..., out_features) in float32, from q."""
-        scale, zero, _, weight, rows, zeros = self._ready()
-        y = int8_linear(q, scale, zero, weight, rows, zeros, self.bias, self.act)
+        held = self._ready()
+        y = int8_linear(q, held.step, held.zero, held.weight, held.scales, held.zeros, self.bias, self.act)
         # Of nothing oneDNN makes (0, out_features), whatever the other sizes.
         return y.view(*q.shape[:-1], self.out_features)
 
-    def _ready(self) -> tuple[Any, ...]:
+    def _ready(self) -> PackedInt8:
         if self._packed is None:
             if torch.compiler.is_exporting():
                 raise UserError("an int8 model packs its weights in its first call; call it once before torch.export")
             self._packed = self._pack()
         return self._packed
 
-    def _pack(self) -> tuple[Any, ...]:
+    def _pack(self) -> PackedInt8:
         low, high = self.range.tolist()
         scale = (high - low) / 255.0
         zero = round(-low / scale)
@@ -153,7 +165,7 @@ class Int8Linear(Packing):
             # The file of a CPU that adds products of 8 bits exactly.
             weight, rows = quantize_rows(rows[:, None] * weight, largest_weight())
         zeros = torch.zeros(self.out_features, dtype=torch.int64)
-        return scale, zero, torch.tensor(zero + 0.5), pack_weight(weight), rows, zeros
+        return PackedInt8(scale, zero, torch.tensor(zero + 0.5), pack_weight(weight), rows, zeros)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Packing:
         moved = fn(torch.zeros(1))
@@ -188,7 +200,7 @@ def quantize_rows(weight: Tensor, largest: int = 127) -> tuple[Tensor, Tensor]:
     return (weight / scale[:, None]).round().to(torch.int8), scale
 
 
-class FusedLinear(Packing):
+class FusedLinear(Packing[Tensor]):
     """A linear layer for inference, with the GELU after it.
 
         y = act(x W^T + b)
@@ -247,7 +259,4 @@ def make_linear(dtype: Dtype) -> Callable[..., AnyLinear]:
     if dtype == "int8":
         return Int8Linear
 
-    def make(in_features: int, out_features: int, **options: Any) -> FusedLinear:
-        return FusedLinear(in_features, out_features, **options, dtype=getattr(torch, dtype))
-
-    return make
+    return functools.partial(FusedLinear, dtype=getattr(torch, dtype))

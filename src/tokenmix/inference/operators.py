@@ -1,7 +1,7 @@
 """PyTorch's private operators for CPUs: all the non-public ones that `tokenmix.inference` calls."""
 
 import functools
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -93,7 +93,14 @@ def pack_weight(weight: Tensor) -> Tensor:
 
 
 def int8_linear(
-    q: Tensor, scale: float, zero: int, weight: Any, scales: Tensor, zeros: Tensor, bias: Tensor | None, act: Activation
+    q: Tensor,
+    scale: float,
+    zero: int,
+    weight: Tensor,
+    scales: Tensor,
+    zeros: Tensor,
+    bias: Tensor | None,
+    act: Activation,
 ) -> Tensor:
     """act(s t (q - z) Q^T + b) in float32, for q (..., D) in uint8 and a packed Q (E, D) with a scale t a row."""
     function, approximation = ACTIVATIONS[act]

@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -36,7 +36,7 @@ _UNCHANGED = "unchanged"
 @torch.no_grad()
 def optimize(
     model: nn.Module,
-    example: Tensor | Iterable[Tensor | Sequence[Any]],
+    example: Tensor | Iterable[Tensor | Sequence[object]],
     dtype: Dtype = "float32",
     *,
     measure: bool = True,
@@ -121,7 +121,7 @@ def optimize(
     return copies[best]
 
 
-def _check_answers(result: nn.Module, first: Tensor, expected: Any, dtype: Dtype) -> None:
+def _check_answers(result: nn.Module, first: Tensor, expected: object, dtype: Dtype) -> None:
     """Raise `UserError` unless the copy runs and gives the outputs of the original."""
     name = type(result).__name__
     try:
@@ -141,7 +141,7 @@ def _check_answers(result: nn.Module, first: Tensor, expected: Any, dtype: Dtype
             )
 
 
-def _tensors(answer: Any) -> Iterator[Tensor]:
+def _tensors(answer: object) -> Iterator[Tensor]:
     """The floating tensors in what a model returns."""
     if isinstance(answer, Tensor):
         if answer.is_floating_point():
@@ -152,7 +152,7 @@ def _tensors(answer: Any) -> Iterator[Tensor]:
         yield from (tensor for value in answer for tensor in _tensors(value))
 
 
-def _batches(inputs: Any) -> Iterator[Tensor]:
+def _batches(inputs: object) -> Iterator[Tensor]:
     """The batches that have samples; `UserError` if there is none."""
     if not isinstance(inputs, Iterable):
         raise UserError(

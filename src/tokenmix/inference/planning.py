@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -24,7 +23,7 @@ def observe(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Range]:
     """Ranges of the inputs of the modules that are replaced, as `module.what`."""
     ranges: dict[str, Range] = {}
 
-    def hook(name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def hook(name: str, module: nn.Module, args: tuple[Tensor, ...]) -> None:
         for what, x in _met(module, args[0]) if args else ():
             if x.numel() == 0:
                 continue

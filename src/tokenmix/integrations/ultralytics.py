@@ -1,13 +1,13 @@
 """Token mixers in the YAML files of Ultralytics' YOLO. Ultralytics is under AGPL-3.0; only `register` imports it."""
 
 import importlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.layers.table import build_mixer, resolve_mixer
+from tokenmix.registry import Arguments
 from tokenmix.swap.inserting import InsertedBlock, default_heads
 
 
@@ -40,7 +40,7 @@ class TokenMix(nn.Module):
         widths: Sequence[int],
         source: int,
         mixer: str = "external",
-        mixer_kwargs: Mapping[str, Any] | None = None,
+        mixer_kwargs: Arguments | None = None,
     ) -> None:
         super().__init__()
         label, layer, fixed = resolve_mixer(mixer if ":" in mixer else mixer.replace("_", "-"))
@@ -59,7 +59,7 @@ class TokenMix(nn.Module):
 def register() -> None:
     """Let YAML files of Ultralytics name `TokenMix`; call it before `YOLO("file.yaml")` and in each new process."""
     try:
-        tasks: Any = importlib.import_module("ultralytics.nn.tasks")
+        tasks = importlib.import_module("ultralytics.nn.tasks")
     except ImportError:
         raise UserError("tokenmix.integrations.ultralytics needs Ultralytics: pip install ultralytics") from None
-    tasks.TokenMix = TokenMix
+    vars(tasks)["TokenMix"] = TokenMix

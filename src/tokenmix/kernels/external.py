@@ -1,7 +1,8 @@
 """Fused external attention: two passes over the tokens forward, two backward, and no slot map in memory."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import torch
 import triton
@@ -22,14 +23,20 @@ from tokenmix.kernels.support import (
     input_precision,
     num_programs,
     padded_size,
-    require_triton,
     shared_bytes,
     tiles_of,
 )
 
 
 def fused_external_attention(
-    query: Tensor, key_memory: Tensor, value_memory: Tensor, *rest: Tensor | None, double: bool
+    query: Tensor,
+    key_memory: Tensor,
+    value_memory: Tensor,
+    key_bias: Tensor | None,
+    value_bias: Tensor | None,
+    mask: Tensor | None,
+    *,
+    double: bool,
 ) -> Tensor:
     """External attention by Triton kernels that keep the slot map in registers.
 
@@ -45,15 +52,13 @@ def fused_external_attention(
         query: F, (B, H, N, d) or other leading axes; any strides, as a (B, N, H, d) layout seen as (B, H, N, d) has.
         key_memory: M_k, (S, d), S at most 256.
         value_memory: M_v, (S, d_v).
-        *rest: both biases and the mask, see `tokenmix.ops.external_blocks.Factors`.
+        key_bias, value_bias, mask: see `tokenmix.ops.external_blocks.Factors`.
         double: double normalisation; the softmax over slots has no L and one pass forward.
 
     Returns:
         (..., N, d_v) in the query's type, laid out as the query is. Sums and normalisation are in float32; float32 is
         multiplied as `torch.set_float32_matmul_precision` says. A first derivative only.
     """
-    key_bias, value_bias, mask = rest
-    require_triton("external_attention", query, key_memory, value_memory, key_bias, value_bias, mask=mask)
     if key_memory.shape[0] > MAX_SLOTS:
         raise UserError(
             f"external_attention: backend='triton' holds at most {MAX_SLOTS} slots, got {key_memory.shape[0]}; "
@@ -96,7 +101,7 @@ class _Walk:
         shape = (*self.query.shape[:2], self.num_blocks, slots)
         return torch.empty(shape, dtype=torch.float32, device=self.query.device)
 
-    def options(self, slots: int) -> dict[str, Any]:
+    def options(self, slots: int) -> dict[str, int | str]:
         """What every launch says about tiles and hardware."""
         return {
             "S": slots,
@@ -110,7 +115,11 @@ class _Walk:
         }
 
 
-def _launch(kernel: Any, grid: tuple[int, ...], *given: object, **options: object) -> None:
+class _Kernel(Protocol):
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]: ...
+
+
+def _launch(kernel: _Kernel, grid: tuple[int, ...], *given: object, **options: object) -> None:
     kernel[grid](*given, **options)
 
 
@@ -195,10 +204,10 @@ def external_backward(
     given = (grad, query, key_memory, value_memory, key_bias, mask, offset if double else None)
     with torch.cuda.device_of(query):
         partial = walk.parts(slots)
-        grid, grad_value = _memory_parts(walk, slots, width, options["BLOCK_V"])
+        grid, grad_value = _memory_parts(walk, slots, width)
         _launch(backward_sums_kernel, grid, *given, partial, grad_value, *common, **options)
         sums = partial.sum(2)
-        grid, grad_key = _memory_parts(walk, slots, query.shape[-1], options["BLOCK_D"])
+        grid, grad_key = _memory_parts(walk, slots, query.shape[-1])
         given = (*given, sums if double else None, grad_query, grad_key)
         _launch(backward_emit_kernel, grid, *given, *common, grad_query.stride(), **options)
     grad_key, grad_value = grad_key.sum(0), grad_value.sum(0)
@@ -207,9 +216,9 @@ def external_backward(
     return grad_query, *(g.to(query.dtype) for g in small)  # pyrefly: ignore[bad-return]
 
 
-def _memory_parts(walk: _Walk, slots: int, width: int, block: int) -> tuple[tuple[int, int], Tensor]:
+def _memory_parts(walk: _Walk, slots: int, width: int) -> tuple[tuple[int, int], Tensor]:
     """A grid with programs for each block of columns, and what they write: a memory's gradient each."""
-    blocks = triton.cdiv(width, block)
+    blocks = triton.cdiv(width, padded_size(width, walk.tiles.columns))
     grid = (walk.programs(blocks), blocks)
     return grid, walk.query.new_empty((grid[0], slots, width), dtype=torch.float32)
 
@@ -227,13 +236,23 @@ def _(grad: Tensor, query: Tensor, key_memory: Tensor, value_memory: Tensor, *re
     return empty_like_heads(query, query.shape[-1]), *memories, query.new_empty(slots), query.new_empty(width)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, bool]
+
+
+class _Context(Protocol):
+    biased: tuple[bool, bool]
+    saved_tensors: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor]
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+
+
+def _save(ctx: _Context, inputs: Inputs, output: tuple[Tensor, Tensor]) -> None:
     query, key_memory, value_memory, key_bias, value_bias, mask, _ = inputs
     ctx.biased = key_bias is not None, value_bias is not None
     ctx.save_for_backward(query, key_memory, value_memory, key_bias, mask, output[1])
 
 
-def _differentiate(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: _Context, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     grads = external_backward(grad, *ctx.saved_tensors)
     key_bias, value_bias = (g if there else None for g, there in zip(grads[3:], ctx.biased, strict=True))
     return *grads[:3], key_bias, value_bias, None, None

@@ -3,7 +3,6 @@
 import importlib.util
 import os
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -14,9 +13,21 @@ KERNEL_TYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def require_triton(what: str, *tensors: torch.Tensor | None, mask: torch.Tensor | None = None) -> None:
-    """Raise `UserError` unless Triton can run `what` on these tensors: a device as below, one type it takes."""
+    """Raise `UserError` unless Triton is installed and can run `what` on these tensors: one CUDA device, one type.
+
+    The interpreter counts as a device: set TRITON_INTERPRET=1 before anything imports triton.
+    """
     given = [t for t in tensors if t is not None]
-    require_device(what, *given, *([] if mask is None else [mask]))
+    if importlib.util.find_spec("triton") is None:
+        raise UserError(
+            f"{what}: backend='triton' needs the package triton; pip install triton, or use backend='eager'"
+        )
+    devices = sorted({str(t.device) for t in (*given, *([] if mask is None else [mask]))})
+    if len(devices) > 1:
+        raise UserError(f"{what}: all tensors must be on one device, got {', '.join(devices)}; move them to one")
+    kind = given[0].device.type
+    if kind != "cuda" and not (kind == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"):
+        raise UserError(f"{what}: backend='triton' needs a CUDA device, got {devices[0]}; use backend='eager'")
     types = {t.dtype for t in given}
     if len(types) > 1 or not types <= set(KERNEL_TYPES):
         named = ", ".join(sorted(str(t).removeprefix("torch.") for t in types))
@@ -24,32 +35,6 @@ def require_triton(what: str, *tensors: torch.Tensor | None, mask: torch.Tensor 
             f"{what}: backend='triton' takes one of float16, bfloat16, float32 for all tensors, got {named}; "
             f"convert them, or use backend='eager'"
         )
-
-
-def require_device(what: str, *tensors: torch.Tensor) -> None:
-    """Raise `UserError` unless Triton is installed and the tensors are on one CUDA device.
-
-    The interpreter counts as a device: set TRITON_INTERPRET=1 before anything imports triton.
-    """
-    if importlib.util.find_spec("triton") is None:
-        raise UserError(
-            f"{what}: backend='triton' needs the package triton; pip install triton, or use backend='eager'"
-        )
-    devices = sorted({str(t.device) for t in tensors})
-    if len(devices) > 1:
-        raise UserError(f"{what}: all tensors must be on one device, got {', '.join(devices)}; move them to one")
-    kind = tensors[0].device.type
-    if kind != "cuda" and not (kind == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"):
-        raise UserError(f"{what}: backend='triton' needs a CUDA device, got {devices[0]}; use backend='eager'")
-
-
-def autocast_inputs(*tensors: torch.Tensor | None) -> tuple[Any, ...]:
-    """The tensors in autocast's type, where it is on: our operators are not on its list."""
-    kind = next(t for t in tensors if t is not None).device.type
-    if kind == "meta" or not torch.is_autocast_enabled(kind):
-        return tensors
-    dtype = torch.get_autocast_dtype(kind)
-    return tuple(t if t is None else t.to(dtype) for t in tensors)
 
 
 def empty_like_heads(query: torch.Tensor, width: int) -> torch.Tensor:

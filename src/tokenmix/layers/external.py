@@ -101,7 +101,7 @@ class ExternalAttention(Mixer):
     Algorithm 1. Algorithm 1 ends with M_v; the output projection is that of the released EAMLP stem, and
     `output_projection=False` gives the algorithm as printed. Double normalisation has no epsilon here.
 
-    Shapes: x (B, N, dim), mask (B, N) bool; map (B, 1, N, num_slots). Any N.
+    Shapes: x (B, N, dim), mask (B, N) bool; map (B, 1, N, num_slots); N may be any.
 
     Args:
         dim: width D.
@@ -176,7 +176,7 @@ class MultiHeadExternalAttention(Mixer):
     self-attention. So it is cheaper only above N = 2 D + 256 tokens, and at 224 px with patch 16 it costs nearly twice
     as much. The map has e H N S entries.
 
-    Shapes: x (B, N, dim), mask (B, N) bool; map (B, expansion * num_heads, N, num_slots). Any N.
+    Shapes: x (B, N, dim), mask (B, N) bool; map (B, expansion * num_heads, N, num_slots); N may be any.
 
     Args:
         dim: width D.

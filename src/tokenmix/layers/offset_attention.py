@@ -89,7 +89,7 @@ class OffsetAttention(Mixer):
             materializes the map.
 
     Shape:
-        x (B, N, D) to (B, N, D); `attention_map` (B, 1, N, N). Any N.
+        x (B, N, D) to (B, N, D); `attention_map` (B, 1, N, N); N may be any.
     """
 
     capabilities = Capabilities(map="tokens", independent=False)

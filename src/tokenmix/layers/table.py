@@ -4,7 +4,6 @@ import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -42,7 +41,7 @@ def list_mixers() -> list[str]:
     return list(MIXERS)
 
 
-def register_mixer(name: str, layer: type[Mixer], about: str = "", **fixed: Any) -> None:
+def register_mixer(name: str, layer: type[Mixer], about: str = "", **fixed: object) -> None:
     """Register a mixer under a name that every function and command accepts from then on.
 
     Args:
@@ -108,7 +107,7 @@ def resolve_mixer(mixer: str | type[Mixer]) -> tuple[str, type[Mixer], Arguments
     raise UserError(f"mixer must be a name of tokenmix.list_mixers() or a subclass of Mixer, got {mixer!r}")
 
 
-def create_mixer(name: str, dim: int, *, num_tokens: int | None = None, **kwargs: Any) -> Mixer:
+def create_mixer(name: str, dim: int, *, num_tokens: int | None = None, **kwargs: object) -> Mixer:
     """Build one mixer of the table.
 
     Args:
@@ -172,7 +171,7 @@ def build_stack(
     *,
     num_leading: int = 1,
     mixer_kwargs: Arguments | None = None,
-    **offered: Any,
+    **offered: object,
 ) -> list[Mixer]:
     """One mixer for each block of a network whose blocks see the same grid of tokens.
 

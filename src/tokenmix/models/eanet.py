@@ -6,7 +6,7 @@ arXiv:2105.02358.
 
 import inspect
 from dataclasses import replace
-from typing import Any, Literal, Unpack
+from typing import Literal, Unpack
 
 import torch
 import torch.fx
@@ -26,8 +26,8 @@ from tokenmix.layers.base import (
 )
 from tokenmix.layers.external import ExternalAttention2d, Tie
 from tokenmix.layers.self_attention import SelfAttention
-from tokenmix.layers.table import create_mixer, get_spec
-from tokenmix.models.interface import BlockMap, Classifier, OnMaps, Size, pair, take_indices
+from tokenmix.layers.table import build_mixer, get_spec
+from tokenmix.models.interface import BlockMap, Classifier, Intermediates, OnMaps, Size, pair, take_indices
 from tokenmix.models.isotropic import MixerCost, mix
 from tokenmix.models.registry import timm_resnet
 from tokenmix.ops.checks import check_choice
@@ -100,6 +100,7 @@ class EANet(OnMaps, Classifier):
         _check_unpooled(global_pool, num_classes)
         factory: Factory = {"device": device, "dtype": dtype}
         given = {
+            "pretrained": pretrained_backbone,
             "in_chans": in_chans,
             "num_classes": num_classes,
             "global_pool": self.checked_pool(global_pool),
@@ -108,7 +109,7 @@ class EANet(OnMaps, Classifier):
             **(backbone_kwargs or {}),
             **factory,
         }
-        self.backbone = timm_resnet(backbone, pretrained=pretrained_backbone, **given)
+        self.backbone = timm_resnet(backbone, given)
         if stem == "small":
             # One convolution that keeps the sides, and `feature_info` says so.
             conv = nn.Conv2d(in_chans, self.backbone.bn1.num_features, 3, padding=1, bias=False, **factory)
@@ -144,7 +145,7 @@ class EANet(OnMaps, Classifier):
         stop_early: bool = False,
         output_fmt: Literal["NCHW", "NLC"] = "NCHW",
         intermediates_only: bool = False,
-    ) -> Any:
+    ) -> Intermediates:
         """The maps after the stem and the stages, the last one after the block; arguments as in `IsotropicNet`."""
         if norm:
             raise UserError("EANet has no final norm; call with norm=False")
@@ -282,10 +283,11 @@ def make_context(name: str, dim: int, options: Arguments, factory: Factory) -> n
         return nn.Identity()
     if name == "self":
         return MixerBlock2d(SelfAttention(dim, num_heads=1, **factory), conv=False, **factory)
-    layer = get_spec(name).layer
-    if "num_tokens" in inspect.signature(layer).parameters:
+    spec = get_spec(name)
+    taken = inspect.signature(spec.layer).parameters
+    if "num_tokens" in taken:
         raise UserError(
             f"mixer {name!r} learns a matrix over tokens, and these images may have any size; give a mixer without one"
         )
-    known: dict[str, Any] = {key: value for key, value in factory.items() if key in inspect.signature(layer).parameters}
-    return MixerBlock2d(create_mixer(name, dim, **known), **factory)
+    known = {key: value for key, value in factory.items() if key in taken}
+    return MixerBlock2d(build_mixer(spec.layer, f"mixer {name!r}", dim, None, {**spec.fixed, **known}), **factory)

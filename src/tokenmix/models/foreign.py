@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ Kind = Literal["classifier", "segmenter"]
 
 
 def create_foreign(
-    name: str, kind: Kind, *, num_classes: int, in_chans: int, img_size: tuple[int, int], **kwargs: Any
+    name: str, kind: Kind, *, num_classes: int, in_chans: int, img_size: tuple[int, int], **kwargs: object
 ) -> nn.Module:
     """A model of `load_foreign` whose call returns the logits, tried on two images.
 
@@ -61,7 +61,7 @@ def create_foreign(
     return model
 
 
-def load_foreign(name: str, sizes: Arguments, kind: Kind | None = None, **kwargs: Any) -> nn.Module:
+def load_foreign(name: str, sizes: Arguments, kind: Kind | None = None, /, **kwargs: object) -> nn.Module:
     """A model of torchvision's, or what the user's factory returns, as it is.
 
     Args:
@@ -75,7 +75,7 @@ def load_foreign(name: str, sizes: Arguments, kind: Kind | None = None, **kwargs
             whose module the user neither typed nor imported by `--import`.
     """
     if name.startswith(TORCHVISION):
-        return _torchvision(name.removeprefix(TORCHVISION), sizes, kind, **kwargs)
+        return _torchvision(name.removeprefix(TORCHVISION), sizes, kind, kwargs)
     factory = _trusted(name)
     sizes = {**sizes, **({"img_size": _side(sizes["img_size"])} if "img_size" in sizes else {})}
     taken = {key: value for key, value in sizes.items() if key in _arguments(factory)}
@@ -99,7 +99,7 @@ def open_model(name: str, img_size: int | None = None) -> nn.Module:
         TypeError: an image size for a network of timm's or torchvision's that is built without one.
     """
     vision = name.startswith(TORCHVISION)
-    size: dict[str, Any] = {} if img_size is None else {"image_size" if vision else "img_size": img_size}
+    size = {} if img_size is None else {"image_size" if vision else "img_size": img_size}
     if not is_foreign(name):
         return create_model(name, **size)
     return load_foreign(name, {} if vision else IMAGENET, **size)
@@ -135,17 +135,11 @@ def _side(size: tuple[int, ...]) -> int | tuple[int, ...]:
     return size[0] if len(set(size)) == 1 else size
 
 
-def _torchvision(
-    name: str,
-    sizes: Arguments,
-    kind: Kind | None,
-    *,
-    pretrained: bool = False,
-    weights: str | None = None,
-    **kwargs: Any,
-) -> nn.Module:
+def _torchvision(name: str, sizes: Arguments, kind: Kind | None, given: Arguments) -> nn.Module:
     from torchvision import models
 
+    kwargs = {key: value for key, value in given.items() if key not in ("pretrained", "weights")}
+    weights = given.get("weights") or ("DEFAULT" if given.get("pretrained") else None)
     known = models.list_models(
         module={None: None, "classifier": models, "segmenter": models.segmentation}[kind]  # type: ignore[arg-type]
     )
@@ -169,15 +163,13 @@ def _torchvision(
                 f"torchvision:{name} cannot be built for images of side {side} ({one_line(error)}); give another "
                 "--img-size"
             ) from error
-    weights = weights or ("DEFAULT" if pretrained else None)
     if weights is None:
         return model
     rows = models.get_model_weights(name)
     if weights not in rows.__members__:
         raise unknown_name(f"weights of {name}", weights, rows.__members__)
-    row: Any = rows[weights]
     with fetching(f"torchvision:{name}", ELSEWHERE):
-        fetched = row.get_state_dict(progress=False, check_hash=True, weights_only=True)
+        fetched = rows[weights].get_state_dict(progress=False, check_hash=True, weights_only=True)
     try:
         fitting, _ = with_fresh_head(fetched, model, sizes.get("num_classes"))
         missing = model.load_state_dict(fitting, strict=False).missing_keys

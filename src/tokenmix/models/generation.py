@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, Unpack, cast, get_args
+from typing import Literal, NamedTuple, Unpack, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +63,7 @@ def orthogonal_start(network: nn.Module) -> None:
         if not isinstance(layer, nn.Conv2d | nn.Linear | nn.Embedding):
             continue
         normed = is_parametrized(layer, "weight")
-        weight: Any = layer.parametrizations["weight"].original if normed else layer.weight  # type: ignore[index]
+        weight = layer.get_parameter("parametrizations.weight.original" if normed else "weight")
         if weight.is_meta:
             continue
         nn.init.orthogonal_(weight)

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, Protocol, TypedDict, Unpack, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, TypedDict, Unpack, runtime_checkable
 
 import torch
 from timm.models._features import feature_take_indices
@@ -33,6 +33,12 @@ class BlockMap(NamedTuple):
     map: Tensor
     grid: tuple[int, int]
     prefix: int = 0
+
+
+Features = Tensor | tuple[Tensor, Tensor]
+"""A map or a sequence, alone or with the tokens that are not positions of the image."""
+Intermediates = Sequence[Features] | tuple[Tensor, Sequence[Features]]
+"""Chosen features of a network; with the final ones before them unless only those are wanted."""
 
 
 class MapInfo(TypedDict):
@@ -71,7 +77,7 @@ class CountedModel(Protocol):
 
     def macs(self) -> int: ...
 
-    def cost_table(self) -> Sequence[Any]: ...
+    def cost_table(self) -> Sequence[tuple[object, ...]]: ...
 
     def warnings(self) -> list[str]: ...
 

@@ -16,7 +16,7 @@ from tokenmix.errors import UserError
 from tokenmix.layers.base import Device, Factory, GridMixer, MapKind, Mixer, count_parameters, replace_parameter
 from tokenmix.layers.less_attention import LessAttention
 from tokenmix.layers.self_attention import SelfAttention
-from tokenmix.models.interface import BlockMap, Classifier, Size, make_head, take_indices
+from tokenmix.models.interface import BlockMap, Classifier, Intermediates, Size, make_head, take_indices
 from tokenmix.models.stems import Stem
 from tokenmix.ops.less import Scores
 
@@ -32,7 +32,7 @@ class MixerCost(NamedTuple):
 
 @torch.fx.wrap
 def mix(
-    mixer: Mixer, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None, **more: Any
+    mixer: Mixer, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None, **more: Tensor
 ) -> tuple[Tensor, Scores | None]:
     """`mixer.mix`, for torch.fx one call that it does not look into: a mixer checks sizes and chooses by them.
 
@@ -235,7 +235,7 @@ class IsotropicNet(Classifier):
         output_fmt: Literal["NCHW", "NLC"] = "NCHW",
         intermediates_only: bool = False,
         return_prefix_tokens: bool = False,
-    ) -> Any:
+    ) -> Intermediates:
         """The tokens after chosen blocks, as maps or sequences; and the final features unless `intermediates_only`.
 
         Args:

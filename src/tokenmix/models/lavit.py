@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
-from typing import Any, ClassVar, Literal, NamedTuple, Unpack, cast
+from typing import ClassVar, Literal, NamedTuple, Unpack, cast
 
 import torch
 import torch.fx
@@ -23,7 +23,17 @@ from tokenmix.errors import UserError
 from tokenmix.layers.base import Capabilities, Device, Factory, Mixer, check_input, finish, replace_parameter
 from tokenmix.layers.less_attention import AttentionResidual, LessAttention
 from tokenmix.layers.self_attention import SelfAttention
-from tokenmix.models.interface import BlockMap, Classifier, OnMaps, Size, check_images, make_head, pair, take_indices
+from tokenmix.models.interface import (
+    BlockMap,
+    Classifier,
+    Intermediates,
+    OnMaps,
+    Size,
+    check_images,
+    make_head,
+    pair,
+    take_indices,
+)
 from tokenmix.models.isotropic import MixerBlock, block_maps, mix
 from tokenmix.ops.attention import attention, attention_probabilities
 from tokenmix.ops.checks import check_heads
@@ -232,8 +242,17 @@ class ReducedAttention(Mixer):
 class LaViTBlock(MixerBlock):
     """x + s1 * mixer(norm(x)), then x + s2 * mlp(norm(x)), with LayerScale s1, s2."""
 
-    def __init__(self, mixer: Mixer, *, layer_scale: float, **options: Any) -> None:
-        super().__init__(mixer, **options)
+    def __init__(
+        self,
+        mixer: Mixer,
+        *,
+        layer_scale: float,
+        mlp_ratio: float,
+        drop: float,
+        drop_path: float,
+        **factory: Unpack[Factory],
+    ) -> None:
+        super().__init__(mixer, mlp_ratio=mlp_ratio, drop=drop, drop_path=drop_path, **factory)
         self.scale1, self.scale2 = (nn.Parameter(torch.full_like(self.norm1.weight, layer_scale)) for _ in range(2))
 
     def forward(
@@ -502,7 +521,7 @@ class LaViT(OnMaps, Classifier):
         stop_early: bool = False,
         output_fmt: Literal["NCHW", "NLC"] = "NCHW",
         intermediates_only: bool = False,
-    ) -> Any:
+    ) -> Intermediates:
         """The maps of chosen stages, and the final features unless `intermediates_only`; see `IsotropicNet`.
 
         The last norm is for the last stage's map alone: the others have another width.

@@ -6,7 +6,7 @@ Paper: Guo et al., PCT: Point Cloud Transformer, arXiv 2012.09688.
 import inspect
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, Unpack, cast, get_args
+from typing import Literal, NamedTuple, Unpack, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -469,7 +469,7 @@ def create_point_model(
         raise UserError(f"depth={depth} must be at least 1; the paper has 4")
     factory: Factory = {"device": device, "dtype": dtype}
     near = {"stem_dim": stem_dim, "stage_dims": stage_dims, "centres": centres, "num_neighbours": num_neighbours}
-    given: dict[str, Any] = {name: value for name, value in near.items() if value is not None}
+    given: Arguments = {name: value for name, value in near.items() if value is not None}
     check_choice("embedding", embedding, ("neighbour", "naive"))
     if embedding == "naive" and given:
         raise UserError(f"embedding='naive' takes each point by itself and has no {next(iter(given))}; leave it out")

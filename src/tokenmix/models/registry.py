@@ -126,7 +126,7 @@ def register_with_timm(entry: ModelEntry) -> None:
     register_model(build)
 
 
-def _from_caller(kwargs: Arguments) -> dict[str, Any]:
+def _from_caller(kwargs: Arguments) -> Arguments:
     """The arguments without those that timm took from a config.json of a folder or of the hub."""
     cfg, saved = kwargs.get("pretrained_cfg"), kwargs.get("pretrained_model_args", {})
     if not saved and isinstance(cfg, Mapping) and "source" in cfg:
@@ -194,22 +194,22 @@ def by_timm(name: str, **kwargs: Any) -> Any:
     return timm.create_model(name, **kwargs)
 
 
-def timm_model(name: str, *, pretrained: bool, **kwargs: Any) -> Any:
-    """A model of timm's, its weights fetched with one line on what goes wrong."""
-    if not pretrained:
-        return by_timm(name, **kwargs)
+def timm_model(name: str, given: Arguments) -> Any:
+    """A model of timm's with these arguments, its weights fetched with one line on what goes wrong."""
+    if not given.get("pretrained"):
+        return by_timm(name, **given)
     check_source(name, resolve_pretrained_cfg(name))
     with fetching(name):
-        return by_timm(name, pretrained=True, **kwargs)
+        return by_timm(name, **given)
 
 
-def timm_resnet(name: str, *, pretrained: bool, **kwargs: Any) -> Any:
+def timm_resnet(name: str, given: Arguments) -> Any:
     """The same; `UserError` unless it is a ResNet."""
     if name.split(".")[0] not in timm.list_models(module="resnet"):
         raise UserError(
             f"backbone {name!r} is not one of timm's ResNets; give one of timm.list_models(module='resnet')"
         )
-    return timm_model(name, pretrained=pretrained, **kwargs)
+    return timm_model(name, given)
 
 
 def checkpoint_filter_fn(state_dict: Mapping[str, Tensor], model: Classifier) -> dict[str, Tensor]:

@@ -7,6 +7,8 @@ from typing import Any, Literal, cast, get_args
 
 import timm
 import torch
+from timm.models import FeatureDictNet, FeatureHookNet, FeatureListNet
+from timm.models._features import FeatureGetterNet
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -25,6 +27,8 @@ MULTI_GRID = (1, 2, 4)
 FINEST = 4
 StemKind = Literal["large", "small"]
 Upsampling = Literal["corners", "pixels"]
+MapNet = FeatureListNet | FeatureDictNet | FeatureHookNet | FeatureGetterNet
+"""What timm makes under `features_only`."""
 
 
 class Segmenter(OnMaps, nn.Module, ABC):
@@ -196,9 +200,9 @@ def timm_maps(name: str, kwargs: Arguments, factory: Factory) -> Any:
     """
     if name.split(".")[0] not in timm.list_models():
         raise unknown_name("backbone", name, timm.list_models())
-    placed: dict[str, Any] = {key: value for key, value in factory.items() if value is not None}
+    placed = {key: value for key, value in factory.items() if value is not None}
     try:
-        return timm_model(name, features_only=True, **kwargs, **placed)
+        return timm_model(name, {"features_only": True, **kwargs, **placed})
     except (TypeError, RuntimeError, AssertionError, NotImplementedError) as error:
         raise UserError(
             f"backbone {name!r} cannot be used for segmentation ({' '.join(str(error).split())}); give a convolutional "
@@ -222,7 +226,7 @@ class EANetSegmenter(Segmenter):
     Arguments are those of `Segmenter`.
     """
 
-    def make_backbone(self, kwargs: Arguments, factory: Factory) -> Any:
+    def make_backbone(self, kwargs: Arguments, factory: Factory) -> MapNet:
         """Its last map alone, reduced by `output_stride`."""
         stem, output_stride = self.stem_kind or "large", self.output_stride or 8
         check_choice("stem", stem, get_args(StemKind))
@@ -281,7 +285,7 @@ class FPNSegmenter(Segmenter):
     Arguments are those of `Segmenter`, without `stem` and `output_stride`; a backbone of ours takes `img_size` alone.
     """
 
-    def make_backbone(self, kwargs: Arguments, factory: Factory) -> Any:
+    def make_backbone(self, kwargs: Arguments, factory: Factory) -> MapNet:
         """All maps; of a backbone of ours, whose last three they are by default, the levels."""
         for option, value in (("stem", self.stem_kind), ("output_stride", self.output_stride)):
             if value is not None:

@@ -1,6 +1,6 @@
 """Scaled dot-product attention over tokens, with softmax or double normalisation of its N x N map, or without a map."""
 
-from typing import Any, Literal
+from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -119,6 +119,17 @@ def attention_probabilities(
     return _zero_rows(logits.softmax(-1).to(query.dtype), mask, key_mask)
 
 
+Given = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
+
+
+class _Context(Protocol):
+    saved_tensors: Given
+    causal: bool
+    scale: float | None
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+
+
 class _DifferentiableTwice(torch.autograd.Function):
     """The identity on what a fused kernel gave, whose gradient cannot be differentiated.
 
@@ -128,32 +139,31 @@ class _DifferentiableTwice(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(out: Tensor, *_: Any) -> Tensor:
+    def forward(out: Tensor, *_: object) -> Tensor:
         return out.view_as(out)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def setup_context(ctx: _Context, inputs: tuple[Tensor, *Given, bool, float | None], output: Tensor) -> None:
         _, *tensors, ctx.causal, ctx.scale = inputs
         ctx.save_for_backward(*tensors)
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         if not torch.is_grad_enabled():
             return grad_outputs[0], *[None] * 8
         query, key, value, mask, key_mask, bias = ctx.saved_tensors
 
         def written(query: Tensor, key: Tensor, value: Tensor, *bias: Tensor) -> Tensor:
             # In the query's type: under autocast the kernel has cast what it got.
-            options: Any = {"mask": mask, "key_mask": key_mask, "causal": ctx.causal, "scale": ctx.scale}
             key, value = key.to(query.dtype), value.to(query.dtype)
-            return reference(query, key, value, bias=bias[0] if bias else None, **options)
+            return reference(query, key, value, mask, key_mask, bias[0] if bias else None, ctx.causal, ctx.scale)
 
         there = (query, key, value) if bias is None else (query, key, value, bias)
         found = torch.func.vjp(written, *there)[1](grad_outputs[0].to(query.dtype))
         return None, *found[:3], None, None, found[3] if bias is not None else None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, *grad_inputs: Any) -> Tensor:
+    def jvp(ctx: _Context, *grad_inputs: Tensor) -> Tensor:
         return grad_inputs[0].view_as(grad_inputs[0])
 
 

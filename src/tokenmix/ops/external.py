@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tokenmix.errors import UserError
-from tokenmix.kernels.support import autocast_inputs, require_triton
+from tokenmix.kernels.support import require_triton
 from tokenmix.ops.attention import attention
 from tokenmix.ops.checks import check_choice, check_chunk_size, check_rates, check_tensor, check_whole
 from tokenmix.ops.external_blocks import Factors, Normalization, cosine, external_by_blocks, reference_map
@@ -110,13 +110,12 @@ def external_attention(
         return external_by_blocks(factors, num_steps=steps)
     if chosen == "sdpa":
         return _by_sdpa(factors, double=bool(steps))
-    *given, full = factors
-    given = autocast_inputs(*given)
-    require_triton("external_attention", *given)
+    factors = factors.in_autocast_type()
+    require_triton("external_attention", *factors[:5], mask=factors.mask)
     # It imports triton, which a CPU does without.
     from tokenmix.kernels.external import fused_external_attention
 
-    return fused_external_attention(*given, full, double=bool(steps))
+    return fused_external_attention(*factors, double=bool(steps))
 
 
 def external_attention_map(

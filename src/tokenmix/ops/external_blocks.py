@@ -15,14 +15,15 @@ backward. Forward mode, vmap and a derivative of the derivative use the referenc
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterator
+from types import EllipsisType
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tokenmix.kernels.support import autocast_inputs, empty_like_heads
+from tokenmix.kernels.support import empty_like_heads
 from tokenmix.ops.normalize import broadcast_mask, double_normalize, slot_offset
 
 TILE_ENTRIES = 2**20
@@ -41,6 +42,16 @@ class Factors(NamedTuple):
     key_bias: Tensor | None = None
     value_bias: Tensor | None = None
     mask: Tensor | None = None
+
+    def in_autocast_type(self) -> "Factors":
+        """The tensors in autocast's type, where it is on: our operators are not on its list."""
+        kind = self.query.device.type
+        if kind == "meta" or not torch.is_autocast_enabled(kind):
+            return self
+        dtype = torch.get_autocast_dtype(kind)
+        memories = self.key_memory.to(dtype), self.value_memory.to(dtype)
+        biases = (bias if bias is None else bias.to(dtype) for bias in (self.key_bias, self.value_bias))
+        return Factors(self.query.to(dtype), *memories, *biases, mask=self.mask)
 
 
 def reference(factors: Factors, normalization: Normalization = "double", num_steps: int = 1) -> Tensor:
@@ -89,30 +100,50 @@ def external_by_blocks(
         total: the sum over all processes of the gradient of L; given with `merge`, and then there is a first
             derivative in reverse mode only.
     """
-    *tensors, mask = factors
-    query, leading = factors.query, factors.query.shape[:-2]
+    query, mask, leading = factors.query, factors.mask, factors.query.shape[:-2]
     if chunk_size is None and merge is None:
         query = query.reshape(-1, *query.shape[-3:]) if query.dim() > 4 else query[(None,) * (4 - query.dim())]
     mask = None if mask is None else mask.expand(factors.query.shape[:-1]).reshape(query.shape[:-1])
     blocks = _Blocks if torch.compiler.is_compiling() or merge is not None else _BlocksOfAnyMode
-    given = autocast_inputs(query, *tensors[1:])
-    out = blocks.apply(*given, mask, num_steps, chunk_size, merge, total)[0]
+    given = factors._replace(query=query, mask=mask).in_autocast_type()
+    out = blocks.apply(*given, num_steps, chunk_size, merge, total)[0]
     # A tensor of its own, never a view.
     return out if out.shape[:-2] == leading else out.reshape(*leading, *out.shape[-2:]).clone()
+
+
+Tensors = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
+"""The fields of `Factors`."""
+Inputs = tuple[*Tensors, int, int | None, Merge | None, Merge | None]
+Index = EllipsisType | tuple[slice, slice]
+
+
+class _Context(Protocol):
+    """What forward leaves for the gradient: the factors, the offsets and the options."""
+
+    saved_tensors: tuple[*Tensors, Tensor]
+    num_steps: int
+    size: int | None
+    merge: Merge | None
+    total: Merge | None
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+    def save_for_forward(self, *tensors: Tensor | None) -> None: ...
+    def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
 
 
 class _Blocks(torch.autograd.Function):
     """The output (..., N, d_v) and the offsets L^1 .. L^K, (K, ..., 1, S)."""
 
     @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
+    def forward(*inputs: *Inputs) -> tuple[Tensor, Tensor]:
         query, key_memory, value_memory, key_bias, value_bias, mask, num_steps, size, merge, _ = inputs
         out, slots = empty_like_heads(query, value_memory.shape[1]), key_memory.shape[0]
         wide = torch.promote_types(query.dtype, torch.float32)
         offsets = query.new_zeros((num_steps, *query.shape[:-2], 1, slots), dtype=wide)
         for heads, chunks in _blocks(query, slots, size, merge):
             some, there = query[heads], None if mask is None else mask[heads]
-            logits: Any = None
+            joined = num_steps == 1 and len(chunks) == 1
+            kept: Tensor | None = None
             for k in range(num_steps):
                 here = some.new_full((*some.shape[:-2], slots), -torch.inf, dtype=wide)
                 for part in chunks:
@@ -121,12 +152,12 @@ class _Blocks(torch.autograd.Function):
                         logits -= torch.logsumexp(logits - offsets[k - 1][heads], dim=-1, keepdim=True)
                     taking_part = None if there is None else there[..., part]
                     here = torch.logaddexp(here, slot_offset(logits, mask=taking_part))
+                    kept = logits if joined else None
                 # Where no token takes part any finite number will do.
                 here = here.masked_fill(here == -torch.inf, 0.0) if merge is None else merge(here)
                 offsets[k][heads] = here.unsqueeze(-2)
             for part in chunks:
-                if num_steps != 1 or len(chunks) > 1:
-                    logits = F.linear(some[..., part, :], key_memory, key_bias).to(wide)
+                logits = F.linear(some[..., part, :], key_memory, key_bias).to(wide) if kept is None else kept
                 if num_steps:
                     logits.sub_(offsets[-1][heads])
                 weights = torch.softmax(logits, dim=-1, out=logits).to(query.dtype)  # pyrefly: ignore[no-matching-overload]
@@ -137,36 +168,38 @@ class _Blocks(torch.autograd.Function):
         return out, offsets
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(ctx: _Context, inputs: Inputs, output: tuple[Tensor, Tensor]) -> None:
         *tensors, ctx.num_steps, ctx.size, ctx.merge, ctx.total = inputs
         ctx.save_for_backward(*tensors, output[1])
         ctx.mark_non_differentiable(output[1])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
+    def backward(ctx: _Context, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
         saved = ctx.saved_tensors  # Once only: torch.utils.checkpoint refuses a second reading.
-        query, key_memory, value_memory, key_bias, _value_bias, mask, offsets = saved
+        query, key_memory, value_memory, key_bias, value_bias, mask, offsets = saved
         if torch.is_grad_enabled():
             if ctx.merge is not None:
                 raise RuntimeError("external attention over several processes has a first derivative only")
             # Expressions of the reference, for who differentiates once more.
-            run, there = _written(saved, ctx.num_steps)
+            run, there = _written(Factors(*saved[:6]), ctx.num_steps)
             found = iter(torch.func.vjp(run, *there)[1](grad))
             return *(None if tensor is None else next(found) for tensor in saved[:5]), *[None] * 5
         wide, last = offsets.dtype, ctx.num_steps - 1
         grad_query = empty_like_heads(query, query.shape[-1])
-        sums: list[Any] = [None if t is None else t.new_zeros(t.shape, dtype=wide) for t in saved[1:5]]
-        grad_keys, grad_values, grad_key_bias, grad_value_bias = sums
+        grad_keys, grad_values = (t.new_zeros(t.shape, dtype=wide) for t in (key_memory, value_memory))
+        grad_key_bias, grad_value_bias = (
+            None if t is None else t.new_zeros(t.shape, dtype=wide) for t in (key_bias, value_bias)
+        )
         for heads, chunks in _blocks(query, key_memory.shape[0], ctx.size, ctx.merge):
             joined = ctx.num_steps == 1 and len(chunks) == 1 and ctx.merge is None
-            grad_before: Any = None
-            grad_offset: Any = None
+            grad_before = query.new_zeros((*query[heads].shape[:-2], 1, key_memory.shape[0]), dtype=wide)
+            grad_offset = grad_before
             # The pass that emitted, then those that collected, the last one first.
             for k in range(last + 1, last if joined or not ctx.num_steps else -1, -1):
-                if grad_before is not None:
+                if k <= last:
                     grad_offset = grad_before if ctx.total is None else ctx.total(grad_before)
+                    grad_before = torch.zeros_like(grad_before)
                 before = k - 1  # The offsets that this pass read: none for the first.
-                grad_before = query.new_zeros((*query[heads].shape[:-2], 1, key_memory.shape[0]), dtype=wide)
                 for part in chunks:
                     some = query[heads][..., part, :].contiguous()
                     left_out = None if mask is None else ~mask[heads][..., part].unsqueeze(-1)
@@ -207,22 +240,27 @@ class _Blocks(torch.autograd.Function):
                         grad_query[heads][..., part, :] = narrow @ key_memory
                     else:
                         grad_query[heads][..., part, :] += narrow @ key_memory
+        sums = (grad_keys, grad_values, grad_key_bias, grad_value_bias)
         return grad_query, *(None if each is None else each.to(query.dtype) for each in sums), *[None] * 5
+
+
+class _VmapInfo(Protocol):
+    batch_size: int
 
 
 class _BlocksOfAnyMode(_Blocks):
     """The same with the rules of forward mode and vmap, which `torch.compile` does not take."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(ctx: _Context, inputs: Inputs, output: tuple[Tensor, Tensor]) -> None:
         _Blocks.setup_context(ctx, inputs, output)
         ctx.save_for_forward(*inputs[:6])
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor, None]:
+    def jvp(ctx: _Context, *tangents: Tensor | None) -> tuple[Tensor, None]:
         """The reference's, as the transpose of the transpose: a rule of forward mode has no second level of it."""
-        tensors = ctx.saved_tensors
-        run, there = _written(tensors, ctx.num_steps)
+        tensors = ctx.saved_tensors[:6]
+        run, there = _written(Factors(*tensors), ctx.num_steps)
         directions = [
             torch.zeros_like(tensor) if tangent is None else tangent
             for tensor, tangent in zip(tensors[:5], tangents[:5], strict=True)
@@ -232,32 +270,32 @@ class _BlocksOfAnyMode(_Blocks):
         return torch.func.vjp(pull, torch.zeros_like(out))[1](tuple(directions))[0], None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> object:
+    def vmap(info: _VmapInfo, in_dims: tuple[int | None, ...], *args: object) -> object:
         """The calls one after the other, each with its memories and its mask."""
+
+        def of_sample(arg: object, dim: int | None, i: int) -> object:
+            return arg.select(dim, i) if isinstance(arg, Tensor) and dim is not None else arg
+
         calls = [
-            _BlocksOfAnyMode.apply(
-                *(arg if dim is None else arg.select(dim, i) for arg, dim in zip(args, in_dims, strict=True))
-            )
+            _BlocksOfAnyMode.apply(*(of_sample(arg, dim, i) for arg, dim in zip(args, in_dims, strict=True)))
             for i in range(info.batch_size)
         ]
         out, offsets = (torch.stack(each) for each in zip(*calls, strict=True))
         return (out, offsets), (0, 0)
 
 
-def _written(tensors: Sequence[Any], num_steps: int) -> tuple[Callable[..., Tensor], list[Tensor]]:
+def _written(factors: Factors, num_steps: int) -> tuple[Callable[..., Tensor], list[Tensor]]:
     """The reference as a function of those of its five factors that are there, and these."""
+    named = {name: tensor for name, tensor in factors._asdict().items() if tensor is not None and name != "mask"}
 
     def run(*there: Tensor) -> Tensor:
-        found = iter(there)
-        given: list[Any] = [None if tensor is None else next(found) for tensor in tensors[:5]]
-        factors = Factors(*given, mask=tensors[5])
-        normalization = "double" if num_steps else "softmax"
-        return reference(factors, normalization, max(1, num_steps))
+        moved = factors._replace(**dict(zip(named, there, strict=True)))
+        return reference(moved, "double" if num_steps else "softmax", max(1, num_steps))
 
-    return run, [tensor for tensor in tensors[:5] if tensor is not None]
+    return run, list(named.values())
 
 
-def _blocks(query: Tensor, slots: int, size: int | None, merge: Merge | None) -> Iterator[tuple[Any, list[slice]]]:
+def _blocks(query: Tensor, slots: int, size: int | None, merge: Merge | None) -> Iterator[tuple[Index, list[slice]]]:
     """Places in a query's leading axes, and the chunks of their tokens.
 
     Without a size these are some heads, or all heads of some samples, whose map has about TILE_ENTRIES entries.

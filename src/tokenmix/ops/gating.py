@@ -8,12 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokenmix.errors import UserError
-from tokenmix.kernels.support import require_device
 from tokenmix.ops.checks import check_choice, check_flags, check_mask_type, check_tensor
 
 GateVariant = Literal["split", "multiplicative", "additive", "linear"]
 GateMethod = Literal["dense", "fft"]
-GateBackend = Literal["eager", "triton"]
 
 
 def spatial_gate(
@@ -27,7 +25,6 @@ def spatial_gate(
     mask: Tensor | None = None,
     causal: bool = False,
     method: GateMethod = "dense",
-    backend: GateBackend = "eager",
 ) -> Tensor:
     """Gate features by a linear map over the tokens.
 
@@ -49,7 +46,6 @@ def spatial_gate(
             they must hold finite numbers: the layers set them to 0.
         causal: use the lower triangle of W only.
         method: `"fft"` applies a Toeplitz W in O(N log N), see `toeplitz_by_fft`.
-        backend: `"triton"` computes the two products with content in one kernel on a CUDA device, or raises.
 
     Shape:
         (B, N, C) to (B, N, C/2) for `split`, (B, N, C) otherwise.
@@ -79,24 +75,10 @@ def spatial_gate(
         if mask.shape not in ((size, n), (1, n)):
             raise UserError(f"mask must be (B, N) = {(size, n)}, got {tuple(mask.shape)}; give one bool for each token")
         mask = mask.expand(size, n)
-    if backend == "eager":
-        out = gated_tokens(
-            z, weight, bias, variant=variant, norm=norm, addend=addend, mask=mask, causal=causal, method=method
-        )
-        return out if mask is None else out.masked_fill(~mask.unsqueeze(-1), 0.0)
-    check_choice("backend", backend, ("eager", "triton"))
-    if variant not in ("split", "multiplicative") or method != "dense":
-        raise UserError(
-            f"backend='triton' gates by a product with a dense W, got variant={variant!r} and method={method!r}; "
-            f"use backend='eager'"
-        )
-    require_device("spatial_gate", z)
-    # It imports triton, which a CPU does without.
-    from tokenmix.kernels.gate import fused_gate
-
-    content, gated = z.chunk(2, dim=-1) if variant == "split" else (z, z)
-    gated = gated if norm is None else norm(gated)
-    return fused_gate(content, gated, gate_matrix(weight, n, causal=causal), bias[:n], addend=addend, mask=mask)
+    out = gated_tokens(
+        z, weight, bias, variant=variant, norm=norm, addend=addend, mask=mask, causal=causal, method=method
+    )
+    return out if mask is None else out.masked_fill(~mask.unsqueeze(-1), 0.0)
 
 
 def gated_tokens(

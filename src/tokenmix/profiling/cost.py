@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
@@ -161,7 +161,7 @@ def cost_table(
     precision: Precision = "fp32",
     repeats: int = 7,
     track: Callable[[Sequence[int]], Iterable[int]] = iter,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> CostTable:
     """Count and measure mixers at several numbers of tokens next to self-attention, or models at several image sizes.
 
@@ -224,7 +224,9 @@ def cost_table(
         rows=tuple(row for name in found for row in rows[name]),
         exponents={name: exponent({n if mixers else n**2: s for n, s in steady[name].items()}) for name in found},
         reference=reference,
-        crossovers={name: find_crossover(name, dim or DIM, **kwargs) for name in others} if mixers else {},
+        crossovers={name: find_crossover(name, dim or DIM, reference="self", **kwargs) for name in others}
+        if mixers
+        else {},
         measured={name: measured_crossover(both[name], steady[reference]) for name in others},
         faster={name: faster_ranges(both[name], steady[reference]) if both[name] else None for name in others},
         warning=others_work.warning(torch.get_num_threads()) if place.type == "cpu" else "",

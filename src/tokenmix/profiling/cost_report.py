@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import torch
 from rich import box
@@ -248,7 +248,16 @@ SIZE = "an input of 1 x 512 x 128 x 128, as in the table of Guo et al., arXiv 21
 TRUST = "All figures are counted from our layers; the paper's own could not be looked up."
 
 
-def eanet_requirements() -> dict[str, dict[str, Any]]:
+class Requirement(TypedDict):
+    """What a mechanism has and takes."""
+
+    name: str
+    layer: str
+    parameters: int
+    macs: int
+
+
+def eanet_requirements() -> dict[str, Requirement]:
     """Parameters and multiply-adds of each mechanism."""
     shape: Values = {"device": "meta"}
     layers: dict[str, Mixer] = {
@@ -259,12 +268,16 @@ def eanet_requirements() -> dict[str, dict[str, Any]]:
         "external attention, untied": ExternalAttention2d(CHANNELS, tie="none", **shape),
         "external attention, hard tie": ExternalAttention2d(CHANNELS, tie="hard", **shape),
     }
-    found = {}
+    found: dict[str, Requirement] = {}
     for name, layer in layers.items():
         # The other projections have no biases; ours of self-attention has one after the output.
         without = layer.proj.bias.numel() if isinstance(layer, SelfAttention) else 0
-        counts = {"parameters": count_parameters(layer) - without, "macs": layer.macs(SIDE * SIDE)}
-        found[name] = {"name": name, "layer": type(layer).__name__, **counts}
+        found[name] = {
+            "name": name,
+            "layer": type(layer).__name__,
+            "parameters": count_parameters(layer) - without,
+            "macs": layer.macs(SIDE * SIDE),
+        }
     return found
 
 

@@ -5,7 +5,6 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from tokenmix.profiling.target import layer_for
 
@@ -33,7 +32,7 @@ class Crossover:
         return ", ".join(texts)
 
 
-def find_crossover(name: str, dim: int, *, reference: str = "self", **kwargs: Any) -> Crossover:
+def find_crossover(name: str, dim: int, *, reference: str = "self", **kwargs: object) -> Crossover:
     """Where `macs` of a mixer is below that of self-attention of the same width, from the equations.
 
     Args:

@@ -5,7 +5,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -69,8 +68,8 @@ class Measured:
         twin, empty = copy.deepcopy(self), partial(torch.empty_like, device=device)
 
         def build() -> Callable[[], object]:
-            parts: list[Any] = [None if part is None else empty(part) for part in twin.carry or ()]
-            carry = Scores(*parts) if parts else None
+            made = {name: empty(x) for name, x in twin.carry._asdict().items() if x is not None} if twin.carry else {}
+            carry = Scores(**made) if made else None
             return getattr(Measured(twin.module.to_empty(device=device), empty(twin.x), carry), which)
 
         return build
@@ -80,7 +79,7 @@ Target = Callable[..., Measured]
 """Builds the subject at a size, on the `device` given by name; on meta it is checked that it can be called."""
 
 
-def layer_for(name: str, dim: int, num_tokens: int, **kwargs: Any) -> Mixer:
+def layer_for(name: str, dim: int, num_tokens: int, **kwargs: object) -> Mixer:
     """The mixer as it is used inside a stack; `kwargs` go to the layers that have such arguments."""
     spec = get_spec(name)
     known = {**_known(spec.layer, kwargs), **spec.later}
@@ -94,7 +93,7 @@ def mixer_with_input(
     *,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Measured:
     """Build a mixer and random input for it. In a stack whose layers pass scores on, the layer before is run once."""
     kwargs = {**kwargs, "device": device, "dtype": dtype}
@@ -157,11 +156,12 @@ def model_with_image(
                     raise
                 built = open_model(name)
         own, resize = example_of(built, None), getattr(built, "set_input_size", None)
-        fits = given is None or size is None or (isinstance(own, tuple) and own[0].shape[2] == size)
+        image = own[0] if isinstance(own, tuple) else None
+        fits = given is None or size is None or (isinstance(image, Tensor) and image.shape[2] == size)
         if not fits and resize is not None:
             resize(size)
         example = example_of(built, size or (None if own else 224))
-        if not isinstance(example, tuple):
+        if not isinstance(example, tuple) or not isinstance(example[0], Tensor):
             raise UserError("its input is no image; give a model of images")
         x = torch.randn(example[0].shape, device=device, dtype=dtype)
         made = Measured(built.to(device, dtype).eval(), x)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
+from tokenmix.files import Values
 from tokenmix.layers.base import Mixer
 from tokenmix.registry import Arguments
 
@@ -291,7 +292,7 @@ class AttentionLayout(AttentionAdapter):
         if self.refusal:
             return ObservedCall(0, refusal=self.refusal)
         kinds = inspect.signature(module.forward).parameters
-        given: dict[str, Any] = {}
+        given: Values = {}
         for name, value in arguments.items():  # those of **kwargs among the others
             given |= value if kinds[name].kind is inspect.Parameter.VAR_KEYWORD else {name: value}
         x, mask = given[self.tokens or next(iter(given))], given.get(self.mask)
@@ -371,7 +372,7 @@ class SwappedAttention(nn.Module):
 
     def forward(self, *args: object, **kwargs: object) -> Tensor | tuple[Tensor | None, ...]:
         """Tokens (B, N, D) to the same; a mask (B, 1, 1, N), True = the token takes part."""
-        given: dict[str, Any] = {**dict(zip(self.parameter_names, args, strict=False)), **kwargs}
+        given: Values = {**dict(zip(self.parameter_names, args, strict=False)), **kwargs}
         self.layout.check_call(given)
         brought = self.layout.brought_positions(given)
         if brought and not self.drop_positions:
@@ -399,7 +400,7 @@ def check_causal(mixer: Mixer, wanted: bool) -> None:
 
 def _part(module: nn.Module, path: str, default: object = None) -> Any:
     """A part of the module by its dotted name."""
-    found: Any = module
+    found: object = module
     for name in path.split("."):
         found = getattr(found, name, None)
     return default if found is None else found
@@ -410,5 +411,6 @@ def _present(module: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name, part in parts.items() if part is not None and not isinstance(part, nn.Identity))
 
 
-def _rate(dropout: Any) -> float:
-    return float(getattr(dropout, "p", dropout) or 0.0)
+def _rate(dropout: object) -> float:
+    rate = getattr(dropout, "p", dropout)
+    return float(rate) if isinstance(rate, float | int) else 0.0

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -103,7 +102,7 @@ class Carrying(Mixer):
         return self.inner.capabilities
 
     @property
-    def num_tokens(self) -> Any:
+    def num_tokens(self) -> object:
         return self.inner.num_tokens
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

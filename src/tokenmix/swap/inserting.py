@@ -4,14 +4,14 @@ import fnmatch
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
 
 from tokenmix.environment import warn_untested
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.layers.base import Mixer, count_parameters
+from tokenmix.layers.base import Factory, Mixer, count_parameters
 from tokenmix.layers.table import build_mixer, count_of, resolve_mixer
 from tokenmix.ops.checks import check_choice
 from tokenmix.registry import Arguments
@@ -43,10 +43,9 @@ class InsertedBlock(nn.Module):
         `channels-last`; the output has the shape of x. A mixer of maps sees D slices as one map of D * H rows.
     """
 
-    def __init__(self, mixer: Mixer, layout: Layout, *, device: Any = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, mixer: Mixer, layout: Layout, **factory: Unpack[Factory]) -> None:
         super().__init__()
         self.mixer, self.layout = mixer, layout
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         bare = starts_as_identity(mixer)
         self.norm = None if bare else nn.LayerNorm(mixer.dim, **factory)
         self.gamma = None if bare else nn.Parameter(torch.zeros(mixer.dim, **factory))
@@ -194,11 +193,12 @@ def insert(
     blocks: list[tuple[nn.Module, InsertedBlock]] = []
     rows, skipped = [], []
     for i, (name, host) in enumerate(hosts.items()):
-        seen: list[Any] = [call for place, call in calls if place == i]
-        refusal = _refusal(host, seen, layout)
+        found = [call for place, call in calls if place == i]
+        refusal = _refusal(host, found, layout)
         if refusal:
             skipped.append(SkippedAttention(name, type(host).__name__, refusal))
             continue
+        seen = [shape for shape in found if isinstance(shape, torch.Size)]
         chosen = layout or _layout_of(host, seen[0])
         counts, dim = tuple(_tokens(shape, chosen) for shape in seen), _width(seen[0], chosen)
         known = inspect.signature(layer).parameters
@@ -213,7 +213,7 @@ def insert(
                 "another mixer"
             )
         like = next((p for module in (host, model) for p in module.parameters()), None)
-        factory: dict[str, Any] = {} if like is None else {"device": like.device, "dtype": like.dtype}
+        factory: Factory = {} if like is None else {"device": like.device, "dtype": like.dtype}
         given = {**default_heads(layer, dim), **{key: value for key, value in factory.items() if key in known}}
         given |= {**fixed, **(mixer_kwargs or {})}
         built = build_mixer(layer, f"mixer {label!r}", dim, max(counts), given).to(**factory)

@@ -4,10 +4,11 @@
 class of the model is transformers' own for the type that is named.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import transformers
-from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.swap.saving import FIELD, MODEL_TYPE, layer_prefix, swapped_config_class
@@ -36,7 +37,7 @@ class SwappedConfig(PreTrainedConfig):
     model_type = MODEL_TYPE
 
     @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+    def from_dict(cls, config_dict: dict[str, object], **kwargs: object) -> Any:
         """The config of a file; `UserError` if it is not one that `save_pretrained` writes."""
         known = {"model_type", "swapped_type", "auto_map"}
         kind, swaps = config_dict.get("swapped_type"), config_dict.get(FIELD)
@@ -67,11 +68,11 @@ class SwappedConfig(PreTrainedConfig):
         return made.from_dict(fields, **kwargs)
 
 
-def _opener(found: Any, config: type) -> type:
+def _opener(found: type[PreTrainedModel] | Sequence[type[PreTrainedModel]], config: type) -> type:
     """What an automatic class opens: the model's own class, with the mixers put in before its weights are read."""
-    own = found[0] if isinstance(found, tuple | list) else found
+    own = found if isinstance(found, type) else found[0]
 
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self: PreTrainedModel, *args: Any, **kwargs: Any) -> None:
         own.__init__(self, *args, **kwargs)
         repeat_swap(self)
         self.__class__ = own
@@ -80,7 +81,7 @@ def _opener(found: Any, config: type) -> type:
     return type(own.__name__, (own,), {"__init__": __init__, "__module__": own.__module__, "config_class": config})
 
 
-def repeat_swap(model: Any) -> None:
+def repeat_swap(model: PreTrainedModel) -> None:
     """Swap in a new model of transformers as its config says."""
     swaps, prefix = getattr(model.config, FIELD), layer_prefix(model)
     setattr(model.config, FIELD, [])

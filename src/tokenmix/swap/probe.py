@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,8 @@ from tokenmix.swap.adapter import AttentionAdapter, ObservedCall
 
 META = torch.device("meta")
 Seen = TypeVar("Seen")
+P = ParamSpec("P")
+Mixed = TypeVar("Mixed")
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def _transformers_example(model: Any, size: tuple[int, int] | None, dtype: torch
     return found or None
 
 
-def _own_size(model: Any) -> tuple[int, int] | None:
+def _own_size(model: nn.Module) -> tuple[int, int] | None:
     """The attributes of our, timm's, torchvision's and transformers' models, in this order."""
     settings, config = getattr(model, "pretrained_cfg", None), getattr(model, "config", None)
     said = (
@@ -185,6 +187,16 @@ def watch_calls(module: nn.Module, calls: list[Seen], note: Callable[..., Seen])
         if not depth:
             calls.append(note(method, args, kwargs, result))
 
+    def noted(mix: Callable[P, Mixed]) -> Callable[P, Mixed]:
+        @functools.wraps(mix)
+        def called(*args: P.args, **kwargs: P.kwargs) -> Mixed:
+            enter()
+            result = mix(*args, **kwargs)
+            leave("mix", args, kwargs, result)
+            return result
+
+        return called
+
     handles = [
         module.register_forward_pre_hook(enter),
         module.register_forward_hook(
@@ -192,16 +204,7 @@ def watch_calls(module: nn.Module, calls: list[Seen], note: Callable[..., Seen])
         ),
     ]
     if isinstance(module, Mixer):
-        mix = module.mix
-
-        @functools.wraps(mix)
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            enter()
-            result = mix(*args, **kwargs)
-            leave("mix", args, kwargs, result)
-            return result
-
-        object.__setattr__(module, "mix", noted)
+        object.__setattr__(module, "mix", noted(module.mix))
     try:
         yield
     finally:

@@ -8,13 +8,12 @@ import inspect
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import GridMixer, Mixer, count_parameters
+from tokenmix.layers.base import Factory, GridMixer, Mixer, count_parameters
 from tokenmix.layers.external import ExternalAttention, MultiHeadExternalAttention
 from tokenmix.layers.less_attention import LessAttention
 from tokenmix.layers.linear_attention import LinearAttention
@@ -213,7 +212,7 @@ def _build(site: AttentionSite, old: AttentionWeights, request: SwapRequest) -> 
                 f"{label} learns a matrix over tokens, and their number is unknown: give num_tokens "
                 f"({request.why_unseen})"
             )
-    factory: dict[str, Any] = {} if old.like is None else {"device": old.like.device, "dtype": old.like.dtype}
+    factory: Factory = {} if old.like is None else {"device": old.like.device, "dtype": old.like.dtype}
     offered = {
         "num_heads": old.num_heads if old.num_heads and old.dim % old.num_heads == 0 else None,
         "qkv_bias": old.qkv_bias,
@@ -256,7 +255,8 @@ def keep_weights(old: AttentionWeights, mixer: Mixer) -> Kept:
     """Copy the weights that play the same role into a new mixer, whose subclasses may use theirs for something else."""
     if old.remark and not any((old.query, old.key, old.value, old.out)):
         return (), old.remark
-    if type(mixer) in (SelfAttention, LinearAttention, LessAttention):
+    attends = isinstance(mixer, SelfAttention | LinearAttention | LessAttention)
+    if attends and type(mixer) in (SelfAttention, LinearAttention, LessAttention):
         kept, why = _into_attention(old, mixer)
     elif type(mixer) is SimplifiedSelfAttention:
         kept, why = _into_simplified(old, mixer)
@@ -274,7 +274,7 @@ def keep_weights(old: AttentionWeights, mixer: Mixer) -> Kept:
     return kept, "; ".join(filter(None, (why, old.remark)))
 
 
-def _into_attention(old: AttentionWeights, mixer: Any) -> Kept:
+def _into_attention(old: AttentionWeights, mixer: SelfAttention | LinearAttention | LessAttention) -> Kept:
     """Query, key and value by their targets, and the output projection."""
     if isinstance(mixer, LessAttention):
         if mixer.qk is None:

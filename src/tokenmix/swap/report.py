@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
 
 from torch import nn
 
@@ -11,14 +10,15 @@ from torch import nn
 class Report:
     """What is known of a model that was changed or trained: a dataclass."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """All but the model, as plain values."""
-        found: dict[str, Any] = _plain(self)
+        found = _plain(self)
+        assert isinstance(found, dict)
         return found
 
 
-def _plain(value: Any) -> Any:
-    if is_dataclass(value):
+def _plain(value: object) -> object:
+    if is_dataclass(value) and not isinstance(value, type):
         parts = {f.name: getattr(value, f.name) for f in fields(value)}
         return {name: _plain(part) for name, part in parts.items() if not isinstance(part, nn.Module)}
     return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
@@ -147,7 +147,7 @@ def _kept(row: SwapRow) -> str:
     return ", ".join(row.kept) or "nothing"
 
 
-def cost_cells(of: Any) -> tuple[str, str, str, str]:
+def cost_cells(of: "SwapRow | ChangeReport") -> tuple[str, str, str, str]:
     """Parameters and multiply-adds before and after, and the changes in percent, of a row or a whole report."""
     parameters = _change(of.parameters_before, of.parameters_after)
     return (*parameters, *_change(of.macs_before, of.macs_after))

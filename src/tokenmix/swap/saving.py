@@ -7,20 +7,19 @@ tokenmix refuses the folder instead of opening it without the mixers; `tokenmix.
 import copy
 import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 
+from tokenmix.registry import Arguments
 from tokenmix.swap.report import SwapRow
 
 MODEL_TYPE = "tokenmix-swapped"
 FIELD = "tokenmix_swap"
 
 
-def record_swap(
-    model: nn.Module, mixer: str, rows: Sequence[SwapRow], kwargs: Mapping[str, Any], drop: str | None
-) -> None:
+def record_swap(model: nn.Module, mixer: str, rows: Sequence[SwapRow], kwargs: Arguments, drop: str | None) -> None:
     """Note a swap in the configs of transformers' models, the model itself or parts of it, for `save_pretrained`."""
     transformers = sys.modules.get("transformers")
     if transformers is None:
@@ -65,16 +64,16 @@ def layer_prefix(model: Any) -> str:
 class SwapInConfig:
     """What is added to a config's class: the file has our type, and all fields."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """All fields, those of the swap among them."""
         found = super().to_dict()  # type: ignore[misc]
         return {**found, "model_type": MODEL_TYPE, "swapped_type": found["model_type"]}
 
-    def to_diff_dict(self) -> dict[str, Any]:
+    def to_diff_dict(self) -> dict[str, object]:
         """The same without private ones: a reader without the class does not know its defaults."""
         return {key: value for key, value in self.to_dict().items() if not key.startswith("_")}
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _empty_config, (type(self).__mro__[2],), self.__dict__
 
 

@@ -140,7 +140,7 @@ def set_input_size(model: nn.Module, img_size: int | tuple[int, int]) -> None:
     sized.set_input_size(size)
 
 
-def _grid(model: Any) -> tuple[int, int] | None:
+def _grid(model: nn.Module) -> tuple[int, int] | None:
     """The grid of tokens of our and timm's models."""
     for holder in (model, getattr(model, "patch_embed", None)):
         grid = getattr(holder, "grid_size", None)

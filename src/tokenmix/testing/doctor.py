@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass
 from itertools import chain
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -162,7 +162,7 @@ def doctor(
     dim: int | None = None,
     num_tokens: int | None = None,
     only: Collection[str] | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Report:
     """Run every property that applies on a layer of the user's.
 
@@ -206,7 +206,7 @@ def doctor(
 
 
 def _arguments(
-    target: str, make: Callable[..., Any], dim: int | None, num_tokens: int | None, given: Arguments
+    target: str, make: Callable[..., object], dim: int | None, num_tokens: int | None, given: Arguments
 ) -> Values:
     """What to call the constructor with, by the names of its arguments."""
     try:

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +54,7 @@ class OfItself(nn.Module):
         """x in every place."""
         return self.run(x)
 
-    def run(self, x: Tensor, **more: Any) -> Tensor:
+    def run(self, x: Tensor, **more: object) -> Tensor:
         """The first result of the layer inside."""
         out = self.inner(*[x] * self.num_inputs, **more)
         return out[0] if isinstance(out, tuple | list) else out
@@ -73,10 +73,10 @@ class MaskedOfItself(OfItself):
         return self.run(x, **({} if mask is None else {str(self.padding): ~mask}))
 
 
-def adapted(layer: Any) -> Any:
+def adapted(layer: nn.Module) -> nn.Module:
     """The layer, or one of forward(x) around it if it takes queries, keys and values, or a padding mask of torch's."""
     if not isinstance(layer, nn.Module):
-        return layer
+        return layer  # Something else that a stranger's function returns, which the caller names.
     parameters = list(inspect.signature(layer.forward).parameters.values())
     others = [p.name for p in parameters[1:] if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
     padding = next((p.name for p in parameters if p.name in PADDING), None)
@@ -95,9 +95,9 @@ class Builder:
     """
 
     make: Build
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    kwargs: Mapping[str, object] = field(default_factory=dict)
 
-    def __call__(self, **changes: Any) -> nn.Module:
+    def __call__(self, **changes: object) -> nn.Module:
         return adapted(self.make(**{**self.kwargs, **changes}))
 
 
@@ -150,13 +150,13 @@ def noise(*shape: int, seed: int = 1) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def fresh(build: Build, seed: int = 0, **changes: Any) -> nn.Module:
+def fresh(build: Build, seed: int = 0, /, **changes: object) -> nn.Module:
     """A new layer, its initial weights drawn under a fixed seed."""
     with seeded(seed):
         return build(**changes)
 
 
-def awake(build: Build, **changes: Any) -> nn.Module:
+def awake(build: Build, **changes: object) -> nn.Module:
     """A new layer with random weights of natural size, so that no initialisation (a gate at 0) hides a path."""
     layer = fresh(build, **changes)
     generator = torch.Generator().manual_seed(1)
@@ -172,7 +172,7 @@ def awake(build: Build, **changes: Any) -> nn.Module:
     return layer.eval()
 
 
-def exact(build: Build, x: Tensor, **changes: Any) -> tuple[nn.Module, Tensor, float]:
+def exact(build: Build, x: Tensor, **changes: object) -> tuple[nn.Module, Tensor, float]:
     """An awake layer in float64, its input, and how far two equal results may differ; float32 if it must be."""
     layer, wide = awake(build, **changes).double(), x.double()
     try:
@@ -184,7 +184,7 @@ def exact(build: Build, x: Tensor, **changes: Any) -> tuple[nn.Module, Tensor, f
     return layer, wide, 1e-5
 
 
-def call(layer: nn.Module, x: Tensor, mask: Tensor | None = None, *, seed: int = 0) -> Tensor:
+def call(layer: Callable[..., object], x: Tensor, mask: Tensor | None = None, *, seed: int = 0) -> Tensor:
     """The layer's output, its own randomness fixed."""
     with seeded(seed):
         out = layer(x) if mask is None else layer(x, mask=mask)
@@ -228,7 +228,7 @@ def assert_finite_gradients(layer: nn.Module, x: Tensor, message: str) -> None:
             raise PropertyFailure(message.format(name))
 
 
-def contents(value: Any) -> Iterator[Any]:
+def contents(value: object) -> Iterator[Tensor | nn.Module]:
     """Tensors and modules in a value, through lists, tuples and dicts."""
     if isinstance(value, Tensor | nn.Module):
         yield value

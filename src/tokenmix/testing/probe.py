@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,9 @@ from tokenmix.registry import import_object
 from tokenmix.testing.probe_tasks import TASKS, ProbeTask
 from tokenmix.testing.structure import Structure, look
 from tokenmix.trust import from_caller
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Target = str | Callable[..., nn.Module]
 """A name of the table, "module:Class", or a class of layers."""
@@ -247,7 +250,7 @@ class ProbeReport:
         said = "<br>".join(line for mixer in self.mixers for line in self.sentences(mixer))
         return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table><p>{said}</p>"
 
-    def plot(self) -> Any:
+    def plot(self) -> "Figure":
         """A matplotlib figure: a row of bars for each task, with lines for guessing."""
         from matplotlib.figure import Figure
 

@@ -1,7 +1,7 @@
 """The configuration of the text models."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from transformers import PreTrainedConfig
 
@@ -88,7 +88,7 @@ class GMLPConfig(PreTrainedConfig):
     pad_token_id: int | None = 0
     tie_word_embeddings: bool = True
 
-    def __post_init__(self, **kwargs: Any) -> None:
+    def __post_init__(self, **kwargs: object) -> None:
         if self.positions is None:
             self.positions = "learned" if self.mixer == "self" else "none"
         positive = ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings")
@@ -127,7 +127,7 @@ class GMLPConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
 
-def create_config(name: str, **overrides: Any) -> GMLPConfig:
+def create_config(name: str, **overrides: object) -> GMLPConfig:
     """A text configuration by name.
 
     Args:

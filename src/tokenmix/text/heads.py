@@ -1,7 +1,7 @@
 """The text models' heads: masked words, one label a text, an answer's span; what they cost, and automatic classes."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +48,13 @@ class GMLPQuestionAnsweringOutput(QuestionAnsweringModelOutput):
     gates: tuple[Tensor, ...] | None = None
 
 
-def _kept(out: GMLPModelOutput) -> dict[str, Any]:
+class _Kept(TypedDict):
+    hidden_states: tuple[Tensor, ...] | None
+    attentions: tuple[Tensor, ...] | None
+    gates: tuple[Tensor, ...] | None
+
+
+def _kept(out: GMLPModelOutput) -> _Kept:
     """What every head passes on of the model's output."""
     return {"hidden_states": out.hidden_states, "attentions": out.attentions, "gates": out.gates}
 
@@ -84,7 +90,7 @@ class GMLPForMaskedLM(GMLPPreTrainedModel):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> GMLPMaskedLMOutput:
         """Logits, and with labels (B, N) the mean cross-entropy where they are not -100.
 
@@ -136,7 +142,7 @@ class GMLPForSequenceClassification(GMLPPreTrainedModel):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> GMLPClassifierOutput:
         """Logits, and with labels (B,), (B, L) for many labels, the loss; keywords as in `GMLPForMaskedLM`."""
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
@@ -179,7 +185,7 @@ class GMLPForQuestionAnswering(GMLPPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> GMLPQuestionAnsweringOutput:
         """Start and end logits, and with both positions (B,) the loss; keywords as in `GMLPForMaskedLM`."""
         if (start_positions is None) != (end_positions is None):
@@ -197,7 +203,7 @@ class GMLPForQuestionAnswering(GMLPPreTrainedModel):
         return self.gmlp.macs(num_tokens) + num_tokens * self.qa_outputs.weight.numel()
 
 
-def create_text_model(**fields: Any) -> GMLPForMaskedLM:
+def create_text_model(**fields: object) -> GMLPForMaskedLM:
     """The masked-language model of a config with these fields; those of a name are in the registry of models."""
     return GMLPForMaskedLM(config_of(fields))
 
@@ -211,7 +217,7 @@ def register_with_transformers() -> None:
     AutoModelForQuestionAnswering.register(GMLPConfig, GMLPForQuestionAnswering, exist_ok=True)
 
 
-def describe(name: str, **overrides: Any) -> dict[str, Any]:
+def describe(name: str, **overrides: object) -> dict[str, object]:
     """What a preset's masked-language model costs, without building it in memory.
 
     Args:

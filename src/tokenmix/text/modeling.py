@@ -2,7 +2,7 @@
 
 import copy
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -148,7 +148,7 @@ class GMLPModel(GMLPPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> GMLPModelOutput:
         """Features of ids (B, N), or of embeddings (B, N, D); transformers' arguments.
 

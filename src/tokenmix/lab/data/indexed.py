@@ -18,6 +18,7 @@ from tokenmix.errors import UserError
 from tokenmix.lab.data.reading import Skipped
 
 S = TypeVar("S")
+Batch = TypeVar("Batch")
 # A part that is held out: one sample in so many, none below the least (epochs could not be distinguished).
 SHARE, LEAST, MOST = 10, 10, 10_000
 
@@ -55,7 +56,7 @@ def restored_random_state() -> Iterator[None]:
         torch.default_generator.set_state(torches)
 
 
-class IndexedDataset(ABC):
+class IndexedDataset(ABC, Generic[Batch]):
     """Indexed samples; a batch is a function of the epoch and the indices in it, and of nothing else.
 
     Attributes:
@@ -71,10 +72,10 @@ class IndexedDataset(ABC):
         """The number of samples, the same in each epoch."""
 
     @abstractmethod
-    def read(self, indices: Tensor, epoch: int) -> Any:
+    def read(self, indices: Tensor, epoch: int) -> Batch:
         """The batch of these samples, as the task takes it."""
 
-    def chosen(self, indices: Tensor) -> "IndexedDataset":
+    def chosen(self, indices: Tensor) -> "IndexedDataset[Batch]":
         """The samples with these indices; each stays the function of its own index that it was."""
         return self if len(indices) == len(self) else _Chosen(self, indices)
 
@@ -93,7 +94,7 @@ class IndexedDataset(ABC):
         return
 
 
-def subset(dataset: IndexedDataset, count: int | None) -> IndexedDataset:
+def subset(dataset: IndexedDataset[Batch], count: int | None) -> IndexedDataset[Batch]:
     """`count` of the samples, evenly spread over them, so that no document or place has them all; all for None."""
     return dataset.chosen(spread(len(dataset), count))
 
@@ -104,7 +105,7 @@ def spread(length: int, count: int | None) -> Tensor:
     return torch.arange(count) * length // max(count, 1)
 
 
-def balanced_order(dataset: IndexedDataset, labels: Tensor, sampler: str) -> IndexedDataset:
+def balanced_order(dataset: IndexedDataset[Batch], labels: Tensor, sampler: str) -> IndexedDataset[Batch]:
     """The samples of these classes int64 (n,), which training takes in the order that `--sampler` names.
 
     shuffle is the order of the data set; in balanced an epoch takes as many of each class, give or take one, and as
@@ -120,16 +121,16 @@ def balanced_order(dataset: IndexedDataset, labels: Tensor, sampler: str) -> Ind
     return _Chosen(dataset, torch.arange(len(dataset)), labels.numpy())
 
 
-class _Chosen(IndexedDataset):
+class _Chosen(IndexedDataset[Batch]):
     """Samples of another data set by their indices; in a balanced order if their labels are given."""
 
-    def __init__(self, dataset: IndexedDataset, indices: Tensor, labels: np.ndarray | None = None) -> None:
+    def __init__(self, dataset: IndexedDataset[Batch], indices: Tensor, labels: np.ndarray | None = None) -> None:
         self.dataset, self.indices, self.labels, self.unit = dataset, indices, labels, dataset.unit
 
     def __len__(self) -> int:
         return len(self.indices)
 
-    def read(self, indices: Tensor, epoch: int) -> Any:
+    def read(self, indices: Tensor, epoch: int) -> Batch:
         return self.dataset.read(self.indices[indices], epoch)
 
     def training_order(self, seed: int, epoch: int, rank: int, world_size: int) -> np.ndarray:

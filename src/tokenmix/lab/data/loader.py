@@ -60,16 +60,16 @@ class EpochSampler(Sampler[Key]):
             yield epoch, order[batch * self.batch_size : (batch + 1) * self.batch_size]
 
 
-class _Batches(Dataset[Any]):
+class _Batches(Dataset[object]):
     def __init__(self, dataset: IndexedDataset) -> None:
         self.dataset = dataset
 
-    def __getitem__(self, index: Key) -> Any:
+    def __getitem__(self, index: Key) -> object:
         epoch, indices = index
         return self.dataset.read(indices, epoch)
 
 
-class EpochLoader(DataLoader[Any]):
+class EpochLoader(DataLoader[object]):
     """A DataLoader whose batches are those of `IndexedDataset.read`, in the order of an `EpochSampler`."""
 
     def __init__(self, dataset: IndexedDataset, sampler: EpochSampler, *, workers: int, pin_memory: bool) -> None:
@@ -162,7 +162,7 @@ def worker_errors() -> Iterator[None]:
         raise UserError(f"a loader process has ended ({reason}); lower --workers or --batch-size") from None
 
 
-def _same(batch: Any) -> Any:
+def _same(batch: object) -> object:
     return batch
 
 

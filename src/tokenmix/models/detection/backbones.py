@@ -66,9 +66,9 @@ class ResNetBackbone(nn.Module):
         if not 0 <= frozen_stages <= 5:
             raise UserError(f"frozen_stages must be 0 to 5, got {frozen_stages}")
         group = partial(GroupNorm, num_groups=8)
-        given: dict[str, Any] = {**(backbone_kwargs or {}), **({"norm_layer": group} if norm == "group" else {})}
+        given = {**(backbone_kwargs or {}), **({"norm_layer": group} if norm == "group" else {})}
         given |= {"features_only": True, "out_indices": tuple(levels), "device": device}
-        net = timm_resnet(backbone, pretrained=pretrained_backbone, **given)
+        net = timm_resnet(backbone, {**given, "pretrained": pretrained_backbone})
         if norm == "frozen":
             with torch.device(device or torch.get_default_device()):
                 net = freeze_batch_norm_2d(net)

@@ -108,7 +108,9 @@ class Pairs:
 class BlockRoIHeads(RoIHeads):
     """torchvision's second stage, which matches some proposals at a time, as `BlockMatcher` does anchors."""
 
-    def assign_targets_to_proposals(self, proposals: Any, gt_boxes: Any, gt_labels: Any) -> Any:
+    def assign_targets_to_proposals(
+        self, proposals: Sequence[Tensor], gt_boxes: Sequence[Tensor], gt_labels: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """The true box and the class of each proposal, of each image."""
         matched, labels = [], []
         for some, boxes, classes in zip(proposals, gt_boxes, gt_labels, strict=True):
@@ -122,12 +124,14 @@ class BlockRoIHeads(RoIHeads):
 class BlockRetinaNet(RetinaNet):
     """torchvision's RetinaNet, which matches by `BlockMatcher`."""
 
-    proposal_matcher: Any
-
-    def compute_loss(self, targets: Any, head_outputs: Any, anchors: Any) -> dict[str, Tensor]:
+    def compute_loss(
+        self, targets: list[dict[str, Tensor]], head_outputs: dict[str, Tensor], anchors: list[Tensor]
+    ) -> dict[str, Tensor]:
         """The losses by name."""
+        matcher = self.proposal_matcher
+        assert isinstance(matcher, BlockMatcher)
         matches = [
-            self.proposal_matcher(Pairs(target["boxes"], own))
+            matcher(Pairs(target["boxes"], own))
             if len(target["boxes"])
             else torch.full((len(own),), det_utils.Matcher.BELOW_LOW_THRESHOLD, device=own.device)
             for target, own in zip(targets, anchors, strict=True)
@@ -246,7 +250,7 @@ class Detector(OnMaps, nn.Module):
         """What gives the maps."""
         return self.net.backbone.body
 
-    def forward(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> Any:
+    def forward(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> object:
         """Losses by name in training, else detections of each image."""
         found = self.find(images, targets)
         return found if self.training else [with_dense_masks(one) for one in found]
@@ -390,7 +394,7 @@ def square_side(img_size: Size) -> int:
     return height
 
 
-def _rcnn(kind: Kind, pyramid: Pyramid, sizes: HeadSizes, num_classes: int, **options: Any) -> nn.Module:
+def _rcnn(kind: Kind, pyramid: Pyramid, sizes: HeadSizes, num_classes: int, **options: object) -> nn.Module:
     """Faster or Mask R-CNN of torchvision's, with the background class added."""
     anchors, levels = sizes.anchor_generator(), [str(i) for i in range(len(pyramid.body.widths))]
     for part, number in zip(("train", "test"), sizes.proposals, strict=True):
@@ -418,7 +422,7 @@ def _rcnn(kind: Kind, pyramid: Pyramid, sizes: HeadSizes, num_classes: int, **op
     return net
 
 
-def _arguments(of: Callable[..., Any], given: Arguments) -> dict[str, Any]:
+def _arguments(of: Callable[..., object], given: Arguments) -> Arguments:
     """Those that a constructor takes."""
     return {name: given[name] for name in inspect.signature(of).parameters if name in given}
 

@@ -1,9 +1,8 @@
 """Images of any size to a detector and masks back, without copies of the whole."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,16 +47,18 @@ class PictureTransform(GeneralizedRCNNTransform):
     """
 
     device = torch.device("cpu")
-    min_size: Any
 
-    def forward(self, images: list[Any], targets: Any = None) -> Any:
+    def forward(
+        self, images: list[Tensor], targets: list[dict[str, Tensor]] | None = None
+    ) -> tuple[ImageList, list[dict[str, Tensor]] | None]:
         """A batch of one size, and the targets."""
         if all(isinstance(image, Tensor) and image.is_floating_point() for image in images):
             return super().forward(images, targets)
-        seen = []
+        seen, sides = [], self.min_size
+        assert not isinstance(sides, int)
         for image in images:
             height, width = image.shape[1:]
-            scale = min(self.min_size[-1] / min(height, width), self.max_size / max(height, width))
+            scale = min(sides[-1] / min(height, width), self.max_size / max(height, width))
             size = (floor(height * scale), floor(width * scale))
             if min(size) < 1:
                 raise UserError(
@@ -67,11 +68,16 @@ class PictureTransform(GeneralizedRCNNTransform):
             seen.append(self.normalize(torch.cat(list(bilinear_blocks(image, size)), 1).div_(255).to(self.device)))
         return ImageList(self.batch_images(seen, self.size_divisible), [(x.shape[1], x.shape[2]) for x in seen]), None
 
-    def postprocess(self, result: list[Any], image_shapes: Any, original_image_sizes: Any) -> list[Any]:
+    def postprocess(
+        self,
+        result: list[dict[str, Tensor]],
+        image_shapes: list[tuple[int, int]],
+        original_image_sizes: list[tuple[int, int]],
+    ) -> list[dict[str, Tensor]]:
         """Boxes in the pixels of the images; masks (M, 1, 28, 28) of boxes."""
         if not self.training:
             for found, seen, size in zip(result, image_shapes, original_image_sizes, strict=True):
-                found["boxes"] = resize_boxes(found["boxes"], seen, size)
+                found["boxes"] = resize_boxes(found["boxes"], list(seen), list(size))
         return result
 
 
@@ -125,7 +131,6 @@ def place_masks(shares: Tensor, boxes: Tensor, size: tuple[int, int]) -> PlacedM
     return PlacedMasks(crops, size)
 
 
-def with_dense_masks(found: dict[str, Any]) -> dict[str, Any]:
+def with_dense_masks(found: Mapping[str, Tensor | PlacedMasks]) -> dict[str, Tensor]:
     """Detections with masks bool (M, H, W), if they have any."""
-    masks = found.get("masks")
-    return {**found, "masks": masks.dense()} if isinstance(masks, PlacedMasks) else found
+    return {name: value.dense() if isinstance(value, PlacedMasks) else value for name, value in found.items()}

@@ -72,7 +72,7 @@ def _stopped(build: Build, x: Tensor, backend: str, *, whole: bool) -> str | Non
             tokens = to_tokens(x).shape[:2]
             masked = training and traits(layer, build).mask
             mask = torch.arange(tokens.numel()).view(tokens) % 5 > 0 if masked else None
-            graph: Any = torch.compile(layer, fullgraph=whole, backend=backend, options=options)
+            graph = torch.compile(layer, fullgraph=whole, backend=backend, options=options)
             ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
             expected = call(plain, theirs, mask)
             out = call(graph, ours, mask)

@@ -4,8 +4,8 @@ import copy
 import inspect
 import io
 import typing
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -112,7 +112,7 @@ def _trained(layer: nn.Module, x: Tensor) -> Tensor:
 
 def copies(build: Build, x: Tensor) -> None:
     """A deep copy, a saved and loaded layer, and one in float64 give the same output and take the same step."""
-    original, loaded = awake(build), fresh(build, seed=5)
+    original, loaded = awake(build), fresh(build, 5)
     owners: dict[int, str] = {}
     for name, weight in original.named_parameters():
         place = weight.untyped_storage().data_ptr()
@@ -173,7 +173,7 @@ def arguments(build: Build, x: Tensor) -> None:
         raise PropertyFailure(f"nothing changes with {', '.join(ignored)}")
 
 
-def _is_ignored(build: Build, x: Tensor, default: dict[str, Tensor], name: str, value: Any) -> bool:
+def _is_ignored(build: Build, x: Tensor, default: dict[str, Tensor], name: str, value: object) -> bool:
     try:
         changed = _behaviour(build, x, **{name: value})
     except Exception:  # a refusal of the value is an answer as well
@@ -184,7 +184,7 @@ def _is_ignored(build: Build, x: Tensor, default: dict[str, Tensor], name: str, 
     return all(a.shape == b.shape and a.dtype == b.dtype and gap(a, b) < 1e-6 for a, b in pairs)
 
 
-def alternatives(build: Build) -> Iterator[tuple[str, list[Any]]]:
+def alternatives(build: Build) -> Iterator[tuple[str, Sequence[object]]]:
     """For each argument of the constructor other values than the one in use, where there are natural ones."""
     if not isinstance(build, Builder):
         return
@@ -201,13 +201,13 @@ def alternatives(build: Build) -> Iterator[tuple[str, list[Any]]]:
             yield name, values
 
 
-def _constructor(build: Builder) -> Any:
+def _constructor(build: Builder) -> Build:
     """What has the arguments: the function that builds the layer, or the class if the function passes them on."""
     passes_on = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(build.make).parameters.values())
     return type(fresh(build)) if passes_on and not inspect.isclass(build.make) else build.make
 
 
-def _other_values(current: Any, hint: Any) -> list[Any]:
+def _other_values(current: object, hint: object) -> Sequence[object]:
     """Values that differ from the current one: another choice, the other truth, half the number."""
     kinds = (hint, *typing.get_args(hint))
     choices = [c for kind in kinds if typing.get_origin(kind) is Literal for c in typing.get_args(kind)]
@@ -221,13 +221,13 @@ def _other_values(current: Any, hint: Any) -> list[Any]:
         return [current + 0.25]
     if current is None:
         # None often stands for one of the two truths.
-        numbers: dict[Any, list[Any]] = {bool: [True, False], int: [2], float: [0.5]}
+        numbers: dict[object, Sequence[object]] = {bool: [True, False], int: [2], float: [0.5]}
         return next((numbers[kind] for kind in kinds if kind in numbers), [])
     return []
 
 
 @torch.no_grad()
-def _behaviour(build: Build, x: Tensor, **changes: Any) -> dict[str, Tensor]:
+def _behaviour(build: Build, x: Tensor, **changes: object) -> dict[str, Tensor]:
     """All that can be seen of a layer: its initial state, what it outputs once awake, and its buffers after that."""
     seen = {f"initial {name}": tensor.clone() for name, tensor in fresh(build, **changes).state_dict().items()}
     layer = awake(build, **changes)

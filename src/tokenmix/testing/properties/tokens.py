@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,13 +67,13 @@ def _sizes(x: Tensor, kind: str | None) -> list[tuple[int, ...]]:
 
 def _refuses(
     layer: nn.Module,
-    x: Tensor,
+    x: object,
     what: str,
-    mask: Tensor | None = None,
+    mask: object = None,
     accepted: type[PropertyFailure] = PropertyFailure,
 ) -> None:
     try:
-        call(layer, x, mask)
+        layer(x) if mask is None else layer(x, mask=mask)
     except UserError:
         return
     except Exception as error:
@@ -193,7 +192,7 @@ def bad_input(build: Build, x: Tensor) -> None:
     if not known.declared:
         raise NotApplicable("has no `capabilities`, so promises no particular error")
     tokens = to_tokens(x).shape[1]
-    wrong: dict[str, tuple[Any, Any]] = {
+    wrong: dict[str, tuple[object, object]] = {
         "an input of another width": (torch.cat((x, x), dim=2 if x.dim() == 3 else 1), None),
         "an input with a dimension too few": (x[0], None),
         "an input with a dimension too many": (x.unsqueeze(0), None),

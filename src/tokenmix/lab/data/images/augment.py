@@ -157,7 +157,7 @@ class AutoAugment:
         return self._transforms.setdefault(size, transform)
 
 
-def _posterize(image: Image.Image, bits: int, **options: Any) -> Image.Image:
+def _posterize(image: Image.Image, bits: int, **options: object) -> Image.Image:
     """timm's operation asks for 0 bits at its strongest, which newer releases of Pillow refuse."""
     return timm_augment.posterize(image, max(bits, 1), **options)
 

@@ -12,11 +12,11 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, ImageFile
 from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg
 
@@ -24,6 +24,9 @@ from tokenmix.errors import UserError
 from tokenmix.files import open_regular
 from tokenmix.lab.data.images.strips import LARGE_PIXELS, PNG, strips_of
 from tokenmix.lab.data.reading import UnreadableImage
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 Box = tuple[float, float, float, float]
 
@@ -119,9 +122,11 @@ def decode_stored(source: str | Path | bytes) -> Tensor:
     with _opened(source) as image:
         if image.format == "JPEG" and image.mode in ("L", "RGB") and image.width * image.height > LARGE_PIXELS:
             # Into the tensor itself: Pillow would hold the whole as well.
-            file: Any = getattr(image, "fp", None)
-            file.seek(0)
-            pixels: Any = decode_jpeg(torch.frombuffer(bytearray(file.read()), dtype=torch.uint8), ImageReadMode.RGB)
+            assert image.fp is not None
+            image.fp.seek(0)
+            data = torch.frombuffer(bytearray(image.fp.read()), dtype=torch.uint8)
+            pixels = decode_jpeg(data, ImageReadMode.RGB)
+            assert isinstance(pixels, Tensor)
             return pixels
         return _tensor(image, 3)
 
@@ -137,8 +142,7 @@ def decode_numbers(source: str | Path | bytes) -> Tensor:
             raise UnreadableImage(
                 f"is a picture of mode {image.mode}, with no class numbers in it; give a palette or grey"
             )
-        tiles: Any = getattr(image, "tile", None)
-        args = tiles[0].args if tiles else ()
+        args = image.tile[0].args if image.tile else ()
         raw, *rest = args if isinstance(args, tuple) else (args,)
         # The grey level that is stored as white, where Pillow stretches the levels.
         top = {"2": 3, "4": 15}.get(str(raw).partition("L;")[2][:1])
@@ -236,7 +240,8 @@ def _parts(
     if strips is None and image.mode == mode and not clear and factor == (1, 1) and box == (0, 0, *image.size):
         yield image
         return
-    high: Any = image.getextrema()[1] if image.mode == "F" else 0
+    high = image.getextrema()[1] if image.mode == "F" else 0
+    assert not isinstance(high, tuple)
     left, top, right, bottom = box
     rows = max(1, PART_PIXELS // ((right - left) * factor[1])) * factor[1]
     boxes = [(left, row, right, min(row + rows, bottom)) for row in range(top, bottom, rows)]
@@ -277,7 +282,7 @@ def _tensor(image: Image.Image, channels: int) -> Tensor:
 
 
 @contextlib.contextmanager
-def _opened(source: str | Path | bytes) -> Iterator[Image.Image]:
+def _opened(source: str | Path | bytes) -> Iterator[ImageFile.ImageFile]:
     with contextlib.ExitStack() as stack:
         try:
             file = stack.enter_context(_file(source))
@@ -366,14 +371,15 @@ class _Spans(io.RawIOBase):
         self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: int(self._ends[-1])}[whence]
         return self._at
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: "WriteableBuffer") -> int:
+        room = memoryview(buffer)
         place = int(np.searchsorted(self._ends, self._at, side="right"))
         if place == len(self._spans):
             return 0
         left = int(self._ends[place]) - self._at
         self._file.seek(self._spans[place][1] - left)
-        data = self._file.read(min(left, len(buffer)))
-        buffer[: len(data)] = data
+        data = self._file.read(min(left, len(room)))
+        room[: len(data)] = data
         self._at += len(data)
         return len(data)
 

@@ -5,10 +5,10 @@ import struct
 import zlib
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import Any, BinaryIO
+from typing import IO
 
-from PIL import Image
-from PIL.TiffImagePlugin import ImageFileDirectory_v2
+from PIL import Image, ImageFile
+from PIL.TiffImagePlugin import ImageFileDirectory_v2, TiffImageFile
 
 PNG = b"\x89PNG\r\n\x1a\n"
 # Larger images are decoded one at a time, however many threads read images, and in strips where that is possible.
@@ -25,7 +25,7 @@ PLAIN = 1
 
 def strips_of(image: Image.Image) -> Iterator[Image.Image] | None:
     """The strips of an image that was opened and not loaded; None if its file has to be decoded as a whole."""
-    file: Any = getattr(image, "fp", None)
+    file = image.fp if isinstance(image, ImageFile.ImageFile) else None
     if file is None or image.width * image.height <= LARGE_PIXELS:
         return None
     if image.format == "PNG":
@@ -33,13 +33,14 @@ def strips_of(image: Image.Image) -> Iterator[Image.Image] | None:
         head = next(_chunks(file))[1]
         plain = head[8] == 8 and head[9] in PNG_BYTES and head[12] == 0
         return _png_strips(file, image.width, image.height) if plain else None
-    tags: Any = getattr(image, "tag_v2", {})
-    if image.format == "TIFF" and image.mode != "F" and OFFSETS in tags and tags.get(PLANES, 1) == 1:
-        return _tiff_strips(file, tags, image.width, image.height)
+    if isinstance(image, TiffImageFile) and image.format == "TIFF" and image.mode != "F":
+        tags = image.tag_v2
+        if OFFSETS in tags and tags.get(PLANES, 1) == 1:
+            return _tiff_strips(file, tags, image.width, image.height)
     return None
 
 
-def _chunks(file: BinaryIO) -> Iterator[tuple[bytes, bytes]]:
+def _chunks(file: IO[bytes]) -> Iterator[tuple[bytes, bytes]]:
     """Kind and content of each chunk of a PNG from here on; that of pixels in parts."""
     while len(found := file.read(8)) == 8:
         length, kind = struct.unpack(">I4s", found)
@@ -54,7 +55,7 @@ def png_chunk(kind: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
 
-def _png_strips(file: BinaryIO, width: int, height: int) -> Iterator[Image.Image]:
+def _png_strips(file: IO[bytes], width: int, height: int) -> Iterator[Image.Image]:
     file.seek(len(PNG))
     chunks = _chunks(file)
     head, colours = next(chunks)[1], b""
@@ -84,7 +85,7 @@ def _png_strips(file: BinaryIO, width: int, height: int) -> Iterator[Image.Image
         yield strip
 
 
-def _tiff_strips(file: BinaryIO, tags: Any, width: int, height: int) -> Iterator[Image.Image]:
+def _tiff_strips(file: IO[bytes], tags: ImageFileDirectory_v2, width: int, height: int) -> Iterator[Image.Image]:
     rows, places = min(tags.get(ROWS, height), height), list(zip(tags[OFFSETS], tags[COUNTS], strict=True))
     if tags.get(COMPRESSION) == PLAIN:
         # Often all rows in one strip.

@@ -19,7 +19,7 @@ from torchvision.ops import clip_boxes_to_image
 
 from tokenmix.environment import check_mask_memory
 from tokenmix.errors import UserError, needs
-from tokenmix.files import inside
+from tokenmix.files import Values, inside
 from tokenmix.lab.data.lookup import DataRequest
 from tokenmix.lab.data.reading import Skipped, parse_json, read_file
 from tokenmix.lab.data.scenes.scenes import (
@@ -41,7 +41,7 @@ MOST, MOST_BITS = 2**53, 40
 ANNOTATION = {"id": (int, str), "image_id": (int,), "category_id": (int,), "bbox": (list,)}
 
 
-Entry = dict[str, Any]
+Entry = Values
 """Of a JSON file; what is read of it has been checked."""
 
 

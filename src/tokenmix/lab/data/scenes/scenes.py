@@ -6,7 +6,7 @@ The augmentation of a sample is a function of (seed, epoch, index); global rando
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
+from typing import ClassVar, Generic, Literal, TypedDict, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -18,10 +18,11 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from tokenmix.errors import UserError
+from tokenmix.files import Values
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.images.decode import UnreadableImage, decode_stored
 from tokenmix.lab.data.images.image_set import normalize
-from tokenmix.lab.data.indexed import DataSet, IndexedDataset, hash_indices, restored_random_state, seed_all
+from tokenmix.lab.data.indexed import Batch, DataSet, IndexedDataset, hash_indices, restored_random_state, seed_all
 from tokenmix.lab.data.lookup import load_data
 from tokenmix.lab.data.reading import NAMED, LeftOut
 
@@ -128,7 +129,7 @@ class SceneData(DataSet[Scenes]):
     mean: tuple[float, ...] = IMAGENET_DEFAULT_MEAN
     std: tuple[float, ...] = IMAGENET_DEFAULT_STD
     crop: tuple[int, int] | None = None
-    notes: dict[str, Any] = field(default_factory=dict)
+    notes: Values = field(default_factory=dict)
 
 
 def load_scenes(spec: str, *, want: Want, seed: int = 0, root: Path | None = None) -> SceneData:
@@ -213,13 +214,13 @@ class RandomScale(v2.Transform):
         super().__init__()
         self.scales = tuple(scales)
 
-    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+    def make_params(self, flat_inputs: list[Tensor]) -> dict[str, list[int]]:
         """The size that all of a sample's parts take."""
         scale = self.scales[int(torch.randint(len(self.scales), ()))]
         height, width = v2.functional.get_size(flat_inputs[0])
         return {"size": [max(round(height * scale), 1), max(round(width * scale), 1)]}
 
-    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
+    def transform(self, inpt: Tensor, params: dict[str, list[int]]) -> Tensor:
         """Of one part."""
         return F.resize(inpt, params["size"], antialias=True)
 
@@ -263,7 +264,7 @@ class SceneAugment:
 
     def __call__(self, scene: Scene, epoch: int, index: int) -> Scene:
         """The scene in an epoch, with classes of the type that they had; crowds are left out, which nobody learns."""
-        parts: list[Any] = [tv_tensors.Image(scene.image)]
+        parts: list[Tensor] = [tv_tensors.Image(scene.image)]
         objects = None if scene.objects is None else scene.objects.kept(~scene.objects.crowd)
         if scene.classes is not None:
             parts.append(tv_tensors.Mask(scene.classes))
@@ -277,8 +278,13 @@ class SceneAugment:
             colour = [round(255 * level) for level in self.fill]
             # An object's mask is padded with background.
             outside = 0 if scene.classes is None else self.ignore
-            fill: Any = {tv_tensors.Image: colour, tv_tensors.Mask: outside, "others": 0}
-            steps.append(v2.RandomCrop(self.crop, pad_if_needed=True, fill=fill))
+            steps.append(
+                v2.RandomCrop(
+                    self.crop,
+                    pad_if_needed=True,
+                    fill={tv_tensors.Image: colour, tv_tensors.Mask: outside, "others": 0},
+                )
+            )
         steps += [v2.RandomHorizontalFlip(self.flip)] if self.flip else []
         steps += [v2.ColorJitter(*3 * [self.color_jitter])] if self.color_jitter else []
         with restored_random_state():
@@ -312,7 +318,7 @@ def left_over(boxes: Tensor, objects: Objects, masks: Tensor | None, min_size: f
 TRIED = 10
 
 
-class SceneSamples(IndexedDataset):
+class SceneSamples(IndexedDataset[Batch]):
     """Scenes as a task takes them; what a sample is, `PixelSamples` and `ObjectSamples` say.
 
     A scene that cannot be read is left out of its batch, and named on stderr. For a batch of which none can be read
@@ -358,7 +364,7 @@ class SceneSamples(IndexedDataset):
         return found, kept
 
 
-class PixelSamples(SceneSamples):
+class PixelSamples(SceneSamples[dict[str, Tensor]]):
     """Images with the class of each pixel.
 
     `read` gives {"image": float32 (B, 3, H, W), normalised, "classes": int64 (B, H, W), "index": int64 (B,)}. Whole
@@ -395,7 +401,15 @@ class PixelSamples(SceneSamples):
         return set(classes.unique().tolist()) - {self.ignore}
 
 
-class ObjectSamples(SceneSamples):
+class ObjectBatch(TypedDict):
+    """Images float32 (3, H, W), of each a dict of its objects, and their indices (B,)."""
+
+    images: list[Tensor]
+    targets: list[dict[str, Tensor]]
+    index: Tensor
+
+
+class ObjectSamples(SceneSamples[ObjectBatch]):
     """Images with their objects, as torchvision's detectors take them.
 
     `read` gives {"images": list of float32 (3, H, W) in 0..1, not normalised since the detectors do it, "targets": list
@@ -406,7 +420,7 @@ class ObjectSamples(SceneSamples):
 
     wanted = "objects"
 
-    def read(self, indices: Tensor, epoch: int) -> dict[str, Any]:
+    def read(self, indices: Tensor, epoch: int) -> ObjectBatch:
         images, targets = [], []
         found, kept = self.readable(indices, epoch)
         for index, scene in zip(kept, found):

@@ -11,13 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite, nan
 from pathlib import Path
-from typing import Any
 
 import torch
 from torchvision.ops import clip_boxes_to_image
 
 from tokenmix.environment import check_mask_memory
 from tokenmix.errors import UserError
+from tokenmix.files import Values
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.lookup import DataRequest
 from tokenmix.lab.data.reading import Skipped, names_in, read_file
@@ -149,10 +149,14 @@ def _read_boxed(item: tuple[Path, "Boxes"]) -> Scene:
     return Scene(image, str(path), objects=objects)
 
 
-def _object_data(train: Scenes, test: Scenes, **more: Any) -> SceneData:
+def _object_data(
+    train: Scenes, test: Scenes, source: str, skipped: Sequence[Skipped] = (), notes: Values | None = None
+) -> SceneData:
     """Scenes with objects; background is none of their classes."""
     palette = bit_palette(len(OBJECTS) + 1)[1:]
-    return SceneData(train=train, test=test, classes=OBJECTS, palette=palette, **more)
+    return SceneData(
+        train=train, test=test, classes=OBJECTS, palette=palette, source=source, skipped=skipped, notes=notes or {}
+    )
 
 
 def _stems(names: Path) -> list[str]:
