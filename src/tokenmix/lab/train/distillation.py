@@ -11,6 +11,8 @@ from tokenmix.distillation.outputs import distillation_loss, layer_loss, watched
 from tokenmix.errors import UserError
 from tokenmix.files import Values
 from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.folder import RunFolder
+from tokenmix.lab.train.load import load_task
 from tokenmix.lab.train.metrics import Metric, Rows, num_rows
 from tokenmix.lab.train.programs import Description
 from tokenmix.lab.train.task import TaskData, TaskModule
@@ -45,6 +47,18 @@ class DistillingTask(TaskModule, ABC):
     def named_teacher(cls, name: str, config: TrainConfig, data: Description) -> Self:
         """A pretrained model by name, in a task for data of this description."""
         raise UserError(f"no run folder {name}; the teacher of {config.task} is a run of the same task")
+
+    def find_teacher(self) -> "DistillingTask":
+        """The trained model that `teacher` names: a run folder, or what `named_teacher` takes; not yet checked."""
+        folder = RunFolder.of(self.options.teacher)
+        if not folder.path.is_dir():
+            return self.named_teacher(self.options.teacher, self.config, self.data)
+        teacher = load_task(folder)
+        if not isinstance(teacher, type(self)):
+            raise UserError(
+                f"the teacher {self.options.teacher} is a run of {teacher.config.task}; give one of {self.config.task}"
+            )
+        return teacher
 
     def check_teacher(self, teacher: "DistillingTask", data: TaskData) -> None:
         """Raise `UserError` for a teacher whose logits are of other classes, or that takes other inputs."""
