@@ -17,7 +17,6 @@ from tokenmix.lab.cli.names import Cost, Data, Distill, Doctor, Info, List, Prob
 from tokenmix.lab.cli.parsing import parse_into, parse_verb
 from tokenmix.lab.cli.runs import Compare, Eval, Export, Generate, Inspect, Predict, Train, TrainTokenizer
 from tokenmix.lab.train.launch import launch, processes_to_start
-from tokenmix.lab.train.sources import load_recipe_data
 from tokenmix.registry import load_plugin
 from tokenmix.trust import only_typed
 
@@ -85,7 +84,6 @@ def run_command(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         with only_typed(frozenset(arguments)):
-            load_recipe_data()
             for module in split_imports(arguments)[0]:
                 load_plugin(module)
             command = parse(arguments)

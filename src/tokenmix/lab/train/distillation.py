@@ -1,7 +1,7 @@
 """Knowledge distillation: learning from a trained model, by its logits or layer by layer."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -93,19 +93,20 @@ class DistillingTask(TaskModule, ABC):
         self.teacher, self.swapped = teacher.eval().requires_grad_(False), swapped
 
     def distilled(
-        self, loss: Callable[[], Tensor], logits: Tensor, batch: Any, count: Tensor | None = None
+        self, loss: Tensor, logits: Tensor, batch: Any, count: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss with the teacher's part, if there is a teacher; and what to log.
 
-        `loss` computes that of the labels. Sums over the rows are divided by `count`, or their number.
+        `loss` is that of the labels, which is not used at weight 1. Sums over the rows are divided by `count`, or their
+        number.
         """
         if self.teacher is None:
-            return loss(), {}
+            return loss, {}
         with torch.no_grad():
             wanted = self.teacher_logits(self.teacher, batch)
         divergence = distillation_loss(logits, wanted, self.options.temperature, count)
         share = self.options.distill
-        total = divergence if share == 1 else (1 - share) * loss() + share * divergence
+        total = divergence if share == 1 else (1 - share) * loss + share * divergence
         return total, {"distillation": divergence.detach()}
 
     def training_step(self, batch: Any, batch_idx: int) -> Values:

@@ -158,7 +158,7 @@ class ImageClassification(ImageTask, ClassTask):
             (images, targets), smoothing = self.mixup(images.clone(), targets), 0.0
         model: Any = self.model
         logits, scores = model.forward_with_scores(images) if self.options.diagonality else (model(images), None)
-        entropy = partial(self.class_loss, logits.float(), targets, smoothing)
+        entropy = self.class_loss(logits.float(), targets, smoothing)
         loss, logs = self.distilled(entropy, logits.float(), {"image": images})
         if scores is not None:
             diagonality = self._diagonality(scores)

@@ -89,9 +89,8 @@ class TextClassification(DistillingTextTask, ClassTask):
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         out = self.model(**inputs_of(batch))
         weighted = self.options.class_weights == "balanced"
-        return self.distilled(
-            lambda: self.class_loss(out.logits.float(), batch["labels"]) if weighted else out.loss, out.logits, batch
-        )
+        loss = self.class_loss(out.logits.float(), batch["labels"]) if weighted else out.loss
+        return self.distilled(loss, out.logits, batch)
 
     def check_teacher(self, teacher: DistillingTask, data: TaskData) -> None:
         if not self.classes:

@@ -72,7 +72,7 @@ class MaskedLM(DistillingTextTask):
         """Cross-entropy over the masked positions of this step's sequences."""
         count = (batch["labels"] != NO_LABEL).sum().float().clamp_min(1)
         out = self.model(**inputs_of(batch), num_items_in_batch=count)
-        loss, logs = self.distilled(lambda: out.loss, out.logits, batch, count)
+        loss, logs = self.distilled(out.loss, out.logits, batch, count)
         return self.part_weight * loss, logs
 
     def count(self, batch: Mapping[str, Tensor]) -> int:
