@@ -3,13 +3,12 @@
 import importlib
 import importlib.util
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.registry import MODELS, Entry, Registry, Target, list_models, load_object, load_plugins
+from tokenmix.registry import MODELS, Arguments, Entry, Registry, Target, list_models, load_object, load_plugins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +32,7 @@ class TaskEntry(Entry):
     task: Target
     options: Target = "tokenmix.lab.train.config:TaskOptions"
     optim: Target = "tokenmix.lab.train.config:OptimConfig"
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Arguments = field(default_factory=dict)
     skeleton: str = ""
     other_models: Target | None = None
 

@@ -8,7 +8,7 @@ import platform
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import Protocol
 
 from tokenmix import __version__
 from tokenmix.errors import UserError, missing_extra, printable
@@ -27,7 +27,15 @@ ABOUT = (
     "tokenmix --version prints the version; tokenmix VERB --help has examples."
 )
 
-VERBS: dict[str, Any] = {
+
+class Verb(Protocol):
+    """A verb with its options."""
+
+    def run(self) -> int | None:
+        """Do it, and return the exit code if it is not 0."""
+
+
+VERBS: dict[str, type[Verb]] = {
     "list": List,
     "info": Info,
     "train": Train,
@@ -47,7 +55,7 @@ VERBS: dict[str, Any] = {
 }
 
 
-def parse(argv: Sequence[str]) -> Any:
+def parse(argv: Sequence[str]) -> Verb:
     """The command that argv asks for; `UserError` with one line for a mistake.
 
     What comes after `--import` in front of the verb is left to `run_command`.

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.load import load_task
 from tokenmix.lab.train.metrics import Metric, Rows, num_rows
-from tokenmix.lab.train.programs import Description
+from tokenmix.lab.train.programs import Batch, Description
 from tokenmix.lab.train.task import TaskData, TaskModule
 
 
@@ -40,7 +40,7 @@ class DistillingTask(TaskModule, ABC):
         self.swapped: Sequence[str] = ()
 
     @abstractmethod
-    def teacher_logits(self, teacher: "DistillingTask", batch: Any) -> Tensor:
+    def teacher_logits(self, teacher: "DistillingTask", batch: Batch) -> Tensor:
         """A teacher's logits (rows, classes) on a training batch of this task, prepared as the teacher is used to."""
 
     @classmethod
@@ -93,7 +93,7 @@ class DistillingTask(TaskModule, ABC):
         self.teacher, self.swapped = teacher.eval().requires_grad_(False), swapped
 
     def distilled(
-        self, loss: Tensor, logits: Tensor, batch: Any, count: Tensor | None = None
+        self, loss: Tensor, logits: Tensor, batch: Batch, count: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss with the teacher's part, if there is a teacher; and what to log.
 
@@ -109,21 +109,21 @@ class DistillingTask(TaskModule, ABC):
         total = divergence if share == 1 else (1 - share) * loss + share * divergence
         return total, {"distillation": divergence.detach()}
 
-    def training_step(self, batch: Any, batch_idx: int) -> Values:
+    def training_step(self, batch: Batch, batch_idx: int) -> Values:
         """As of every task, or the loss over layers."""
         if self.teacher is None or self.options.distill_from == "logits":
             return super().training_step(batch, batch_idx)
         loss = self._layer_loss(self.teacher, batch)
         return {"loss": loss, "logs": {"loss": loss.detach()}}
 
-    def rows_of(self, batch: Any) -> Rows:
+    def rows_of(self, batch: Batch) -> Rows:
         """As of every task; with each sample the loss over layers of its batch."""
         rows = super().rows_of(batch)
         if self.teacher is None or self.options.distill_from == "logits":
             return rows
         return {**rows, "layer_loss": self._layer_loss(self.teacher, batch).float().expand(num_rows(rows))}
 
-    def _layer_loss(self, teacher: "DistillingTask", batch: Any) -> Tensor:
+    def _layer_loss(self, teacher: "DistillingTask", batch: Batch) -> Tensor:
         with watched_layers(teacher.model, self.swapped) as calls:
             self.teacher_logits(teacher, batch)
         return layer_loss(self.model, calls)

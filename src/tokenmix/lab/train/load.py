@@ -3,12 +3,12 @@
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from tokenmix.errors import UserError, unknown_name
+from tokenmix.files import Values
 from tokenmix.lab.train.checkpoint import WEIGHTS, check_weights, put_weights, read_weights
 from tokenmix.lab.train.config import SwapConfig, TrainConfig
 from tokenmix.lab.train.folder import RunFolder
@@ -23,7 +23,7 @@ LARGE = 1024
 """Pixels of an image's side up to which a model is built before its weights are looked at."""
 
 
-def load_run(run: Path) -> tuple[nn.Module, TrainConfig, dict[str, Any]]:
+def load_run(run: Path) -> tuple[nn.Module, TrainConfig, Values]:
     """Load a run folder: the model with its weights, the config and the description of the data."""
     folder = RunFolder.of(run)
     return load_task(folder).model, folder.config, folder.description

@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,6 +44,7 @@ from tokenmix.lab.train.plan import (
     optimizers_and_schedules,
     seed_everything,
 )
+from tokenmix.lab.train.programs import Batch
 from tokenmix.lab.train.record import ProgressBar, Recorder
 from tokenmix.lab.train.task import TaskData, TaskModule
 
@@ -57,7 +58,7 @@ class _TrainingStep(nn.Module):
         super().__init__()
         self.task = task
 
-    def forward(self, batch: Any, number: int) -> Values:
+    def forward(self, batch: Batch, number: int) -> Values:
         return self.task.training_step(batch, number)
 
 
@@ -90,7 +91,7 @@ class Engine:
         elif several and not self.average:
             self.module = DistributedDataParallel(self.module, [self.device] if kind == "cuda" else None)
 
-    def move(self, batch: Any) -> Any:
+    def move(self, batch: Batch) -> Batch:
         """The batch on the device, in bf16 in that type. Mixed precision keeps floats: points need all their bits."""
         dtype = torch.bfloat16 if self.precision == "bf16" else None
         return map_tensors(
@@ -110,7 +111,7 @@ class Engine:
         finally:
             torch.set_default_dtype(before)
 
-    def train(self, batch: Any, number: int, *, share: float = 1.0, last: bool = True) -> dict[str, Tensor]:
+    def train(self, batch: Batch, number: int, *, share: float = 1.0, last: bool = True) -> dict[str, Tensor]:
         """The task's training step, and the backward pass of `share` of its loss; returns what there is to log.
 
         After the `last` batch of a step of the optimiser the processes exchange gradients.
@@ -195,7 +196,7 @@ class StopRequest:
 
         return answer
 
-    def note(self, signum: int, frame: Any) -> None:
+    def note(self, signum: int, frame: object) -> None:
         """Request a stop once. A second Ctrl-C interrupts; SIGTERM often comes twice, to a process and to its group."""
         signal.signal(signal.SIGINT, self.before[signal.SIGINT])
         # Processes that load images inherit this handler, and get the same Ctrl-C.
@@ -248,7 +249,7 @@ class TrainingLoop:
         self.optimizers, self.schedules = optimizers_and_schedules(task.configure_optimizers())
         task.optimizers = self.optimizers
 
-        def average_gradients(optimizer: Optimizer, *_: Any) -> None:
+        def average_gradients(optimizer: Optimizer, *_: object) -> None:
             for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
                 if parameter.grad is not None:
                     dist.all_reduce(parameter.grad)
@@ -293,7 +294,7 @@ class TrainingLoop:
                 self.end_epoch()
                 self.save_epoch()
 
-    def _batches(self) -> Iterator[Any]:
+    def _batches(self) -> Iterator[Batch]:
         """The rest of the current epoch, on the device, each with its `part_weight`."""
         progress, plan = self.progress, self.plan
         batches = self.data.train_batches(batch_size=plan.batch_size, epoch=progress.epoch, start=progress.batch)
@@ -363,7 +364,7 @@ class TrainingLoop:
                 if self.recorder.first:
                     save_predictions(self.folder.path, self.task.samples, self.folder.identity)
 
-    def _evaluate(self, batches: Any) -> None:
+    def _evaluate(self, batches: Iterable[Batch]) -> None:
         broadcast_buffers(self.task.model)
         self.engine.evaluate(batches)
 

@@ -114,7 +114,7 @@ class ImageClassification(ImageTask, ClassTask):
 
     @classmethod
     def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
-        given: dict[str, Any] = {"num_classes": len(data["classes"]), "in_chans": data["channels"]}
+        given: Values = {"num_classes": len(data["classes"]), "in_chans": data["channels"]}
         name, size = config.model.model, tuple(data["img_size"])
         if is_foreign(name):
             return create_foreign(name, "classifier", img_size=size, **given, **config.model.model_kwargs)

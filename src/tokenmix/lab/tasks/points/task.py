@@ -68,7 +68,7 @@ class PointTask(TaskModule):
                 else "and the run was trained with them; add them, or give other data"
             )
             raise UserError(f"{config.data.data!r} has clouds without normals; {told}")
-        shared: dict[str, Any] = {
+        shared: Values = {
             "want": cls.want,
             "features": features,
             "num_points": options.num_points,

@@ -65,7 +65,7 @@ class TextClassification(DistillingTextTask, ClassTask):
         length = config.options.seq_len if like is None else int(like["seq_len"])
         encoded = partial(EncodedText, tokenizer=tokenizer, max_length=length)
         train, test = encoded(texts.train), encoded(texts.test)
-        description: dict[str, Any] = {"classes": texts.classes, "source": texts.source}
+        description: Values = {"classes": texts.classes, "source": texts.source}
         description |= {"pairs": texts.train.pairs is not None, "cut": train.cut + test.cut}
         if texts.classes:
             description["counts"] = class_counts(texts.classes, texts.train.labels)
