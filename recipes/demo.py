@@ -3,7 +3,6 @@
 The question is whether two items of Fashion-MNIST are of one class. A network that does not mix tokens can hardly tell.
 """
 
-import importlib
 import os
 import sys
 from pathlib import Path
@@ -39,8 +38,6 @@ def main() -> int:
             from tokenmix.lab.compare.compare import compare
             from tokenmix.lab.data import fetch_data
             from tokenmix.lab.train.config import CompareConfig
-
-            importlib.import_module("recipes.datasets")
         budget = DIGITS
         config = CompareConfig().replace(**SHARED)
         try:

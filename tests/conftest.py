@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-import recipes.datasets  # noqa: F401 - the data sets of a checkout, which the command registers
-
 # The same examples in every run, so that a failure can be had again and a green run says something about the change;
 # HYPOTHESIS_PROFILE=search looks for new ones (make test-all does).
 settings.register_profile("fixed", derandomize=True, deadline=None)

@@ -184,6 +184,25 @@ def test_an_installed_package_is_found_by_its_entry_point(tmp_path) -> None:
     assert done.stdout.strip() == "['toy_vit']", done.stderr
 
 
+def test_recipes_of_a_checkout_need_no_search_path(tmp_path) -> None:
+    for name in ("recipes", "benchmarks"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("class Mine: ...\n")
+    # A loader process that is a new interpreter gets the data by pickle, of which the first module is the loader.
+    code = (
+        "import tokenmix.lab.data.loader, sys; from recipes.datasets.images.composed import Composer; "
+        f"assert {str(PLUGINS.parents[1])!r} not in sys.path; import benchmarks; benchmarks.Mine"
+    )
+    paths = [str(Path(tokenmix.__file__).parents[1]), str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    for words in (["-c", code], ["-m", "tokenmix", "list", "data"]):
+        done = subprocess.run(
+            [sys.executable, "-P", *words], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+    assert "blue-marble" in done.stdout
+
+
 def test_a_model_with_a_pretrained_cfg_is_timms_too() -> None:
     import timm
 

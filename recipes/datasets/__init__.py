@@ -1,6 +1,6 @@
 """The data sets of our own recipes, as a plug-in: importing this package registers them, and nothing heavy.
 
-The command imports it in a checkout; the wheel does not contain it. The modules of each domain's folder read them.
+`tokenmix.lab.data` imports it in a checkout; the wheel does not contain it. Modules in folders by domain read them.
 """
 
 from functools import partial

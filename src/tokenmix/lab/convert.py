@@ -13,6 +13,7 @@ from tokenmix.distillation import DistillReport, distill
 from tokenmix.environment import environment
 from tokenmix.errors import UserError, as_user_error
 from tokenmix.files import check_regular, copy_folder, new_folder, read_bytes, read_text, write_bytes, write_json
+from tokenmix.registry import Arguments
 from tokenmix.swap import SwapReport, swap_attention
 from tokenmix.swap.registry import find_sites
 
@@ -123,7 +124,7 @@ def convert_folder(
     out: Path,
     *,
     layers: Sequence[int] | None = None,
-    mixer_kwargs: Mapping[str, Any] | None = None,
+    mixer_kwargs: Arguments | None = None,
     drop: Literal["positions"] | None = None,
     output: Literal["mean", "cls", "tokens"] = "mean",
     loss: Literal["cosine", "mse"] = "cosine",

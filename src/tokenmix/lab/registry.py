@@ -1,12 +1,14 @@
 """Registries of tasks and data sets by name. Each is registered once, by the package that defines it."""
 
 import importlib
-from collections.abc import Mapping
+import importlib.util
+import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.registry import MODELS, Entry, Registry, Target, list_models, load_object, load_plugins
+from tokenmix.registry import MODELS, Arguments, Entry, Registry, Target, list_models, load_object, load_plugins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,7 @@ class TaskEntry(Entry):
     task: Target
     options: Target = "tokenmix.lab.train.config:TaskOptions"
     optim: Target = "tokenmix.lab.train.config:OptimConfig"
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Arguments = field(default_factory=dict)
     skeleton: str = ""
     other_models: Target | None = None
 
@@ -98,6 +100,25 @@ def register_dataset(
         UserError: another data set has the name.
     """
     DATA_SETS.register(DataEntry(**locals()))
+
+
+RECIPES = Path(__file__).parents[3] / "recipes"
+"""In a checkout, its recipes; the wheel has none."""
+
+
+def register_recipes() -> None:
+    """Register the data sets of a checkout's recipes, a package that is imported by its file and not by `sys.path`.
+
+    A folder of the user's may be called `recipes` too, or as another folder of the checkout.
+    """
+    name, file = "recipes.datasets", RECIPES / "datasets" / "__init__.py"
+    if name in sys.modules or not file.is_file():
+        return
+    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=[str(file.parent)])
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
 
 
 def list_tasks() -> list[str]:

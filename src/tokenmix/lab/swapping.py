@@ -1,10 +1,9 @@
 """What `tokenmix swap` works on, by a name or a folder; and its `--rank`."""
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +13,15 @@ from tokenmix.errors import UserError
 from tokenmix.files import read_json, user_path
 from tokenmix.lab.convert import TextBatches, longest, open_folder, read_texts, split_texts
 from tokenmix.lab.train.load import load_task
+from tokenmix.lab.train.programs import Batch
 from tokenmix.lab.train.task import TaskData
 from tokenmix.models.foreign import open_model
-from tokenmix.registry import MODELS, TORCHVISION, check_models, is_foreign
+from tokenmix.registry import MODELS, TORCHVISION, Arguments, check_models, is_foreign
 
 BATCH, HELD_OUT, MAX_LENGTH = 32, 512, 128
 
 
-def load_model(target: str, img_size: int | None) -> tuple[nn.Module, tuple[Any, ...] | None]:
+def load_model(target: str, img_size: int | None) -> tuple[nn.Module, tuple[object, ...] | None]:
     """A model of ours or timm's, or `torchvision:NAME`, with shapes only; of `module:factory`; or of a run folder.
 
     With it the arguments of a forward pass, which a run's data tells; None for those that the model tells itself.
@@ -31,7 +31,7 @@ def load_model(target: str, img_size: int | None) -> tuple[nn.Module, tuple[Any,
         if img_size is not None:
             raise UserError(f"{target} is a run with a fixed image size; omit --img-size")
         task = load_task(folder)
-        image: list[Any] = [task.data.get("channels"), *task.data.get("img_size", ())]
+        image = [task.data.get("channels"), *task.data.get("img_size", ())]
         return task.model, task.swap_example() or ((torch.zeros(1, *image),) if len(image) == 3 else None)
     if target in MODELS and "image-classification" not in (tasks := MODELS[target].tasks):
         raise UserError(
@@ -48,9 +48,7 @@ def load_model(target: str, img_size: int | None) -> tuple[nn.Module, tuple[Any,
         raise UserError(f"{target} is built without an image size; omit --img-size ({error})") from None
 
 
-def rank_folder(
-    folder: Path, to: str, where: str, text: Path | None, steps: int, swap: Mapping[str, Any]
-) -> LayerRanking:
+def rank_folder(folder: Path, to: str, where: str, text: Path | None, steps: int, swap: Arguments) -> LayerRanking:
     """Rank the layers of a run on images by its own data, or those of a text model of Hugging Face by a file.
 
     A run's layers are compared by its logits, a text model's by the mean of the tokens, on samples that nothing was
@@ -110,8 +108,8 @@ class _Images:
         return (_image(self.run, batch) for batch in batches)
 
 
-def _image(run: Path, batch: Any) -> Tensor:
-    images = batch if isinstance(batch, Tensor) else batch.get("image") if isinstance(batch, dict) else None
+def _image(run: Path, batch: Batch) -> Tensor:
+    images = batch.get("image") if isinstance(batch, dict) else None
     if not isinstance(images, Tensor):
         raise UserError(f"{run} is not trained on batches of images; rank its layers in Python by tokenmix.rank_layers")
     return images

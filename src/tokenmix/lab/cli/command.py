@@ -8,7 +8,7 @@ import platform
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import Protocol
 
 from tokenmix import __version__
 from tokenmix.errors import UserError, missing_extra, printable
@@ -17,7 +17,6 @@ from tokenmix.lab.cli.names import Cost, Data, Distill, Doctor, Info, List, Prob
 from tokenmix.lab.cli.parsing import parse_into, parse_verb
 from tokenmix.lab.cli.runs import Compare, Eval, Export, Generate, Inspect, Predict, Train, TrainTokenizer
 from tokenmix.lab.train.launch import launch, processes_to_start
-from tokenmix.lab.train.sources import load_recipe_data
 from tokenmix.registry import load_plugin
 from tokenmix.trust import only_typed
 
@@ -28,7 +27,15 @@ ABOUT = (
     "tokenmix --version prints the version; tokenmix VERB --help has examples."
 )
 
-VERBS: dict[str, Any] = {
+
+class Verb(Protocol):
+    """A verb with its options."""
+
+    def run(self) -> int | None:
+        """Do it, and return the exit code if it is not 0."""
+
+
+VERBS: dict[str, type[Verb]] = {
     "list": List,
     "info": Info,
     "train": Train,
@@ -48,7 +55,7 @@ VERBS: dict[str, Any] = {
 }
 
 
-def parse(argv: Sequence[str]) -> Any:
+def parse(argv: Sequence[str]) -> Verb:
     """The command that argv asks for; `UserError` with one line for a mistake.
 
     What comes after `--import` in front of the verb is left to `run_command`.
@@ -85,7 +92,6 @@ def run_command(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         with only_typed(frozenset(arguments)):
-            load_recipe_data()
             for module in split_imports(arguments)[0]:
                 load_plugin(module)
             command = parse(arguments)

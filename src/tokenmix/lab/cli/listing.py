@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
-from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -54,7 +53,7 @@ MOST_NAMED, MOST_LISTED = 40, 6
 """Entries by name, and in a row, that are printed without --json."""
 
 
-def print_result(result: Any) -> None:
+def print_result(result: Arguments | Sequence[Values]) -> None:
     """Print a dict as two columns, or a list of dicts as a table; what is long is left to --json, and said so."""
     if isinstance(result, Mapping):
         table = Table("", "", show_header=False, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -80,7 +79,7 @@ def print_rows(rows: Sequence[Values]) -> None:
     Console(markup=False).print(table)
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     if value is None:
         return "–"
     if isinstance(value, bool):

@@ -12,7 +12,9 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from tokenmix.errors import unknown_name
 from tokenmix.files import Values, to_json, user_path
 from tokenmix.lab.cli.errors import one_line_errors
+from tokenmix.lab.train.config import CompareConfig, TrainConfig
 from tokenmix.lab.train.schema import Document, option
+from tokenmix.registry import Arguments
 
 T = TypeVar("T")
 STYLE = (tyro.conf.OmitArgPrefixes,)
@@ -47,7 +49,7 @@ class Printed:
     json: bool = False
     """Print JSON instead of a table."""
 
-    def print(self, result: Any) -> None:
+    def print(self, result: Arguments | Sequence[Values]) -> None:
         """Print it so."""
         from tokenmix.lab.cli.listing import print_result
 
@@ -61,8 +63,8 @@ def parse_into(kind: type[T], prog: str, args: Sequence[str], default: T | None 
     """
     if "--help-all" in args:
         args = ["--help"]
-    elif isinstance(default, Document) and {"-h", "--help"} & {*args}:
-        return parse_usual(default, prog, about)
+    elif isinstance(default, TrainConfig | CompareConfig) and {"-h", "--help"} & {*args}:
+        parse_usual(default, prog, about)
     given: Values = {} if default is None else {"default": default}
     unknown = default.unknown_option if isinstance(default, Document) else UNKNOWN_OPTION
     with one_line_errors(_options(kind if default is None else default), unknown, args):
@@ -71,7 +73,7 @@ def parse_into(kind: type[T], prog: str, args: Sequence[str], default: T | None 
         )
 
 
-def parse_usual(document: Any, prog: str, about: str) -> Any:
+def parse_usual(document: TrainConfig | CompareConfig, prog: str, about: str) -> None:
     """Print the help of the document's usual options, those of its task first, and exit."""
     task = document.task
     usual = {"task", *OF_RUN, *OF_MIXERS, *OF_TASK.get(task, vars(document.options))}
@@ -92,7 +94,7 @@ def parse_usual(document: Any, prog: str, about: str) -> Any:
     )
     about = f"{about} {prog} {task} --help-all shows all {len(_options(document))} options."
     shown = _described(prog, about, example)
-    return _cli(type(short), prog=prog, description=shown, args=["--help"], default=short)
+    _cli(type(short), prog=prog, description=shown, args=["--help"], default=short)
 
 
 def _retyped(part: Any, changed: Mapping[str, tuple[Any, Any]], *bases: type) -> Any:

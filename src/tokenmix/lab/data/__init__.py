@@ -1,10 +1,10 @@
 """Shared by all readers of data: data sets by name, fetching, the cache, the order of samples and the loader.
 
-Importing this package registers the sets of images and scenes, and nothing heavy.
+Importing this package registers the sets of images and scenes, and those of a checkout's recipes, and nothing heavy.
 """
 
 from tokenmix.lab.data.lookup import DataInfo, DataRequest, fetch_data, list_data
-from tokenmix.lab.registry import Kind, register_dataset
+from tokenmix.lab.registry import Kind, register_dataset, register_recipes
 
 __all__ = ["DataInfo", "DataRequest", "fetch_data", "list_data", "register_dataset"]
 
@@ -63,3 +63,4 @@ for _name, _kinds, _about, _load in LAYOUTS:
         variant="shards" if _name == "wds" else "path",
         img_size=SIDES.get(_name),
     )
+register_recipes()

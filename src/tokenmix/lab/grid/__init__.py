@@ -11,7 +11,6 @@ from tokenmix.files import replace_file
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.run import finish_run
-from tokenmix.lab.train.sources import load_recipe_data
 from tokenmix.registry import imported_plugins, load_plugin
 from tokenmix.trust import only_typed, typed_words
 
@@ -58,7 +57,6 @@ def finish_cell(cell: Cell) -> Outcome:
     """Train a cell to its end, as `finish_run`, and return what went wrong. Ctrl-C is raised once the run is saved."""
     error_file = cell.folder / "error.txt"
     try:
-        load_recipe_data()
         for plugin in set(cell.plugins) - set(imported_plugins()):
             load_plugin(plugin)
         if cell.folder.is_dir() and not (cell.folder / "config.json").exists():

@@ -2,12 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
+from tokenmix.files import Values
 from tokenmix.layers.base import Mixer, near_square
 from tokenmix.models import BlockMap
 
@@ -42,7 +42,7 @@ def _watched(model: nn.Module, images: Tensor) -> list[BlockMap]:
     inside = {inner for outer in mixers for inner in outer.modules() if inner is not outer}
     found: list[BlockMap] = []
 
-    def note(mixer: Mixer, args: tuple[Any, ...], kwargs: dict[str, Any], _out: Tensor) -> None:
+    def note(mixer: Mixer, args: tuple[object, ...], kwargs: Values, _out: Tensor) -> None:
         given, kind = dict(zip(("x", "mask"), args)) | kwargs, mixer.capabilities.map
         if kind is not None:
             x = given["x"]

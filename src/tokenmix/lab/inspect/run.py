@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ from tokenmix.lab.train.folder import is_run
 from tokenmix.lab.train.load import load_task
 from tokenmix.models.registry import create_model
 from tokenmix.registry import MODELS
+
+if TYPE_CHECKING:
+    from tokenmix.lab.tasks.text.task import TextTask
 
 TILES = 15
 
@@ -107,7 +110,7 @@ def toeplitz_share(matrix: Tensor) -> float:
     return float(1 - (w.flatten() - means[shift]).square().sum() / total)
 
 
-def inspect_text(task: Any, title: str, given: str | None, out: Path) -> Path:
+def inspect_text(task: "TextTask", title: str, given: str | None, out: Path) -> Path:
     """Write gates.png, with a sentence attention.png, and numbers.json; `UserError` where there is nothing to show."""
     model: Any = task.model.float().cpu().eval()
     mixers = ((i, layer.mixer) for i, layer in enumerate(model.base_model.layers))

@@ -4,14 +4,13 @@ Importing this registers the tasks, and the layouts of files that only they read
 """
 
 from functools import partial
-from typing import Any
 
 from tokenmix.lab.registry import TASKS, TaskEntry, register_dataset
 
 HERE = "tokenmix.lab.tasks"
 
 
-def _register(name: str, about: str, task: str, options: str, model: str, data: str | None = None, **more: Any) -> None:
+def _register(name: str, about: str, task: str, options: str, model: str, data: str | None = None, **more: str) -> None:
     defaults = {"model": model} | ({} if data is None else {"data": data})
     place = {"task": f"{HERE}.{task}", "options": f"{HERE}.{options}", "defaults": defaults}
     TASKS.register(TaskEntry(name=name, about=about, **place, **more))

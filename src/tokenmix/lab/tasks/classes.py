@@ -1,7 +1,6 @@
 """What tasks with one class for each sample share: metrics, weights of the loss, predictions that are kept, answers."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -93,7 +92,9 @@ class ClassTask(DistillingTask):
         return found
 
     def class_loss(self, logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-        """Mean cross-entropy with the weights of the classes that `class_weights` gives."""
+        """Mean cross-entropy with the weights of the classes that `class_weights` gives; 0 if labels are not used."""
+        if self.teacher is not None and self.options.distill == 1:
+            return logits.new_zeros(())
         if self.options.class_weights == "none":
             return F.cross_entropy(logits, targets, label_smoothing=smoothing)
         weights = balanced_weights(class_sizes(self.data)).to(logits)
@@ -154,7 +155,7 @@ def balanced_weights(sizes: Sequence[int]) -> Tensor:
     return torch.where(counts > 0, counts.sum() / ((counts > 0).sum() * counts), 0.0)
 
 
-def likeliest(probabilities: Tensor, classes: Sequence[str], **also: Any) -> Values:
+def likeliest(probabilities: Tensor, classes: Sequence[str], **also: object) -> Values:
     """The most probable class, its probability and the five most probable ones, from the probability of each (C,)."""
     best, which = probabilities.topk(min(5, len(classes)))
     top = {classes[i]: round(p, 6) for p, i in zip(best.tolist(), which.tolist())}

@@ -43,7 +43,7 @@ class ImageTask(TaskModule):
     def summarize_model(cls, name: str, sizes: Arguments, model_kwargs: Arguments) -> Values:
         """Its parts, and the published figures; of a model that counts none its parameters."""
         check_sizes(sizes, ("img_size",), f"{name} takes images")
-        model: Any = create_model(name, **sizes, **model_kwargs)
+        model = create_model(name, **sizes, **model_kwargs)
         if not isinstance(model, CountedModel):
             return model_summary(name, model)
         size = {"image": list(model.img_size), "grid": list(model.grid_size), "tokens": model.num_tokens}

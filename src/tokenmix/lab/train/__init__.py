@@ -5,7 +5,7 @@ for torch.
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tokenmix.errors import needs
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["CompareConfig", "TrainConfig", "evaluate", "load_run", "make_config", "predict", "train"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in ("evaluate", "load_run", "predict", "train"):
         home = "load" if name == "load_run" else "run"
         return getattr(importlib.import_module(f"tokenmix.lab.train.{home}"), name)

@@ -5,13 +5,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import tyro
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.files import Values
-from tokenmix.lab.registry import TASKS
+from tokenmix.lab.registry import TASKS, get_task
 from tokenmix.lab.train.schema import (
     FREE,
     RESUMABLE,
@@ -28,6 +28,9 @@ from tokenmix.lab.train.schema import (
     named,
 )
 from tokenmix.registry import load_object
+
+if TYPE_CHECKING:
+    from tokenmix.lab.train.task import TaskModule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,6 +289,11 @@ class TaskDocument(Document):
 
     task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TASK")] = "image-classification"
     """Task to train, see `tokenmix list tasks`."""
+
+    @property
+    def task_class(self) -> "type[TaskModule]":
+        """The class of the task, which is imported here; `UserError` if there is none."""
+        return get_task(self.task)
 
     def replace(self, **values: Any) -> Self:
         """`Document.replace`; the task cannot change, since the options belong to it."""

@@ -1,8 +1,8 @@
 """Knowledge distillation: learning from a trained model, by its logits or layer by layer."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +11,10 @@ from tokenmix.distillation.outputs import distillation_loss, layer_loss, watched
 from tokenmix.errors import UserError
 from tokenmix.files import Values
 from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.folder import RunFolder
+from tokenmix.lab.train.load import load_task
 from tokenmix.lab.train.metrics import Metric, Rows, num_rows
-from tokenmix.lab.train.programs import Description
+from tokenmix.lab.train.programs import Batch, Description
 from tokenmix.lab.train.task import TaskData, TaskModule
 
 
@@ -38,13 +40,25 @@ class DistillingTask(TaskModule, ABC):
         self.swapped: Sequence[str] = ()
 
     @abstractmethod
-    def teacher_logits(self, teacher: "DistillingTask", batch: Any) -> Tensor:
+    def teacher_logits(self, teacher: "DistillingTask", batch: Batch) -> Tensor:
         """A teacher's logits (rows, classes) on a training batch of this task, prepared as the teacher is used to."""
 
     @classmethod
     def named_teacher(cls, name: str, config: TrainConfig, data: Description) -> Self:
         """A pretrained model by name, in a task for data of this description."""
         raise UserError(f"no run folder {name}; the teacher of {config.task} is a run of the same task")
+
+    def find_teacher(self) -> "DistillingTask":
+        """The trained model that `teacher` names: a run folder, or what `named_teacher` takes; not yet checked."""
+        folder = RunFolder.of(self.options.teacher)
+        if not folder.path.is_dir():
+            return self.named_teacher(self.options.teacher, self.config, self.data)
+        teacher = load_task(folder)
+        if not isinstance(teacher, type(self)):
+            raise UserError(
+                f"the teacher {self.options.teacher} is a run of {teacher.config.task}; give one of {self.config.task}"
+            )
+        return teacher
 
     def check_teacher(self, teacher: "DistillingTask", data: TaskData) -> None:
         """Raise `UserError` for a teacher whose logits are of other classes, or that takes other inputs."""
@@ -79,36 +93,37 @@ class DistillingTask(TaskModule, ABC):
         self.teacher, self.swapped = teacher.eval().requires_grad_(False), swapped
 
     def distilled(
-        self, loss: Callable[[], Tensor], logits: Tensor, batch: Any, count: Tensor | None = None
+        self, loss: Tensor, logits: Tensor, batch: Batch, count: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss with the teacher's part, if there is a teacher; and what to log.
 
-        `loss` computes that of the labels. Sums over the rows are divided by `count`, or their number.
+        `loss` is that of the labels, which is not used at weight 1. Sums over the rows are divided by `count`, or their
+        number.
         """
         if self.teacher is None:
-            return loss(), {}
+            return loss, {}
         with torch.no_grad():
             wanted = self.teacher_logits(self.teacher, batch)
         divergence = distillation_loss(logits, wanted, self.options.temperature, count)
         share = self.options.distill
-        total = divergence if share == 1 else (1 - share) * loss() + share * divergence
+        total = divergence if share == 1 else (1 - share) * loss + share * divergence
         return total, {"distillation": divergence.detach()}
 
-    def training_step(self, batch: Any, batch_idx: int) -> Values:
+    def training_step(self, batch: Batch, batch_idx: int) -> Values:
         """As of every task, or the loss over layers."""
         if self.teacher is None or self.options.distill_from == "logits":
             return super().training_step(batch, batch_idx)
         loss = self._layer_loss(self.teacher, batch)
         return {"loss": loss, "logs": {"loss": loss.detach()}}
 
-    def rows_of(self, batch: Any) -> Rows:
+    def rows_of(self, batch: Batch) -> Rows:
         """As of every task; with each sample the loss over layers of its batch."""
         rows = super().rows_of(batch)
         if self.teacher is None or self.options.distill_from == "logits":
             return rows
         return {**rows, "layer_loss": self._layer_loss(self.teacher, batch).float().expand(num_rows(rows))}
 
-    def _layer_loss(self, teacher: "DistillingTask", batch: Any) -> Tensor:
+    def _layer_loss(self, teacher: "DistillingTask", batch: Batch) -> Tensor:
         with watched_layers(teacher.model, self.swapped) as calls:
             self.teacher_logits(teacher, batch)
         return layer_loss(self.model, calls)

@@ -8,7 +8,7 @@ import gc
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -100,7 +100,7 @@ def all_gather(value: T) -> list[T]:
     """The value of each process, by rank."""
     if not dist.is_initialized():
         return [value]
-    values: list[Any] = [None] * dist.get_world_size()
+    values = [value] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
 
@@ -135,18 +135,19 @@ def raise_on_all_ranks() -> Iterator[None]:
     raise PeerFailure(codes[first]) from error
 
 
-def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
+def map_tensors(value: T, function: Callable[[Tensor], object]) -> T:
     """The function on each tensor of nested dicts, lists and tuples."""
+    made: object = value
     if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, Mapping):
-        return {key: map_tensors(one, function) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return (list if isinstance(value, list) else tuple)(map_tensors(one, function) for one in value)
-    return value
+        made = function(value)
+    elif isinstance(value, Mapping):
+        made = {key: map_tensors(one, function) for key, one in value.items()}
+    elif isinstance(value, list | tuple):
+        made = (list if isinstance(value, list) else tuple)(map_tensors(one, function) for one in value)
+    return cast(T, made)
 
 
-def full_state_dict(value: Any) -> Any:
+def full_state_dict(value: T) -> T:
     """The state with every tensor of which fsdp left a part on this process made whole; all processes must call it.
 
     So a run's checkpoints are the same whatever its strategy.

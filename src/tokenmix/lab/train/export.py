@@ -7,15 +7,25 @@ import shlex
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from huggingface_hub import EvalResult, HfApi, ModelCardData
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.export import Dim
 
 from tokenmix.errors import UserError, as_user_error, needs
-from tokenmix.files import DiskError, make_folder, new_folder, open_regular, replace_file, replacing, write_bytes
+from tokenmix.files import (
+    DiskError,
+    Values,
+    make_folder,
+    new_folder,
+    open_regular,
+    replace_file,
+    replacing,
+    write_bytes,
+)
 from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.load import load_task
 from tokenmix.lab.train.programs import HubForm
@@ -53,8 +63,8 @@ def export(run: Path | RunFolder, file_format: Literal["onnx", "torch-export"], 
     return out
 
 
-def _dynamic(example: Mapping[str, Tensor]) -> tuple[Any, ...]:
-    return ({0: torch.export.Dim("batch", min=1, max=65536)},) * len(example)
+def _dynamic(example: Mapping[str, Tensor]) -> tuple[dict[int, Dim], ...]:
+    return ({0: Dim("batch", min=1, max=65536)},) * len(example)
 
 
 def _write_torch(model: nn.Module, example: Mapping[str, Tensor], tried: Mapping[str, Tensor], partial: Path) -> Tensor:
@@ -151,7 +161,7 @@ def export_to_hub(run: Path | RunFolder, out: Path | None = None, push: str | No
     return str(address)
 
 
-def _card(task: TaskModule, form: HubForm, result: Mapping[str, Any], command: Sequence[str], repo: str | None) -> str:
+def _card(task: TaskModule, form: HubForm, result: Values, command: Sequence[str], repo: str | None) -> str:
     program, *words = command
     data, name, measured = task.data, result["data"], result["environment"]
     unit = next(key.removesuffix("_per_second") for key in result if key.endswith("_per_second"))

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, NoReturn, Self, TypeVar
 
 from tokenmix.errors import UserError
 from tokenmix.files import Values, read_json, user_path
@@ -43,7 +43,7 @@ class _Description(Values):
 
     path: Path
 
-    def __missing__(self, name: str) -> Any:
+    def __missing__(self, name: str) -> NoReturn:
         raise UserError(f"{self.path} is damaged: it has no {name}; put a whole one back")
 
 
@@ -137,7 +137,7 @@ class RunFolder:
         """How a user continues the run."""
         return f"continue with: tokenmix train --resume {self.path}"
 
-    def edited(self, found: Mapping[str, Any]) -> list[Path]:
+    def edited(self, found: Mapping[str, object]) -> list[Path]:
         """Which of config.json and data.json are others than those that a file was written with."""
         return [
             self.path / f"{name}.json"
@@ -145,7 +145,7 @@ class RunFolder:
             if f"{name}_sha256" in found and found[f"{name}_sha256"] != self.identity.get(f"{name}_sha256")
         ]
 
-    def check_identity(self, found: Mapping[str, Any], file: Path) -> None:
+    def check_identity(self, found: Mapping[str, object], file: Path) -> None:
         """Raise `UserError` if a file was written for another run; a line names what was edited since.
 
         `found` is what the file says of its run, which may be no more than the id.
@@ -171,7 +171,7 @@ def is_run(target: str) -> bool:
     return False
 
 
-def read_document(values: Any, where: str, default: Callable[[str], D] = default_config) -> D:
+def read_document(values: object, where: str, default: Callable[[str], D] = default_config) -> D:
     """A config from the values of a file, by name or in tables by part; `UserError` names the file.
 
     A file may be a stranger's, so all text in the config is `FromFile`.
@@ -202,10 +202,10 @@ def read_part(folder: Path, name: str) -> Values:
     return values
 
 
-def _items(value: Any) -> list[Any]:
+def _items(value: object) -> list[object]:
     return value if isinstance(value, list) else [value]
 
 
-def sha256_of(value: Any) -> str:
+def sha256_of(value: object) -> str:
     """SHA-256 of a value for JSON, whatever its layout in a file."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

@@ -4,7 +4,10 @@ from typing import Any
 
 import lightning as L
 import torch
+from torch import Tensor
 
+from tokenmix.lab.train.plan import Configured
+from tokenmix.lab.train.programs import Batch
 from tokenmix.lab.train.task import TaskModule
 
 
@@ -20,18 +23,19 @@ class LightningTask(L.LightningModule):
         self.task = task
         self.automatic_optimization = task.automatic_optimization
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self) -> Configured:  # type: ignore[override]
         """The task's."""
         self.task.total_steps = int(self.trainer.estimated_stepping_batches)
         return self.task.configure_optimizers()
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """The task's, with the loss weighted by the share that the batch has of all processes' samples."""
         optimizers: Any = self.optimizers()
         self.task.optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
         own = self.task.count(batch)
         if own is not None:
-            counts: Any = self.all_gather(torch.tensor(float(own), device=self.device))
+            counts = self.all_gather(torch.tensor(float(own), device=self.device))
+            assert isinstance(counts, Tensor)
             self.task.part_weight = own / max(1.0, float(counts.mean()))
         outputs = self.task.training_step(batch, batch_idx)
         self.log_dict({f"train_{name}": value for name, value in outputs["logs"].items()})
@@ -41,7 +45,7 @@ class LightningTask(L.LightningModule):
         """Reset the metrics."""
         self.task.on_validation_epoch_start()
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """The task's."""
         self.task.validation_step(batch, batch_idx)
 

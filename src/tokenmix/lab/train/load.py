@@ -3,13 +3,12 @@
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.lab.registry import get_task
+from tokenmix.files import Values
 from tokenmix.lab.train.checkpoint import WEIGHTS, check_weights, put_weights, read_weights
 from tokenmix.lab.train.config import SwapConfig, TrainConfig
 from tokenmix.lab.train.folder import RunFolder
@@ -24,7 +23,7 @@ LARGE = 1024
 """Pixels of an image's side up to which a model is built before its weights are looked at."""
 
 
-def load_run(run: Path) -> tuple[nn.Module, TrainConfig, dict[str, Any]]:
+def load_run(run: Path) -> tuple[nn.Module, TrainConfig, Values]:
     """Load a run folder: the model with its weights, the config and the description of the data."""
     folder = RunFolder.of(run)
     return load_task(folder).model, folder.config, folder.description
@@ -39,22 +38,19 @@ def load_task(run: Path | RunFolder, options: Arguments | None = None) -> TaskMo
         if name not in (known := [field.name for field in dataclasses.fields(config.options.evaluation)]):
             raise unknown_name(f"option of evaluating a run of {config.task}", name, known)
     config = config.replace(**(options or {}))
-    weights = folder.path / WEIGHTS
+    weights, kind = folder.path / WEIGHTS, config.task_class
     if not weights.exists():
         raise UserError(f"{folder.path} has not finished its first epoch; {folder.to_continue}")
-    kind = get_task(config.task)
-    stored = None
+    stored = read_weights(folder)
     changed = config.swap.swap is not None or config.swap.insert is not None
     if max(description.get("img_size") or [0]) > LARGE and not changed:
         # A model with a weight for each token of such images may not fit into memory.
         with torch.device("meta"):
             shapes = kind.model_from_config(config, description)
-        stored = read_weights(folder)
         check_weights(shapes, stored, weights, stored_types(config))
     task = kind(kind.model_from_config(config, description), config, description)
     swap_mixers(task)
-    # Read after the model is built, whose mistakes come first.
-    put_weights(task.model, read_weights(folder) if stored is None else stored, weights, stored_types(config))
+    put_weights(task.model, stored, weights, stored_types(config))
     return task.eval()
 
 

@@ -4,7 +4,7 @@ import importlib
 import math
 import os
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
@@ -158,7 +158,7 @@ class Progress:
     final: Values = field(default_factory=dict)
 
     @classmethod
-    def from_dict(cls, values: Any) -> "Progress":
+    def from_dict(cls, values: object) -> "Progress":
         """From values of JSON; `UserError` if one has another type, or is a number below 0."""
         hints = get_type_hints(cls)
         if not isinstance(values, dict) or not hints.keys() >= values.keys() >= {"epoch", "batch", "step"}:
@@ -267,18 +267,21 @@ def make_schedule(optimizer: Optimizer, optim: OptimConfig, total_steps: int, ep
     return LambdaLR(optimizer, Warmup(optim.schedule, warmup, falling, optim.min_lr / optim.lr))
 
 
-def optimizers_and_schedules(configured: Any) -> tuple[list[Optimizer], list[Values]]:
+Configured = Optimizer | Values | Sequence[Optimizer] | Sequence[Values] | tuple[Sequence[Optimizer], Sequence[object]]
+"""What Lightning's `configure_optimizers` returns: optimisers, or tables with an `optimizer` and its `lr_scheduler`."""
+
+
+def optimizers_and_schedules(configured: Configured) -> tuple[list[Optimizer], list[Values]]:
     """The optimisers, and the schedules with their `interval`, in any form that Lightning's `configure_optimizers` has.
 
     As in Lightning, a schedule steps after each epoch unless its interval is "step".
     """
-    if isinstance(configured, Optimizer | Mapping):
-        configured = [configured]
-    if len(configured) == 2 and all(isinstance(part, list | tuple) for part in configured):
-        optimizers, schedules = configured
+    parts: Sequence[Any] = [configured] if isinstance(configured, Optimizer | Mapping) else configured
+    if len(parts) == 2 and all(isinstance(part, list | tuple) for part in parts):
+        optimizers, schedules = parts
     else:
-        optimizers = [one if isinstance(one, Optimizer) else one["optimizer"] for one in configured]
-        schedules = [one["lr_scheduler"] for one in configured if isinstance(one, Mapping) and "lr_scheduler" in one]
+        optimizers = [one if isinstance(one, Optimizer) else one["optimizer"] for one in parts]
+        schedules = [one["lr_scheduler"] for one in parts if isinstance(one, Mapping) and "lr_scheduler" in one]
     given = [schedule if isinstance(schedule, Mapping) else {"scheduler": schedule} for schedule in schedules]
     return list(optimizers), [{"interval": "epoch", **schedule} for schedule in given]
 

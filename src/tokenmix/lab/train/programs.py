@@ -17,7 +17,7 @@ from tokenmix.registry import MODELS, Arguments
 Description = Mapping[str, Any]
 """What a run folder's data.json says of the data."""
 Batch = Mapping[str, Any]
-"""What a dictionary of a task's data gives: tensors, and what goes with them."""
+"""What a task's data gives for a step: tensors by name, and what goes with them."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class ProgramHooks:
         """How many values a target of `plain_samples` may have."""
         return len(self.data["classes"])  # type: ignore[attr-defined]
 
-    def show(self, batch: Any) -> list[Shown]:
+    def show(self, batch: Batch) -> list[Shown]:
         """Test samples as they are drawn, with what is true and what the model predicts; empty: nothing to draw."""
         return []
 
@@ -126,19 +126,24 @@ def check_sizes(sizes: Arguments, known: Sequence[str], remedy: str) -> None:
         raise UserError(f"{remedy}; leave --{other.replace('_', '-')} {sizes[other]} out")
 
 
+def own_macs(model: nn.Module) -> int | None:
+    """Multiply-adds of one sample, from the equations; None if the model does not count them."""
+    count = getattr(model, "macs", None)
+    return int(count()) if callable(count) else None
+
+
 def model_summary(name: str, model: nn.Module) -> Values:
     """What is known of any model of the registry."""
-    macs: Any = getattr(model, "macs", None)
     return {
         "model": name,
         "task": ", ".join(MODELS[name].tasks),
         "about": MODELS[name].about,
         "parameters": count_parameters(model),
-        "macs": None if macs is None else macs(),
+        "macs": own_macs(model),
     }
 
 
-def counted_summary(name: str, model: Any, inputs: Mapping[str, Any], *size: int) -> Values:
+def counted_summary(name: str, model: Any, inputs: Arguments, *size: int) -> Values:
     """What a model that counts its parts has and takes for inputs of a size, with the published figures.
 
     Those are the paper's, and ours of the preset: what was asked for may have another size or other arguments.

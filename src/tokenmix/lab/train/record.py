@@ -196,10 +196,10 @@ class Recorder:
 class ProgressBar:
     """A line on the terminal for each epoch: its number, batches, and what was last written to metrics.csv.
 
-    It is there within the context `rich`; nothing is shown where `shown` is False.
+    It is there within the context `rich`; nothing is shown of a quiet run, or where no terminal is.
     """
 
-    def __init__(self, recorder: Recorder, *, shown: bool) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.rich = RichProgress(
             TextColumn("{task.description}"),
@@ -211,7 +211,7 @@ class ProgressBar:
             console=Console(stderr=True),
             refresh_per_second=4,
             transient=True,
-            disable=not shown,
+            disable=recorder.quiet or not sys.stderr.isatty(),
         )
         self.line = self.rich.add_task("", values="")
 

@@ -34,8 +34,7 @@ from tokenmix.files import (
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.loader import worker_errors
 from tokenmix.lab.data.lookup import short_name, with_absolute_paths
-from tokenmix.lab.registry import get_task
-from tokenmix.lab.train.checkpoint import put_weights, read_latest_checkpoint
+from tokenmix.lab.train.checkpoint import Checkpoint, put_weights, read_latest_checkpoint
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.distributed import (
@@ -49,7 +48,6 @@ from tokenmix.lab.train.distributed import (
 from tokenmix.lab.train.folder import ID, RunFolder
 from tokenmix.lab.train.load import check_own_mixers, freeze_all_but, load_task, start_and_swap, stored_types
 from tokenmix.lab.train.plan import (
-    Progress,
     check_config,
     check_device,
     distills_layers,
@@ -58,8 +56,8 @@ from tokenmix.lab.train.plan import (
     seed_everything,
     warmup_note,
 )
-from tokenmix.lab.train.task import TaskData, input_sizes, size_note
-from tokenmix.lab.train.trainer import Engine, Session, finite_outputs, fit
+from tokenmix.lab.train.task import input_sizes, size_note
+from tokenmix.lab.train.trainer import Engine, Session, finite_outputs, training
 from tokenmix.layers.base import count_parameters
 from tokenmix.registry import Arguments
 from tokenmix.trust import from_caller
@@ -84,8 +82,22 @@ def train(config: TrainConfig, *, quiet: bool = False) -> Path:
     if not isinstance(config, TrainConfig):
         raise UserError(f"train takes a TrainConfig, got {config!r}; make one with tokenmix.lab.train.make_config")
     with process_group(config.loop.device):
-        quiet = quiet or not distributed_info().first
-        return _start(config, quiet) if config.loop.resume is None else _resume(config, quiet)
+        with raise_on_all_ranks():
+            config = _resolve(config)
+        run, quiet = RunFolder(run_folder(config)), quiet or not distributed_info().first
+        with _held(run.path, new=config.loop.resume is None):
+            with raise_on_all_ranks():
+                session = _prepare(config, run)
+            for note in () if quiet else session.notes:
+                log(note)
+            with _one_line_errors(run.path), worker_errors(), training(session, run, quiet=quiet) as loop:
+                loop.fit()
+                best, final = loop.test()
+                with raise_on_all_ranks():
+                    line = _write_result(session, run, best, final)
+        if not quiet:
+            print(printable(line))
+        return run.path
 
 
 @from_caller
@@ -105,7 +117,7 @@ def finish_run(config: TrainConfig, *, quiet: bool = False) -> Path:
         # The first process decides, since it also removes.
         with raise_on_all_ranks():
             if distributed_info().first and (out / "config.json").exists():
-                configs = get_task(config.task).with_absolute_paths(config), run.saved_config
+                configs = config.task_class.with_absolute_paths(config), run.saved_config
                 # Options by name, as JSON gives them back.
                 wanted, before = (json.loads(json.dumps(one.flat(), default=str)) for one in configs)
                 for name, value in wanted.items():
@@ -147,15 +159,14 @@ def evaluate(
             for a task whose model takes a batch of images.
     """
     task = load_task(run, options)
-    config = task.config.replace(
-        data=data or task.config.data.data,
-        device=device if optimized is None else "cpu",
-        limit_eval=limit or task.config.data.limit_eval,
-    )
+    config = task.config.replace(data=data or task.config.data.data, limit_eval=limit or task.config.data.limit_eval)
+    # A copy for CPUs computes in its own dtype.
+    config = config.replace(device=device) if optimized is None else config.replace(device="cpu", precision="32")
     check_device(config)
     # Nothing is chosen here, and other data may have fewer training samples than the run held out.
     read = config.replace(data=with_absolute_paths(config.data.data), validation=0)
     source = type(task).load_data(read, like=task.data)
+    engine = Engine(config, task, alone=True)
     if optimized is not None:
         from tokenmix.inference.optimizing import optimize
 
@@ -165,9 +176,8 @@ def evaluate(
             raise UserError(f"{type(task).__name__} is not trained on batches of images; leave --optimize out")
         task.model = optimize(task.model, images, optimized, measure=False)
     # Batches as in the run, so that its own figures come back to the last bit.
-    batches = source.test_batches(batch_size=config.loop.batch_size // config.optim.accumulate)
-    with finite_outputs(task), worker_errors():
-        Engine(config, task, alone=True).evaluate(batches)
+    with finite_outputs(task.model), worker_errors():
+        engine.evaluate(source.test_batches(batch_size=config.loop.batch_size // config.optim.accumulate))
     told = {} if optimized is None else {"optimize": optimized}
     told |= {"data": config.data.data, "source": source.describe().get("source"), "samples": source.num_test}
     return {**told, **task.results}
@@ -188,7 +198,7 @@ def predict(
     if not inputs:
         raise UserError("no files to predict; name at least one")
     task = load_task(run, options)
-    with finite_outputs(task), torch.no_grad():
+    with finite_outputs(task.model), torch.no_grad():
         if out is None:
             return task.predict(inputs)
         made = [folder for folder in (out, *out.parents) if not folder.exists()]
@@ -203,107 +213,63 @@ def predict(
 
 
 def run_folder(config: TrainConfig) -> Path:
-    """The folder of a run: the config's, or one named by model, data and seed."""
+    """The folder of a run: the one to continue, the config's, or one named by model, data and seed."""
     name = f"{config.model.model.replace(':', '-')}-{short_name(config.data.data)}-{config.loop.seed}"
-    return config.loop.out or Path("runs") / name
+    return config.loop.resume or config.loop.out or Path("runs") / name
 
 
-def _start(config: TrainConfig, quiet: bool) -> Path:
-    with raise_on_all_ranks():
-        config = _resolved(config)
-    run = RunFolder(run_folder(config))
-    with _held(run.path, new=True):
-        try:
-            with raise_on_all_ranks():
-                session = _prepare(config, config.loop.init_from)
-                if distributed_info().first:
-                    setup = {"config": dataclasses.asdict(config), "command": sys.argv, "environment": environment()}
-                    with _one_line_errors(run.path):
-                        write_json(run.path / "config.json", {ID: secrets.token_hex(16), **setup})
-                        write_json(run.path / "data.json", session.task.data)
-                        session.data.save(run.path)
-            for note in () if quiet else session.notes:
-                log(note)
-            return _train_and_test(run, session, Progress(), None, quiet)
-        except BaseException:
-            rows = run.path / "metrics.csv"
-            begun = (run.path / "checkpoints").exists() or (rows.exists() and rows.stat().st_size > 0)
-            if distributed_info().first and not begun:
-                # So that the command can be repeated.
-                shutil.rmtree(run.path, ignore_errors=True)
-            raise
+def _resolve(given: TrainConfig) -> TrainConfig:
+    """The config with full paths and the number of processes, of a run to continue its own; `UserError` if it is wrong.
 
-
-def _resume(given: TrainConfig, quiet: bool) -> Path:
-    run = RunFolder(given.loop.resume or Path())
-    with _held(run.path):
-        with raise_on_all_ranks():
-            asked, own = get_task(given.task).with_absolute_paths(given), run.config.flat()
-            changes = {name: value for name, value in asked.flat().items() if value != own.get(name)}
-            changes.pop("resume", None)
-            if changes.get("out") == run.path:
-                del changes["out"]
-            for name in (name for name in changes if name not in given.marked("resumable")):
-                raise UserError(
-                    f"--resume continues with the run's own {name}={own.get(name)!r}; "
-                    f"leave {changes[name]!r} out, or start a new run with --init-from {run.path}"
-                )
-            config = fit_to_ranks(run.config.replace(**changes))
-            if run.is_finished:
-                raise UserError(
-                    f"{run.path} is finished; evaluate it with: tokenmix eval {run.path}, or start from it with "
-                    f"--init-from {run.path}"
-                )
-            last, best = (run.path / "checkpoints" / name for name in ("last", "best"))
-            if not (latest_complete_checkpoint(last).exists() or latest_complete_checkpoint(best).exists()):
-                raise UserError(
-                    f"{run.path} was stopped before its first checkpoint; remove the folder and start again"
-                )
-            checkpoint = read_latest_checkpoint(run.path)
-            if run.identity and checkpoint.run.get(ID) != run.identity[ID]:
-                raise UserError(
-                    f"the checkpoint in {run.path} is of another run; put the run's own back, or start a new run"
-                )
-            for edited in run.edited(checkpoint.run):
-                raise UserError(
-                    f"{edited} is not as it was when the run was started; put it back, or start a new run with "
-                    f"--init-from {run.path}"
-                )
-            session = _prepare(_resolved(config))
-            if session.task.data != run.description:
-                raise UserError(
-                    f"the data {config.data.data!r} is not what {run.path} was started with; see its data.json"
-                )
-            put_weights(session.task.model, checkpoint.weights, last, stored_types(config))
-        progress, plan = checkpoint.progress, session.plan
-        if not (
-            progress.epoch <= plan.epochs and progress.batch <= plan.batches(0) and progress.step <= plan.total_steps
-        ):
+    A run that continues may differ in a few options from the config in its folder.
+    """
+    config, here = given.task_class.with_absolute_paths(given), distributed_info()
+    if (run := config.loop.resume) is not None:
+        saved = RunFolder(run).config
+        own = saved.flat()
+        changes = {name: value for name, value in config.flat().items() if value != own.get(name)}
+        if changes.get("out") == run:
+            del changes["out"]
+        for name in (name for name in changes if name not in {*given.marked("resumable"), "resume"}):
             raise UserError(
-                f"{run.path} stopped at a step beyond its config; restore config.json and meta.json from a copy"
+                f"--resume continues with the run's own {name}={own.get(name)!r}; "
+                f"leave {changes[name]!r} out, or start a new run with --init-from {run}"
             )
-        if not quiet:
-            batch = f"{plan.processes} x {config.loop.batch_size} {session.data.unit}"
-            log(f"{run.path} continues from step {progress.step} of {plan.total_steps}, {batch} a step")
-        return _train_and_test(run, session, progress, checkpoint.state, quiet)
+        config = fit_to_ranks(saved.replace(**changes))
+        config = config.task_class.with_absolute_paths(config)
+    check_device(config)
+    check_config(config)
+    config.task_class.check(config, config.loop.batch_size // config.optim.accumulate)
+    several = {"devices": here.local_world_size, "num_nodes": here.num_nodes}
+    return config if here.world_size == 1 else config.replace(**several)
 
 
 @contextmanager
-def _held(run: Path, *, new: bool = False) -> Iterator[None]:
-    """Lock the run folder, a `new` one of which is made: one process group works in it, whose first process locks."""
+def _held(run: Path, *, new: bool) -> Iterator[None]:
+    """Lock the run folder: one process group works in it, whose first process locks.
+
+    A `new` one is made, and removed if the block fails before training has begun, so that the command can be repeated.
+    """
+    first = distributed_info().first
     with contextlib.ExitStack() as stack:
         with raise_on_all_ranks():
-            if distributed_info().first:
+            if first:
                 if new:
                     _check_empty(run)
                     make_folder(run)
-                if run.is_dir():
-                    stack.enter_context(one_writer(run))
-                    if new:
-                        _check_empty(run)
-                    for folder in (run, run / "checkpoints"):
-                        remove_partial(folder)
-        yield
+                stack.enter_context(one_writer(run))
+                if new:
+                    _check_empty(run)
+                for folder in (run, run / "checkpoints"):
+                    remove_partial(folder)
+        try:
+            yield
+        except BaseException:
+            rows = run / "metrics.csv"
+            begun = (run / "checkpoints").exists() or (rows.exists() and rows.stat().st_size > 0)
+            if new and first and not begun:
+                shutil.rmtree(run, ignore_errors=True)
+            raise
 
 
 def _check_empty(run: Path) -> None:
@@ -314,38 +280,26 @@ def _check_empty(run: Path) -> None:
         )
 
 
-def _resolved(config: TrainConfig) -> TrainConfig:
-    """The config with full paths, and the number of processes if there are several; `UserError` if it cannot be."""
-    kind, here = get_task(config.task), distributed_info()
-    config = kind.with_absolute_paths(config)
-    check_device(config)
-    check_config(config)
-    kind.check(config, config.loop.batch_size // config.optim.accumulate)
-    return config if here.world_size == 1 else config.replace(devices=here.local_world_size, num_nodes=here.num_nodes)
+def _prepare(config: TrainConfig, run: RunFolder) -> Session:
+    """Read the data, and make the model, with the first weights or those of the run's last checkpoint.
 
-
-def _prepare(config: TrainConfig, start: Path | None = None) -> Session:
-    """Read the data, draw the first weights, which depend on the seed alone or are those of `start`, and swap."""
-    kind, shared = get_task(config.task), config.loop.token_parallel
+    First weights depend on the seed alone, or are those of `init_from`; mixers are swapped in after them.
+    """
+    checkpoint = None if config.loop.resume is None else _last_checkpoint(run)
+    kind, shared = config.task_class, config.loop.token_parallel
     if config.loop.threads is not None:
         torch.set_num_threads(config.loop.threads)
-    data: TaskData = kind.load_data(config)
+    data = kind.load_data(config)
     rank, parts = data_parallel_rank(config)
     plan = make_plan(config, data.num_train, parts, data.unit)
-    warmup = warmup_note(config, plan)
     # As JSON would give it back, so that a run that continues sees what its first start saw.
     description = json.loads(to_json(data.describe()))
     seed_everything(config.loop.seed, 0, 0)
     task = kind(kind.model_from_config(config, description), config, description)
-    changed = start_and_swap(task, start)
+    changed = start_and_swap(task, config.loop.init_from if checkpoint is None else None)
     check_own_mixers(task)
     if isinstance(task, DistillingTask) and task.options.teacher is not None:
-        name = task.options.teacher
-        folder = RunFolder.of(name)
-        teacher = load_task(folder) if folder.path.is_dir() else kind.named_teacher(name, config, description)
-        if not isinstance(teacher, kind):
-            raise UserError(f"the teacher {name} is a run of {teacher.config.task}; give one of {config.task}")
-        task.learn_from(teacher, data, changed.swapped)
+        task.learn_from(task.find_teacher(), data, changed.swapped)
     if config.swap.train_only == "mixers" or distills_layers(config):
         freeze_all_but(task, changed.mixers)
     if config.loop.grad_checkpointing:
@@ -359,9 +313,51 @@ def _prepare(config: TrainConfig, start: Path | None = None) -> Session:
     data.train_batches(batch_size=plan.batch_size, epoch=0, start=0)
     # Counted while the model is whole: fsdp will cut it into parts.
     sizes = input_sizes(task.model, task.data.get("img_size"))
-    counts = {"parameters": count_parameters(task.model), "macs": task.macs(), **sizes}
-    notes = [*([size_note(sizes)] if sizes else []), *changed.notes, *([warmup] if warmup else [])]
-    return Session(task, data, plan, counts, notes)
+    session = Session(task, data, plan)
+    session.counts |= {"parameters": count_parameters(task.model), "macs": task.macs(), **sizes}
+    if checkpoint is None:
+        notes = size_note(sizes) if sizes else None, *changed.notes, warmup_note(config, plan)
+        session.notes += filter(None, notes)
+        if distributed_info().first:
+            setup = {"config": dataclasses.asdict(config), "command": sys.argv, "environment": environment()}
+            with _one_line_errors(run.path):
+                write_json(run.path / "config.json", {ID: secrets.token_hex(16), **setup})
+                write_json(run.path / "data.json", description)
+                data.save(run.path)
+    else:
+        if description != run.description:
+            raise UserError(f"the data {config.data.data!r} is not what {run.path} was started with; see its data.json")
+        put_weights(task.model, checkpoint.weights, run.path / "checkpoints" / "last", stored_types(config))
+        at = checkpoint.progress
+        if at.epoch > plan.epochs or at.batch > plan.batches(0) or at.step > plan.total_steps:
+            raise UserError(
+                f"{run.path} stopped at a step beyond its config; restore config.json and meta.json from a copy"
+            )
+        batch = f"{plan.processes} x {config.loop.batch_size} {data.unit}"
+        session.notes.append(f"{run.path} continues from step {at.step} of {plan.total_steps}, {batch} a step")
+        session.progress, session.state = at, checkpoint.state
+    return session
+
+
+def _last_checkpoint(run: RunFolder) -> Checkpoint:
+    """Where a run that is not finished continues; `UserError` for a checkpoint of another run, or of other options."""
+    if run.is_finished:
+        raise UserError(
+            f"{run.path} is finished; evaluate it with: tokenmix eval {run.path}, or start from it with "
+            f"--init-from {run.path}"
+        )
+    places = (run.path / "checkpoints" / name for name in ("last", "best"))
+    if not any(latest_complete_checkpoint(place).exists() for place in places):
+        raise UserError(f"{run.path} was stopped before its first checkpoint; remove the folder and start again")
+    checkpoint = read_latest_checkpoint(run.path)
+    if run.identity and checkpoint.run.get(ID) != run.identity[ID]:
+        raise UserError(f"the checkpoint in {run.path} is of another run; put the run's own back, or start a new run")
+    for edited in run.edited(checkpoint.run):
+        raise UserError(
+            f"{edited} is not as it was when the run was started; put it back, or start a new run with "
+            f"--init-from {run.path}"
+        )
+    return checkpoint
 
 
 def _checkpoint_blocks(model: nn.Module) -> None:
@@ -381,48 +377,41 @@ def _checkpoint_blocks(model: nn.Module) -> None:
         ) from None
 
 
-def _train_and_test(run: RunFolder, session: Session, progress: Progress, state: Values | None, quiet: bool) -> Path:
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-    with _one_line_errors(run.path), worker_errors():
-        best, final = fit(session, run, progress, state, quiet=quiet)
-        task, unit = session.task, session.data.unit
-        config, rate = task.config, round(progress.images / progress.train_seconds, 2)
-        # ru_maxrss counts bytes on macOS and KiB elsewhere.
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        cuda = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
-        result = {
-            ID: run.identity.get(ID),
-            "task": config.task,
-            "model": config.model.model,
-            "data": config.data.data,
-            "seed": config.loop.seed,
-            "monitor": task.monitor,
-            "metrics": best,
-            "final": final,
-            "validation": progress.best,
-            "validation_final": progress.final,
-            "best_epoch": progress.best_epoch,
-            "epochs": progress.epoch,
-            "steps": progress.step,
-            unit: progress.images,
-            "seconds": round(progress.train_seconds, 3),
-            "eval_seconds": round(progress.eval_seconds, 3),
-            f"{unit}_per_second": rate,
-            **session.counts,
-            "peak_memory": {"process": memory, "cuda": cuda},
-            "environment": environment(),
-        }
-        with raise_on_all_ranks():
-            if distributed_info().first:
-                write_json(run.path / "result.json", result)
-    if not quiet:
-        line = (
-            f"test {task.monitor} {best[task.monitor]:.4f} (epoch {progress.best_epoch} of {session.plan.epochs}), "
-            f"{progress.train_seconds:.1f} s of training, {rate:,.0f} {unit}/s; run folder {run.path}"
-        )
-        print(printable(line))
-    return run.path
+def _write_result(session: Session, run: RunFolder, best: Values, final: Values) -> str:
+    """Write result.json, by the first process; returned is a line on it."""
+    task, progress, unit = session.task, session.progress, session.data.unit
+    config, rate = task.config, round(progress.images / progress.train_seconds, 2)
+    # ru_maxrss counts bytes on macOS and KiB elsewhere.
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    cuda = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+    result = {
+        ID: run.identity.get(ID),
+        "task": config.task,
+        "model": config.model.model,
+        "data": config.data.data,
+        "seed": config.loop.seed,
+        "monitor": task.monitor,
+        "metrics": best,
+        "final": final,
+        "validation": progress.best,
+        "validation_final": progress.final,
+        "best_epoch": progress.best_epoch,
+        "epochs": progress.epoch,
+        "steps": progress.step,
+        unit: progress.images,
+        "seconds": round(progress.train_seconds, 3),
+        "eval_seconds": round(progress.eval_seconds, 3),
+        f"{unit}_per_second": rate,
+        **session.counts,
+        "peak_memory": {"process": memory, "cuda": cuda},
+        "environment": environment(),
+    }
+    if distributed_info().first:
+        write_json(run.path / "result.json", result)
+    return (
+        f"test {task.monitor} {best[task.monitor]:.4f} (epoch {progress.best_epoch} of {session.plan.epochs}), "
+        f"{progress.train_seconds:.1f} s of training, {rate:,.0f} {unit}/s; run folder {run.path}"
+    )
 
 
 @contextmanager

@@ -1,9 +1,6 @@
 """Where the config of a run comes from: a task's defaults, a recipe, a run folder, and what is given."""
 
 import dataclasses
-import functools
-import importlib
-import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -11,36 +8,27 @@ from typing import Any, TypeVar
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.files import user_path
+from tokenmix.lab.registry import RECIPES
 from tokenmix.lab.train.config import CompareConfig, TaskDocument, TrainConfig, comparison_config, default_config
 from tokenmix.lab.train.folder import RunFolder, read_document
 from tokenmix.registry import list_models
 
 D = TypeVar("D", bound=TaskDocument)
 
-# Next to src/ in a checkout; the wheel has none.
-HOME = Path(__file__).parents[4] / "recipes"
 # What a run itself decides.
 NOT_HERE = ("out", "resume", "recipe", "config", "merge")
 COMPARISON = "compare_"
 """How the names of the files begin that are comparisons."""
 
 
-@functools.cache
-def load_recipe_data() -> None:
-    """Register the data sets of a checkout's recipes, as a plug-in does. In Python, `import recipes.datasets` does."""
-    if (HOME / "datasets" / "__init__.py").is_file():
-        sys.path.append(str(HOME.parent))
-        importlib.import_module("recipes.datasets")
-
-
 def list_recipes() -> list[str]:
     """The recipes of one run that can be given by name."""
-    return sorted({path.stem for path in HOME.glob("*/*.toml") if not path.stem.startswith(COMPARISON)})
+    return sorted({path.stem for path in RECIPES.glob("*/*.toml") if not path.stem.startswith(COMPARISON)})
 
 
 def list_comparisons() -> list[str]:
     """The comparisons that can be given by name."""
-    return sorted({path.stem for path in HOME.glob(f"*/{COMPARISON}*.toml")})
+    return sorted({path.stem for path in RECIPES.glob(f"*/{COMPARISON}*.toml")})
 
 
 def load_recipe(name: str) -> TrainConfig:
@@ -55,7 +43,7 @@ def load_comparison(name: str) -> CompareConfig:
 
 def _load(kind: str, name: str, known: list[str], default: Callable[[str], D]) -> D:
     given = user_path(name)
-    by_name = (path for path in HOME.glob("*/*.toml") if path.stem == name and name in known)
+    by_name = (path for path in RECIPES.glob("*/*.toml") if path.stem == name and name in known)
     path = next((path for path in (given, Path(f"{given}.toml"), *by_name) if path.is_file()), None)
     if path is None:
         if not known:
@@ -65,7 +53,6 @@ def _load(kind: str, name: str, known: list[str], default: Callable[[str], D]) -
         values = tomllib.loads(path.read_text())
     except (OSError, RecursionError, ValueError) as error:  # A number of 5,000 digits is no TOMLDecodeError.
         raise UserError(f"{path} cannot be read ({error}); correct it, or give another file") from None
-    load_recipe_data()
     if "variants" in values:
         values.setdefault("mixers", [])
     config = read_document(values, f"the {kind} {path}", default)

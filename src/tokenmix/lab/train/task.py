@@ -28,8 +28,9 @@ from tokenmix.lab.train.checkpoint import initial_weights
 from tokenmix.lab.train.config import TeacherOptions, TrainConfig
 from tokenmix.lab.train.distributed import all_reduce_mean
 from tokenmix.lab.train.metrics import Metric, Rows, collected, joined, num_rows
-from tokenmix.lab.train.plan import make_optimizer, make_schedule
-from tokenmix.lab.train.programs import Description, ProgramHooks
+from tokenmix.lab.train.plan import Configured, make_optimizer, make_schedule
+from tokenmix.lab.train.programs import Batch, Description, ProgramHooks, own_macs
+from tokenmix.registry import Arguments
 
 
 class TaskData(ABC):
@@ -52,18 +53,18 @@ class TaskData(ABC):
         """The run folder's description of the data, as values for JSON: enough for the model and for predictions."""
 
     @abstractmethod
-    def train_batches(self, *, batch_size: int, epoch: int, start: int) -> Iterable[Any]:
+    def train_batches(self, *, batch_size: int, epoch: int, start: int) -> Iterable[Batch]:
         """The full batches of one epoch, without the first `start`, which are not read."""
 
     @abstractmethod
-    def test_batches(self, *, batch_size: int) -> Iterable[Any]:
+    def test_batches(self, *, batch_size: int) -> Iterable[Batch]:
         """All test samples in a fixed order; its `len` is the number of batches."""
 
-    def validation_batches(self, *, batch_size: int) -> Iterable[Any]:
+    def validation_batches(self, *, batch_size: int) -> Iterable[Batch]:
         """All validation samples in a fixed order; called only if the data has some."""
         raise NotImplementedError
 
-    def batches_of(self, part: Literal["train", "test"], batch_size: int) -> Iterable[Any]:
+    def batches_of(self, part: Literal["train", "test"], batch_size: int) -> Iterable[Batch]:
         """Training batches of the first epoch, or all test samples."""
         size = min(batch_size, self.num_train)
         return (
@@ -88,7 +89,7 @@ class TaskData(ABC):
 
 
 @contextmanager
-def built_with(model: str, given: Mapping[str, Any]) -> Iterator[None]:
+def built_with(model: str, given: Arguments) -> Iterator[None]:
     """`UserError` for arguments of the user's with which a model cannot be built."""
     try:
         yield
@@ -120,7 +121,7 @@ def input_sizes(model: Any, img_size: Sequence[int] | None = None) -> Values:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def size_note(sizes: Mapping[str, Any]) -> str:
+def size_note(sizes: Arguments) -> str:
     """What `input_sizes` found, as a line."""
     words = ["images of {} x {} px".format(*sizes["img_size"])]
     if "patch_size" in sizes:
@@ -176,7 +177,7 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         self.optimizers: list[Optimizer] = []
         self.rows: list[Rows] = []
         self.samples: Rows = {}
-        self.results: dict[str, Any] = {}
+        self.results: Values = {}
 
     @classmethod
     @abstractmethod
@@ -225,17 +226,17 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         return initial_weights(source, self.model)
 
     @abstractmethod
-    def loss(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of a training batch, and further numbers for the log.
 
         A mean over the `count` of a batch is multiplied by `part_weight`.
         """
 
-    def count(self, batch: Any) -> int | None:
+    def count(self, batch: Batch) -> int | None:
         """How many samples, tokens, pixels or points the loss of a batch is a mean over; None: equally many in each."""
         return None
 
-    def part_weights(self, parts: Sequence[Any]) -> list[float]:
+    def part_weights(self, parts: Sequence[Batch]) -> list[float]:
         """The count of each part of a step over the mean count of all parts on all processes; all processes call it.
 
         The mean of weighted means is then the mean over everything in the step.
@@ -247,7 +248,7 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         return (counts / mean if mean else torch.ones_like(counts)).tolist()
 
     @abstractmethod
-    def evaluate(self, batch: Any) -> Rows:
+    def evaluate(self, batch: Batch) -> Rows:
         """What is kept of each validation or test sample of a batch, enough for all metrics.
 
         Columns of a row for each sample, among them its `index`; `predictions.joined` adds up those of one sample.
@@ -288,14 +289,13 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
 
     def macs(self) -> int | None:
         """Multiply-adds of one sample, from the equations; None if the model does not count them."""
-        count: Any = getattr(self.model, "macs", None)
-        return None if count is None else int(count())
+        return own_macs(self.model)
 
     def example(self) -> dict[str, Tensor]:
         """Two samples in the order of the model's arguments, by the names that an export gives them."""
         raise UserError(f"{type(self).__name__} cannot be exported; implement its example()")
 
-    def swap_example(self) -> tuple[Any, ...] | None:
+    def swap_example(self) -> tuple[object, ...] | None:
         """Arguments of a forward pass that shows a swap how the model calls its attention; None for one image."""
         return None if type(self).example is TaskModule.example else tuple(x[:1] for x in self.example().values())
 
@@ -308,7 +308,7 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         """Where the model is."""
         return next(self.model.parameters()).device
 
-    def training_step(self, batch: Any, batch_idx: int) -> Values:
+    def training_step(self, batch: Batch, batch_idx: int) -> Values:
         """The loss, and under `logs` what is written to metrics.csv as train_*."""
         loss, logs = self.loss(batch)
         return {"loss": loss, "logs": {"loss": loss.detach(), **logs}}
@@ -317,11 +317,11 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         """Forget what the previous evaluation kept."""
         self.rows, self.samples = [], {}
 
-    def rows_of(self, batch: Any) -> Rows:
+    def rows_of(self, batch: Batch) -> Rows:
         """What is kept of a batch: what `evaluate` gives, and what a base class adds."""
         return self.evaluate(batch)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Keep the rows of validation or test samples."""
         self.rows.append(joined([self.rows_of(batch)]))
         # Thousands of small tensors between large ones would keep the allocator from reusing the memory of the latter.
@@ -356,7 +356,7 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         """What `make_optimizer` takes: the model, or groups with rates and decays of their own."""
         return self.model
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self) -> Configured:
         """timm's optimiser, with the recipe's schedule after linear warm-up, step by step."""
         optim, epochs = self.config.optim, self.config.loop.epochs
         optimizer = make_optimizer(self.parameter_groups(), optim)
@@ -376,7 +376,7 @@ class IndexedData(TaskData):
     """
 
     # Of image tasks the images themselves, for a report that shows some.
-    images: Any = None
+    images: object = None
 
     def __init__(
         self,
@@ -385,7 +385,7 @@ class IndexedData(TaskData):
         validation: IndexedDataset | None,
         *,
         config: TrainConfig,
-        description: dict[str, Any],
+        description: Values,
         test_batch: int | None = None,
     ) -> None:
         self.unit, self.test_batch = train.unit, test_batch
@@ -396,7 +396,7 @@ class IndexedData(TaskData):
         self.num_validation = 0 if validation is None else len(validation)
         counts = {"train": self.num_train, "validation": self.num_validation, "test": self.num_test}
         self.description = {**counts, **description}
-        self._shared: dict[str, Any] = {
+        self._shared: Values = {
             "seed": config.loop.seed,
             "workers": config.data.workers,
             "pin_memory": torch.cuda.is_available(),
@@ -406,7 +406,7 @@ class IndexedData(TaskData):
         """Numbers of samples, and what the task added."""
         return self.description
 
-    def train_batches(self, *, batch_size: int, epoch: int, start: int) -> Iterable[Any]:
+    def train_batches(self, *, batch_size: int, epoch: int, start: int) -> Iterable[Batch]:
         """Full batches of an epoch from batch `start` on."""
         loader = make_loader(
             self.train, batch_size=batch_size, shuffle=True, drop_last=True, start_batch=start, **self._shared
@@ -414,14 +414,14 @@ class IndexedData(TaskData):
         loader.set_epoch(epoch)
         return loader
 
-    def test_batches(self, *, batch_size: int) -> Iterable[Any]:
+    def test_batches(self, *, batch_size: int) -> Iterable[Batch]:
         return self._in_order(self.test, batch_size)
 
-    def validation_batches(self, *, batch_size: int) -> Iterable[Any]:
+    def validation_batches(self, *, batch_size: int) -> Iterable[Batch]:
         assert self.validation is not None
         return self._in_order(self.validation, batch_size)
 
-    def _in_order(self, samples: IndexedDataset, batch_size: int) -> Iterable[Any]:
+    def _in_order(self, samples: IndexedDataset, batch_size: int) -> Iterable[Batch]:
         size = min(batch_size, self.test_batch or batch_size)
         return make_loader(samples, batch_size=size, shuffle=False, **self._shared)
 

@@ -6,9 +6,9 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -44,6 +44,7 @@ from tokenmix.lab.train.plan import (
     optimizers_and_schedules,
     seed_everything,
 )
+from tokenmix.lab.train.programs import Batch
 from tokenmix.lab.train.record import ProgressBar, Recorder
 from tokenmix.lab.train.task import TaskData, TaskModule
 
@@ -57,7 +58,7 @@ class _TrainingStep(nn.Module):
         super().__init__()
         self.task = task
 
-    def forward(self, batch: Any, number: int) -> Values:
+    def forward(self, batch: Batch, number: int) -> Values:
         return self.task.training_step(batch, number)
 
 
@@ -90,7 +91,7 @@ class Engine:
         elif several and not self.average:
             self.module = DistributedDataParallel(self.module, [self.device] if kind == "cuda" else None)
 
-    def move(self, batch: Any) -> Any:
+    def move(self, batch: Batch) -> Batch:
         """The batch on the device, in bf16 in that type. Mixed precision keeps floats: points need all their bits."""
         dtype = torch.bfloat16 if self.precision == "bf16" else None
         return map_tensors(
@@ -110,7 +111,7 @@ class Engine:
         finally:
             torch.set_default_dtype(before)
 
-    def train(self, batch: Any, number: int, *, share: float = 1.0, last: bool = True) -> dict[str, Tensor]:
+    def train(self, batch: Batch, number: int, *, share: float = 1.0, last: bool = True) -> dict[str, Tensor]:
         """The task's training step, and the backward pass of `share` of its loss; returns what there is to log.
 
         After the `last` batch of a step of the optimiser the processes exchange gradients.
@@ -195,7 +196,7 @@ class StopRequest:
 
         return answer
 
-    def note(self, signum: int, frame: Any) -> None:
+    def note(self, signum: int, frame: object) -> None:
         """Request a stop once. A second Ctrl-C interrupts; SIGTERM often comes twice, to a process and to its group."""
         signal.signal(signal.SIGINT, self.before[signal.SIGINT])
         # Processes that load images inherit this handler, and get the same Ctrl-C.
@@ -206,57 +207,49 @@ class StopRequest:
         self.asked = True
 
 
-@dataclass(frozen=True)
+@dataclass
 class Session:
     """What a run works with: a task with its config, this process's part of the data, and the plan.
 
-    `counts` are parameters, multiply-adds and sizes, as in the run's result; `notes` are printed before the first step.
+    `progress` and `state` are where it begins: at a checkpoint, or at the start. `counts` are parameters, multiply-adds
+    and sizes, as in the run's result; `notes` are printed before the first step.
     """
 
     task: TaskModule
     data: TaskData
     plan: TrainingPlan
-    counts: Values
-    notes: list[str]
+    progress: Progress = field(default_factory=Progress)
+    state: Values | None = None
+    counts: Values = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
 
-def fit(
-    session: Session, run: RunFolder, progress: Progress, state: Values | None, *, quiet: bool
-) -> tuple[Values, Values]:
-    """Train from the position `progress` to the end of the plan, leaving checkpoints and logs in the run folder.
-
-    Returns the metrics on the test samples, which are read here for the first time: of the best epoch's weights, and of
-    the last one's. What the best ones said of each sample is left in the run folder.
-    """
+@contextmanager
+def training(session: Session, run: RunFolder, *, quiet: bool) -> Iterator["TrainingLoop"]:
+    """The loop of a run, which leaves checkpoints and logs in the run folder; in the block Ctrl-C asks for a stop."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
     with raise_on_all_ranks():
-        recorder = Recorder(run.path, session.plan, progress, session.task, session.data, quiet=quiet)
+        recorder = Recorder(run.path, session.plan, session.progress, session.task, session.data, quiet=quiet)
     with closing(recorder), warnings.catch_warnings(), StopRequest() as request:
         # Scores that a block passes on are views, and nothing is written into them.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
-        loop = TrainingLoop(session, run, progress, recorder, request)
-        if state is not None:
-            loop.load_state_dict(state)
-        bar = ProgressBar(recorder, shown=not quiet and sys.stderr.isatty())
-        with bar.rich:
-            loop.run(bar)
-        return loop.test()
+        yield TrainingLoop(session, run, recorder, request)
 
 
 class TrainingLoop:
     """One process's part of a run: epochs of batches, each followed by a validation and a checkpoint; then the test."""
 
-    def __init__(
-        self, session: Session, run: RunFolder, progress: Progress, recorder: Recorder, request: StopRequest
-    ) -> None:
+    def __init__(self, session: Session, run: RunFolder, recorder: Recorder, request: StopRequest) -> None:
         task, config = session.task, session.task.config
         self.task, self.data, self.plan, self.config = task, session.data, session.plan, config
-        self.folder, self.progress, self.recorder, self.request = run, progress, recorder, request
+        self.folder, self.progress, self.recorder, self.request = run, session.progress, recorder, request
         task.total_steps = self.plan.total_steps
         self.engine = Engine(config, task)
         self.optimizers, self.schedules = optimizers_and_schedules(task.configure_optimizers())
         task.optimizers = self.optimizers
 
-        def average_gradients(optimizer: Optimizer, *_: Any) -> None:
+        def average_gradients(optimizer: Optimizer, *_: object) -> None:
             for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
                 if parameter.grad is not None:
                     dist.all_reduce(parameter.grad)
@@ -265,40 +258,43 @@ class TrainingLoop:
         for optimizer in self.optimizers if self.engine.average else ():
             optimizer.register_step_pre_hook(average_gradients)
         self.ema = None if config.optim.ema is None else WeightEMA(task.model, config.optim.ema)
+        if session.state is not None:
+            self.load_state_dict(session.state)
 
-    def run(self, bar: ProgressBar) -> None:
+    def fit(self) -> None:
         """Train to the end of the plan."""
         progress, plan = self.progress, self.plan
-        while progress.epoch < plan.epochs:
-            bar.start_epoch()
-            self.recorder.start_clock()
-            for batch in self._batches():
-                self.start_batch()
-                stopping = self.request.ask()
-                rate = self.optimizers[0].param_groups[0]["lr"]
-                step_ends = (progress.batch + 1) % plan.accumulate == 0
-                logs = self.engine.train(batch, progress.batch, share=1 / plan.accumulate, last=step_ends)
-                if step_ends and self.task.automatic_optimization:
-                    for optimizer in self.optimizers:
-                        self.engine.step(optimizer, self.config.optim.clip_grad)
-                    self._move_schedules("step")
-                self.advance()
-                if step_ends and self.ema is not None:
-                    self.ema.update(progress.step)
-                self.recorder.record_batch(logs, rate)
-                # The end of an epoch is saved after its evaluation.
-                if step_ends and progress.batch < plan.batches(progress.epoch):
-                    asked = stopping()
-                    if asked or progress.step % self.config.loop.checkpoint_every == 0:
-                        save_run(self.folder.path, self.checkpoint())
-                    if asked:
-                        raise KeyboardInterrupt
-                bar.advance()
-            self.evaluate()
-            self.end_epoch()
-            self.save_epoch()
+        with (bar := ProgressBar(self.recorder)).rich:
+            while progress.epoch < plan.epochs:
+                bar.start_epoch()
+                self.recorder.start_clock()
+                for batch in self._batches():
+                    self.start_batch()
+                    stopping = self.request.ask()
+                    rate = self.optimizers[0].param_groups[0]["lr"]
+                    step_ends = (progress.batch + 1) % plan.accumulate == 0
+                    logs = self.engine.train(batch, progress.batch, share=1 / plan.accumulate, last=step_ends)
+                    if step_ends and self.task.automatic_optimization:
+                        for optimizer in self.optimizers:
+                            self.engine.step(optimizer, self.config.optim.clip_grad)
+                        self._move_schedules("step")
+                    self.advance()
+                    if step_ends and self.ema is not None:
+                        self.ema.update(progress.step)
+                    self.recorder.record_batch(logs, rate)
+                    # The end of an epoch is saved after its evaluation.
+                    if step_ends and progress.batch < plan.batches(progress.epoch):
+                        asked = stopping()
+                        if asked or progress.step % self.config.loop.checkpoint_every == 0:
+                            save_run(self.folder.path, self.checkpoint())
+                        if asked:
+                            raise KeyboardInterrupt
+                    bar.advance()
+                self.evaluate()
+                self.end_epoch()
+                self.save_epoch()
 
-    def _batches(self) -> Iterator[Any]:
+    def _batches(self) -> Iterator[Batch]:
         """The rest of the current epoch, on the device, each with its `part_weight`."""
         progress, plan = self.progress, self.plan
         batches = self.data.train_batches(batch_size=plan.batch_size, epoch=progress.epoch, start=progress.batch)
@@ -368,7 +364,7 @@ class TrainingLoop:
                 if self.recorder.first:
                     save_predictions(self.folder.path, self.task.samples, self.folder.identity)
 
-    def _evaluate(self, batches: Any) -> None:
+    def _evaluate(self, batches: Iterable[Batch]) -> None:
         broadcast_buffers(self.task.model)
         self.engine.evaluate(batches)
 
@@ -420,20 +416,17 @@ class TrainingLoop:
 
 
 @contextmanager
-def finite_outputs(task: TaskModule) -> Iterator[None]:
-    """Raise `UserError` if the task's model gives an output that is NaN or infinite within the block."""
+def finite_outputs(model: nn.Module) -> Iterator[None]:
+    """Raise `UserError` if the model of a run gives an output that is NaN or infinite within the block."""
 
     def check(value: Tensor) -> None:
         if value.is_floating_point() and not value.isfinite().all():
             raise UserError(
-                f"{task.config.model.model} gives outputs that are NaN or infinite: its weights, or mean and std in "
+                f"{type(model).__name__} gives outputs that are NaN or infinite: its weights, or mean and std in "
                 "data.json, are too large or too small; restore the run folder from a copy"
             )
 
-    def check_all(module: nn.Module, inputs: Any, outputs: Any) -> None:
-        map_tensors(outputs, check)
-
-    handle = task.model.register_forward_hook(check_all)
+    handle = model.register_forward_hook(lambda module, inputs, outputs: map_tensors(outputs, check))
     try:
         yield
     finally:

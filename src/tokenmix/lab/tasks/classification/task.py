@@ -114,7 +114,7 @@ class ImageClassification(ImageTask, ClassTask):
 
     @classmethod
     def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
-        given: dict[str, Any] = {"num_classes": len(data["classes"]), "in_chans": data["channels"]}
+        given: Values = {"num_classes": len(data["classes"]), "in_chans": data["channels"]}
         name, size = config.model.model, tuple(data["img_size"])
         if is_foreign(name):
             return create_foreign(name, "classifier", img_size=size, **given, **config.model.model_kwargs)
@@ -158,7 +158,7 @@ class ImageClassification(ImageTask, ClassTask):
             (images, targets), smoothing = self.mixup(images.clone(), targets), 0.0
         model: Any = self.model
         logits, scores = model.forward_with_scores(images) if self.options.diagonality else (model(images), None)
-        entropy = partial(self.class_loss, logits.float(), targets, smoothing)
+        entropy = self.class_loss(logits.float(), targets, smoothing)
         loss, logs = self.distilled(entropy, logits.float(), {"image": images})
         if scores is not None:
             diagonality = self._diagonality(scores)

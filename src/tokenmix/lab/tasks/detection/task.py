@@ -29,7 +29,7 @@ from tokenmix.lab.train.task import IndexedData, check_names
 from tokenmix.models.detection.detector import IMAGENET, Detector
 from tokenmix.models.detection.pictures import PlacedMasks, with_dense_masks
 from tokenmix.models.registry import create_model
-from tokenmix.registry import MODELS, load_object
+from tokenmix.registry import MODELS, Arguments, load_object
 
 # Bright ones, since what they are drawn on is a photograph, with much green, blue and grey in it.
 COLORS = ("#ffe11a", "#1ae5ff", "#ff4dff", "#ff8c1a", "#66ff33", "#ff3b3b", "#4d79ff", "#b366ff", "#99ffcc", "#ffb3c6")
@@ -92,7 +92,7 @@ class ObjectTask(ImageTask):
     @classmethod
     def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
         options = config.options
-        given: dict[str, Any] = {
+        given: Values = {
             "num_classes": len(data["classes"]),
             "image_mean": data["mean"],
             "image_std": data["std"],
@@ -307,7 +307,7 @@ def image_numbers(files: Sequence[str | Path]) -> list[int]:
     return numbers if len(set(numbers)) == len(files) else list(range(len(files)))
 
 
-def object_rows(file: str, found: Mapping[str, Any], classes: Sequence[str]) -> list[Values]:
+def object_rows(file: str, found: Arguments, classes: Sequence[str]) -> list[Values]:
     """One row for each object, the most confident first; a row without a label where there is none."""
     rows = []
     for i, (label, score, box) in enumerate(_objects(found)):
@@ -317,11 +317,11 @@ def object_rows(file: str, found: Mapping[str, Any], classes: Sequence[str]) -> 
     return rows or [{"file": file, **dict.fromkeys(names)}]
 
 
-def coco_results(found: Mapping[str, Any], *, image_id: int, file: str, category_ids: Sequence[int]) -> list[Values]:
+def coco_results(found: Arguments, *, image_id: int, file: str, category_ids: Sequence[int]) -> list[Values]:
     """The objects of an image in COCO's form of results: box as left, top, width, height; masks run-length encoded."""
     entries = []
     for i, (label, score, box) in enumerate(_objects(found)):
-        entry: dict[str, Any] = {
+        entry: Values = {
             "image_id": image_id,
             "category_id": category_ids[label],
             "bbox": [round(v, 2) for v in box],
@@ -338,7 +338,7 @@ def draw_objects(
     image: Image.Image,
     first: int = 0,
     *,
-    found: Mapping[str, Any],
+    found: Arguments,
     classes: Sequence[str],
     size: tuple[int, int] | None = None,
 ) -> Image.Image:

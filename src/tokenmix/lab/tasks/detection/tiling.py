@@ -1,16 +1,16 @@
 """Sliding-window detection in an image that is larger than a detector takes, merged into one list."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from torchvision.ops import batched_nms
 
+from tokenmix.files import Values
 from tokenmix.lab.tasks.images import window_starts
 from tokenmix.models.detection.pictures import PlacedMasks
 
-Found = dict[str, Any]
+Found = Values
 # How far a box may end from the edge of a window and still be taken for one that the edge cuts.
 EDGE = 2.0
 # Pieces that are compared with whole boxes at a time.

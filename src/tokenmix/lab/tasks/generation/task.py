@@ -4,7 +4,7 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +28,8 @@ from tokenmix.lab.tasks.images import ImageTask, image_data, with_size_of_start
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.load import load_task
 from tokenmix.lab.train.metrics import Metric, Rows
-from tokenmix.lab.train.programs import Description
+from tokenmix.lab.train.plan import Configured
+from tokenmix.lab.train.programs import Batch, Description
 from tokenmix.lab.train.task import IndexedData
 from tokenmix.models.generation import GAN
 from tokenmix.models.registry import create_model
@@ -111,18 +112,18 @@ class ImageGeneration(ImageTask):
 
     @classmethod
     def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
-        given: dict[str, Any] = {
+        given: Values = {
             "num_classes": len(data["classes"]),
             "channels": data["channels"],
             "img_size": data["img_size"][0],
         }
-        gan: Any = create_model(config.model.model, **given, **config.model.model_kwargs)
+        gan = create_model(config.model.model, **given, **config.model.model_kwargs)
         # On a CPU steps are a quarter shorter this way; the layout of the weights is that of what they make.
         gan = gan.to(memory_format=torch.channels_last)
         return gan if config.options.ema is None else gan.keep_average()
 
     @classmethod
-    def with_absolute_paths(cls, config: Any) -> Any:
+    def with_absolute_paths(cls, config: TrainConfig) -> TrainConfig:
         """The path of the judge as well as that of the data, and the size of images of the run that it starts from."""
         config, judge = with_size_of_start(super().with_absolute_paths(config)), config.options.features
         if judge is None or judge == INCEPTION:
@@ -149,13 +150,13 @@ class ImageGeneration(ImageTask):
                 f"give --batch-size {2 * steps} or more"
             )
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self) -> Configured:
         """Adam of the discriminator, then Adam of the generator; metrics.csv shows the first one's rate."""
         betas = (self.config.optim.beta1, self.config.optim.beta2)
         judge = torch.optim.Adam(self.model.discriminator.parameters(), lr=self.config.optim.lr_d, betas=betas)
         return [judge, torch.optim.Adam(self.model.generator.parameters(), lr=self.config.optim.lr_g, betas=betas)]
 
-    def loss(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         raise NotImplementedError("each network has its own loss; see training_step")
 
     def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Values:

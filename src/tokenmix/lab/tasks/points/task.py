@@ -68,7 +68,7 @@ class PointTask(TaskModule):
                 else "and the run was trained with them; add them, or give other data"
             )
             raise UserError(f"{config.data.data!r} has clouds without normals; {told}")
-        shared: dict[str, Any] = {
+        shared: Values = {
             "want": cls.want,
             "features": features,
             "num_points": options.num_points,
@@ -165,7 +165,7 @@ class PointClassification(PointTask, ClassTask):
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         points, mask = self.inputs(batch)
         logits, smoothing = self.model(points, mask).float(), self.options.smoothing
-        return self.distilled(lambda: self.class_loss(logits, batch["label"], smoothing), logits, batch)
+        return self.distilled(self.class_loss(logits, batch["label"], smoothing), logits, batch)
 
     def teacher_logits(self, teacher: DistillingTask, batch: Mapping[str, Tensor]) -> Tensor:
         return teacher.model(*self.inputs(batch))

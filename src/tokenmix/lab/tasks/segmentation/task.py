@@ -148,7 +148,7 @@ class SemanticSegmentation(ImageTask):
 
     @classmethod
     def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
-        given: dict[str, Any] = {"num_classes": len(data["classes"]), "img_size": tuple(data["img_size"])}
+        given: Values = {"num_classes": len(data["classes"]), "img_size": tuple(data["img_size"])}
         given |= config.model.model_kwargs
         if is_foreign(config.model.model):
             return create_foreign(config.model.model, "segmenter", in_chans=data["channels"], **given)
@@ -300,7 +300,7 @@ class SemanticSegmentation(ImageTask):
             answers.append({**answer, "written": [str(file) for file in files]})
         return answers
 
-    def _answer(self, file: str | Path) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    def _answer(self, file: str | Path) -> tuple[Tensor, Tensor, Values]:
         """The image, the class of each pixel, and what is printed."""
         picture, names = stored_picture(file), self.data["classes"]
         classes = self.answer(picture)

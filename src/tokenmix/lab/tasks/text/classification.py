@@ -65,7 +65,7 @@ class TextClassification(DistillingTextTask, ClassTask):
         length = config.options.seq_len if like is None else int(like["seq_len"])
         encoded = partial(EncodedText, tokenizer=tokenizer, max_length=length)
         train, test = encoded(texts.train), encoded(texts.test)
-        description: dict[str, Any] = {"classes": texts.classes, "source": texts.source}
+        description: Values = {"classes": texts.classes, "source": texts.source}
         description |= {"pairs": texts.train.pairs is not None, "cut": train.cut + test.cut}
         if texts.classes:
             description["counts"] = class_counts(texts.classes, texts.train.labels)
@@ -89,9 +89,8 @@ class TextClassification(DistillingTextTask, ClassTask):
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         out = self.model(**inputs_of(batch))
         weighted = self.options.class_weights == "balanced"
-        return self.distilled(
-            lambda: self.class_loss(out.logits.float(), batch["labels"]) if weighted else out.loss, out.logits, batch
-        )
+        loss = self.class_loss(out.logits.float(), batch["labels"]) if weighted else out.loss
+        return self.distilled(loss, out.logits, batch)
 
     def check_teacher(self, teacher: DistillingTask, data: TaskData) -> None:
         if not self.classes:

@@ -4,12 +4,13 @@ import base64
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tokenmix.environment import filtered_stderr
 from tokenmix.errors import UserError, one_line
+from tokenmix.registry import Arguments
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -46,7 +47,7 @@ def growth(step: Any) -> float:
     return 1 if step is None else _growth(json.loads(step.__getstate__()))
 
 
-def _growth(step: Mapping[str, Any]) -> float:
+def _growth(step: Arguments) -> float:
     steps = step.get("normalizers") or step.get("decoders") or ()
     kind, grown = step.get("type"), math.prod(map(_growth, steps))
     if kind == "Replace":

@@ -24,6 +24,7 @@ from tokenmix.lab.tasks.text.task import (
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.metrics import Metric, Rows, joined, quotient
 from tokenmix.lab.train.programs import Description, HubForm, PlainSamples, Shown
+from tokenmix.registry import Arguments
 from tokenmix.text.heads import NO_LABEL, GMLPForMaskedLM
 
 BEST = 5
@@ -39,7 +40,7 @@ class MaskedLM(DistillingTextTask):
     baselines: ClassVar[tuple[str, ...]] = ("unigram",)
     hub: ClassVar[HubForm | None] = hub_form("fill-mask", "AutoModelForMaskedLM")
     network: ClassVar[type[Any]] = GMLPForMaskedLM
-    fields: ClassVar[Mapping[str, Any]] = {"predict": "labelled"}
+    fields: ClassVar[Arguments] = {"predict": "labelled"}
 
     @classmethod
     def load_data(cls, config: TrainConfig, like: Description | None = None) -> TextData:
@@ -47,7 +48,7 @@ class MaskedLM(DistillingTextTask):
         corpus = load_text(config.data.data)
         tokenizer = tokenizer_for(config, corpus.train)
         length = config.options.seq_len if like is None else int(like["seq_len"])
-        shared: dict[str, Any] = {
+        shared: Values = {
             "length": length,
             "masking": config.options.masking,
             "share": config.options.mask_prob,
@@ -72,7 +73,7 @@ class MaskedLM(DistillingTextTask):
         """Cross-entropy over the masked positions of this step's sequences."""
         count = (batch["labels"] != NO_LABEL).sum().float().clamp_min(1)
         out = self.model(**inputs_of(batch), num_items_in_batch=count)
-        loss, logs = self.distilled(lambda: out.loss, out.logits, batch, count)
+        loss, logs = self.distilled(out.loss, out.logits, batch, count)
         return self.part_weight * loss, logs
 
     def count(self, batch: Mapping[str, Tensor]) -> int:

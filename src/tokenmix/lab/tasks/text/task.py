@@ -80,7 +80,7 @@ class TextData(IndexedData):
         tokenizer: "PreTrainedTokenizerFast",
         config: TrainConfig,
         length: int,
-        description: dict[str, Any],
+        description: Values,
     ) -> None:
         about = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "seq_len": length}
         super().__init__(*parts, config=config, description={**about, **description})  # type: ignore[arg-type]
@@ -102,7 +102,7 @@ class TextTask(TaskModule):
     """
 
     network: ClassVar[type[Any]]
-    fields: ClassVar[Mapping[str, Any]] = {}
+    fields: ClassVar[Arguments] = {}
     looks_at: ClassVar[Literal["images", "text", "nothing"]] = "text"
     set_elsewhere: ClassVar[Mapping[str, str]] = {
         "vocab_size": "--tokenizer",

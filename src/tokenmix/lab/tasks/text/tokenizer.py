@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tokenmix.errors import UserError
-from tokenmix.files import new_folder, user_path, write_json
+from tokenmix.files import Values, new_folder, user_path, write_json
 from tokenmix.lab.tasks.text.encoding import growth, tokenizing
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def check_new(folder: Path) -> None:
         raise UserError(f"{folder} exists and is not empty; give another folder for the tokenizer, or remove it")
 
 
-def _bpe(documents: Iterable[str], lowercase: bool, settings: dict[str, Any]) -> "Tokenizer":
+def _bpe(documents: Iterable[str], lowercase: bool, settings: Values) -> "Tokenizer":
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -175,7 +175,7 @@ def _bpe(documents: Iterable[str], lowercase: bool, settings: dict[str, Any]) ->
     return tokenizer
 
 
-def _wordpiece(documents: Iterable[str], lowercase: bool, settings: dict[str, Any]) -> "Tokenizer":
+def _wordpiece(documents: Iterable[str], lowercase: bool, settings: Values) -> "Tokenizer":
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     normalizer = normalizers.BertNormalizer(lowercase=lowercase)
@@ -202,7 +202,7 @@ def _wordpiece(documents: Iterable[str], lowercase: bool, settings: dict[str, An
     return tokenizer
 
 
-def _unigram(documents: Iterable[str], lowercase: bool, settings: dict[str, Any]) -> "Tokenizer":
+def _unigram(documents: Iterable[str], lowercase: bool, settings: Values) -> "Tokenizer":
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.Unigram())

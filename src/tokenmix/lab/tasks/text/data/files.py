@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from tokenmix.errors import UserError, needs, one_line
-from tokenmix.files import open_regular, read_text
+from tokenmix.files import Values, open_regular, read_text
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.lookup import DataRequest, cache_root, check_scheme, is_url, local_path, origin
 from tokenmix.lab.data.reading import LeftOut, check_file, parse_json
 from tokenmix.trust import texts_in
 
-Row = tuple[str, dict[str, Any] | UserError]
+Row = tuple[str, Values | UserError]
 """Its location, as "FILE, line 7", and its values by column, or why it has none."""
 TEST_SHARE = 10
 """One in that many is held out."""
@@ -248,7 +248,7 @@ class Table:
     columns: tuple[str, ...]
     source: str
     files: tuple[Path, ...]
-    types: dict[str, Any] = field(default_factory=dict)
+    types: Values = field(default_factory=dict)
     left_out: LeftOut = field(default_factory=LeftOut)
 
     def texts(self, column: str, test: bool) -> Iterator[str]:
@@ -300,9 +300,7 @@ class Table:
             raise waiting[0][1] if waiting else UserError(f"{self.name} has no rows; write it again or leave it out")
 
 
-def _values(
-    where: str, row: dict[str, Any] | UserError, columns: Sequence[str], label: str | None
-) -> tuple[list[str], str]:
+def _values(where: str, row: Values | UserError, columns: Sequence[str], label: str | None) -> tuple[list[str], str]:
     """As `Table._read`; `UserError` if the row has not all of them."""
     if isinstance(row, UserError):
         raise row
@@ -370,7 +368,7 @@ def _open_hub(request: DataRequest, place: str, columns: tuple[str, ...]) -> Tab
         check_scheme(name)
     elif Path(name).is_dir():
         _check_card(Path(name))
-    cache, kind, settings = cache_root(request.root) / "huggingface", name, dict[str, Any]()
+    cache, kind, settings = cache_root(request.root) / "huggingface", name, Values()
     try:
         # Of a folder with a data card, datasets 5.2 would keep what it read first for ever.
         files = sorted((str(path), path.stat().st_mtime_ns) for path in Path(name).rglob("*") if path.is_file())

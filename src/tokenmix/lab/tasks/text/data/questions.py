@@ -8,13 +8,14 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tokenmix.errors import UserError
+from tokenmix.files import Values
 from tokenmix.lab.data.indexed import DataSet, IndexedDataset
 from tokenmix.lab.data.lookup import DataRequest, load_data
 from tokenmix.lab.data.reading import parse_json
@@ -231,7 +232,7 @@ class WholeQuestions(IndexedDataset):
     def __len__(self) -> int:
         return len(self.of)
 
-    def read(self, indices: Tensor, epoch: int) -> dict[str, Any]:
+    def read(self, indices: Tensor, epoch: int) -> Values:
         rows = [self.of[i] for i in indices.tolist()]
         numbers = np.concatenate(rows)
         batch = self.parts.read(torch.from_numpy(numbers), epoch)
