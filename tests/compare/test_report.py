@@ -235,6 +235,31 @@ def test_where_identity_is_as_good_nothing_is_said_of_mixing(results: Results):
     assert "This data rewards no mixing: identity, which mixes no tokens, is better by 0.06" in finding_sentence(known)
 
 
+@pytest.mark.parametrize(
+    ("renamed", "told"),
+    [
+        ({"self": "original"}, "the original model."),
+        ({"self": "original", "external": "self"}, "the original model."),
+        # Without attention the best of the others is meant; rows without mixing are not.
+        ({"self": "gating"}, "external."),
+        ({"self": "none"}, "external."),
+    ],
+)
+def test_the_control_is_held_against_the_original_or_the_best(
+    results: Results, renamed: dict[str, str], told: str
+) -> None:
+    rows = [replace(t, name=renamed.get(t.name, t.name)) for t in results.variants]
+    none = variant("identity", 5, [run(0, 0.81), run(1, 0.89)])
+    sentence = finding_sentence(replace(results, variants=[*rows, none], reference=rows[0].name))
+    assert re.search(r"no evidence on mixing: identity, which mixes no tokens, is within .* from (.*)", sentence)[1] == told
+
+
+def test_a_control_that_guesses_says_nothing_of_how_tokens_are_mixed(results: Results):
+    guessing = [replace(run(i, 0.1), confusion=[[10, 0], [10, 0]]) for i in range(2)]
+    told = finding_sentence(replace(results, variants=[*results.variants, variant("identity", 5, guessing)]))
+    assert "Without mixing (identity) one class is predicted for every sample, as by guessing: self-attention" in told
+
+
 def test_less_is_better_of_a_perplexity(results: Results):
     many = replace(sharper(results, 200_000), metric="perplexity", higher=False)
     assert [variant.name for variant in many.leaders()] == ["self"]

@@ -13,6 +13,8 @@ from tokenmix.lab.compare.statistics import CONFIDENCE, Difference, difference, 
 from tokenmix.profiling.measure import Timing
 
 SCHEMA = 5
+IDENTITY, ORIGINAL, NONE = "identity", "original", "none"
+"""The control without mixing, the model without a swap, and the model without an inserted block."""
 
 
 @dataclass(frozen=True)
@@ -223,11 +225,16 @@ class Results:
 
     def control(self) -> Variant | None:
         """The variant without mixing, if there is one."""
-        return self.variant("identity") or self.variant("none")
+        return self.variant(IDENTITY) or self.variant(NONE)
+
+    def attention(self) -> Variant | None:
+        """What the control is held against: the model as it is, else self-attention, else the best that mixes."""
+        mixing = (variant for variant in self.ranked() if variant.name not in (IDENTITY, NONE))
+        return self.variant(ORIGINAL) or self.variant("self") or next(mixing, None)
 
     def mixing(self) -> Difference | None:
-        """How much better self-attention is than no mixing; None if one of the two has no score."""
-        none, some = self.control(), self.variant("self")
+        """How much better `attention()` is than no mixing; None if one of the two has no score."""
+        none, some = self.control(), self.attention()
         if none is None or some is None or none.score is None or some.score is None:
             return None
         return self.difference(some, none)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tokenmix.errors import UserError, one_line
 from tokenmix.files import inside, is_unused, make_folder, read_text, to_json, write_json
-from tokenmix.lab.compare.results import Curve, Run, Sampling
+from tokenmix.lab.compare.results import IDENTITY, NONE, ORIGINAL, Curve, Run, Sampling
 from tokenmix.lab.compare.statistics import covariance_of_means, covariance_of_resamples, resample
 from tokenmix.lab.grid import Cell
 from tokenmix.lab.registry import get_task
@@ -33,8 +33,6 @@ from tokenmix.lab.train.metrics import FILE, INDEX, Metric, read_predictions
 from tokenmix.lab.train.schema import Range, fitted
 from tokenmix.registry import MODELS, load_object
 
-IDENTITY, ORIGINAL, NONE = "identity", "original", "none"
-"""The control without mixing, the model without a swap, and the model without an inserted block."""
 START = ("init_from", "precision", "grad_checkpointing")
 """The options of the loop that a variant may have; the others say where, on what and for how long all are trained."""
 SHARED = {field.name for kind in (DataConfig, LoopConfig) for field in fields(kind)} - {*START} | {"task", "loop"}
@@ -56,7 +54,7 @@ def plan_variants(config: CompareConfig) -> dict[str, dict[str, Any]]:
 
     With `insert_after` they are inserted there, and the model without a block comes first. Else a model with an
     argument `mixer` gets the mixers there. In any other model they replace the attention layers, and the model as it
-    is comes first. Where layers are built or inserted the control without mixing comes last.
+    is comes first. The control without mixing comes last.
 
     The rows of `config.variants` come after them; arguments of the model are added to the shared ones.
 
@@ -111,8 +109,11 @@ def _mixer_variants(config: CompareConfig) -> dict[str, dict[str, Any]]:
                 )
         names = dict.fromkeys((*mixers, *control))
         return {name: {"model_kwargs": {**config.model.model_kwargs, "mixer": name}} for name in names}
-    swapped = {"swap_where": config.swap_where, "train_only": config.train_only}
-    return {ORIGINAL: {}, **{name: {"swap": name, **swapped} for name in mixers if name not in (NONE, ORIGINAL)}}
+    names = dict.fromkeys(name for name in (*mixers, *control) if name not in (NONE, ORIGINAL))
+    # Of a layer without weights all others are trained, as in the model as it is.
+    trained = {name: "all" if name == IDENTITY else config.train_only for name in names}
+    where = {"swap_where": config.swap_where}
+    return {ORIGINAL: {}, **{name: {"swap": name, **where, "train_only": trained[name]} for name in names}}
 
 
 def with_usual_mixers(config: CompareConfig) -> CompareConfig:
