@@ -37,7 +37,11 @@ ROWS = ["none", "self", "external"]
             {"model": "vit_tiny_patch16_224", "mixers": ("external",), "controls": False},
             ["original", "external"],
         ),
-        ("image-classification", {"model": "resnet18", "insert_after": "layer3", "controls": True}, [*ROWS, "identity"]),
+        (
+            "image-classification",
+            {"model": "resnet18", "insert_after": "layer3", "controls": True},
+            [*ROWS, "identity"],
+        ),
         ("image-classification", {"model": "resnet18", "insert_after": "layer3"}, ROWS),
         ("semantic-segmentation", {"mixers": ("none", "self")}, ["none", "self"]),
         ("point-classification", {}, ["self", "external", "identity"]),
@@ -158,6 +162,8 @@ def test_a_caller_gets_tables_and_a_figure(text: ComparisonResult) -> None:
     assert text.best.name in ("original", "external", "identity")
     assert "<table>" in text._repr_html_()
     assert "TF-IDF" in str(text)
+    assert len(repr(text)) < 1000
+    assert text.best.name in repr(text)
     assert text.plot().axes[0].get_ylabel().startswith("test ")
     frame = pytest.importorskip("pandas") and text.to_pandas()
     assert list(frame["variant"]) == ["original", "external", "identity"]

@@ -111,9 +111,11 @@ def mixing_sentence(results: Results) -> list[str]:
             f"Without mixing ({none.name}) one class is predicted for every sample, as by guessing: {other} is better "
             "because tokens are mixed at all, which says nothing of how."
         ]
-    if found.value < 0 and found.real:
+    better = found.value < 0 and found.real
+    if better and found.between_mixers:
         return [f"This data rewards no mixing: {control} is better by {-found.value:.4f}."]
     close = f"is within the critical difference of {found.critical:.4f} from"
+    close = f"is, with this seed, by {-found.value:.4f} better than" if better else close
     close = "predicts the same as" if found.same else close
     return [f"This comparison is no evidence on mixing: {control} {close} {other}."]
 

@@ -109,7 +109,10 @@ class PointSegmentation(PointTask):
         for cloud, parts, answer in zip(batch["points"].cpu(), batch["part"].cpu(), answered.cpu()):
             real = parts != NO_PART
             truth, prediction = (cloud_image(cloud[real], given[real]) for given in (parts, answer))
-            found.append(Shown(None, truth, prediction))
+            there = torch.cat([parts[real], answer[real]]).unique()
+            names = [self.data["part_names"][i] for i in there.tolist()]
+            colors = ["#{:02x}{:02x}{:02x}".format(*color) for color in colors_of(there).tolist()]
+            found.append(Shown(None, truth, prediction, dict(zip(names, colors))))
         return found
 
     def example(self) -> dict[str, Tensor]:
