@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import numpy as np
 
 from tokenmix.errors import UserError
-from tokenmix.files import read_json, write_json
+from tokenmix.files import Values, read_json, write_json
 from tokenmix.lab.compare.statistics import CONFIDENCE, Difference, difference, holm
 from tokenmix.profiling.measure import Timing
 
@@ -161,16 +161,16 @@ class Results:
     higher: bool
     reference: str
     unit: str
-    config: dict[str, Any]
-    data: dict[str, Any]
+    config: Values
+    data: Values
     classes: list[str]
-    skeleton: dict[str, Any]
+    skeleton: Values
     train: int
     test: int
     seen: int
     step_batch: int
     device: str
-    environment: dict[str, Any]
+    environment: Values
     variants: list[Variant]
     examples: list[Example] = field(default_factory=list)
     baselines: dict[str, float] = field(default_factory=dict)
@@ -184,7 +184,7 @@ class Results:
     @property
     def measure(self) -> str:
         """The headline metric in words."""
-        known = {"map": "mAP", "miou": "mIoU", "instance_miou": "instance mIoU", "f1": "F1"}
+        known = {"map": "mAP", "miou": "mIoU", "instance_miou": "instance mIoU", "f1": "F1", "macro_f1": "macro F1"}
         return known.get(self.metric, self.metric.replace("_", " "))
 
     @property

@@ -4,17 +4,17 @@ import csv
 import inspect
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from tokenmix.errors import UserError, one_line
-from tokenmix.files import inside, is_unused, make_folder, read_text, to_json, write_json
+from tokenmix.files import Values, inside, is_unused, make_folder, read_text, to_json, write_json
 from tokenmix.lab.compare.results import IDENTITY, NONE, ORIGINAL, Curve, Run, Sampling
 from tokenmix.lab.compare.statistics import covariance_of_means, covariance_of_resamples, resample
 from tokenmix.lab.grid import Cell
@@ -49,7 +49,7 @@ SHARES = ("accuracy", "balanced_accuracy", "macro_f1", "f1", "auc", "miou", "ins
 """Metrics that are shares."""
 
 
-def plan_variants(config: CompareConfig) -> dict[str, dict[str, Any]]:
+def plan_variants(config: CompareConfig) -> dict[str, Values]:
     """By the name of each variant the options of `TrainConfig` that it has and the others do not.
 
     With `insert_after` they are inserted there, and the model without a block comes first. Else a model with an
@@ -62,7 +62,7 @@ def plan_variants(config: CompareConfig) -> dict[str, dict[str, Any]]:
         UserError: no mixer, an option that the model's way of varying does not have, or a row of `config.variants`
             that has the name of another one or an option that all variants share.
     """
-    shared, own = config.model.model_kwargs, dict[str, dict[str, Any]]()
+    shared, own = config.model.model_kwargs, dict[str, Values]()
     rows = _mixer_variants(config) if config.mixers or not config.variants else {}
     for name, options in config.variants.items():
         with naming(config, name):
@@ -90,7 +90,7 @@ def naming(config: CompareConfig, name: str) -> Iterator[None]:
         raise UserError(f"[variants.{name}]{place}: {error}") from None
 
 
-def _mixer_variants(config: CompareConfig) -> dict[str, dict[str, Any]]:
+def _mixer_variants(config: CompareConfig) -> dict[str, Values]:
     """Those of `config.mixers`."""
     mixers = tuple(dict.fromkeys(config.mixers))
     if not mixers:
@@ -256,7 +256,7 @@ def _damage_told(cell: Cell, what: str) -> Iterator[None]:
         raise UserError(f"{cell.folder} is damaged ({reason}); remove it to train it again") from None
 
 
-def _curve(rows: Sequence[dict[str, Any]], column: str) -> Curve:
+def _curve(rows: Sequence[Mapping[str, str]], column: str) -> Curve:
     kept = [row for row in rows if row.get(column)]
     names = (_unit(kept[0]), "seconds", column) if kept else ()
     return Curve(*([float(row[name]) for row in kept] for name in names))
