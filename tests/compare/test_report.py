@@ -233,6 +233,33 @@ def test_where_identity_is_as_good_nothing_is_said_of_mixing(results: Results):
     sharp = sharper(results, 200_000)
     known = replace(sharp, variants=[replace(t, name="identity") if i else t for i, t in enumerate(sharp.variants)])
     assert "This data rewards no mixing: identity, which mixes no tokens, is better by 0.06" in finding_sentence(known)
+    assert finding_sentence(one_seed(known)).endswith("with this seed, by 0.0800 better than self-attention.")
+
+
+@pytest.mark.parametrize(
+    ("renamed", "told"),
+    [
+        ({"self": "original"}, "the original model."),
+        ({"self": "original", "external": "self"}, "the original model."),
+        # Without attention the best of the others is meant; rows without mixing are not.
+        ({"self": "gating"}, "external."),
+        ({"self": "none"}, "external."),
+    ],
+)
+def test_the_control_is_held_against_the_original_or_the_best(
+    results: Results, renamed: dict[str, str], told: str
+) -> None:
+    rows = [replace(t, name=renamed.get(t.name, t.name)) for t in results.variants]
+    none = variant("identity", 5, [run(0, 0.81), run(1, 0.89)])
+    sentence = finding_sentence(replace(results, variants=[*rows, none], reference=rows[0].name))
+    assert "no evidence on mixing: identity, which mixes no tokens, is within the critical" in sentence
+    assert sentence.endswith(f" from {told}")
+
+
+def test_a_control_that_guesses_says_nothing_of_how_tokens_are_mixed(results: Results):
+    guessing = [replace(run(i, 0.1), confusion=[[10, 0], [10, 0]]) for i in range(2)]
+    told = finding_sentence(replace(results, variants=[*results.variants, variant("identity", 5, guessing)]))
+    assert "Without mixing (identity) one class is predicted for every sample, as by guessing: self-attention" in told
 
 
 def test_less_is_better_of_a_perplexity(results: Results):

@@ -19,6 +19,7 @@ from tokenmix.lab.compare.variants import plan_variants, reference_of
 from tokenmix.lab.train.config import CompareConfig, comparison_config
 
 pytestmark = pytest.mark.usefixtures("few_tokens")
+ROWS = ["none", "self", "external"]
 
 
 @pytest.mark.parametrize(
@@ -26,11 +27,25 @@ pytestmark = pytest.mark.usefixtures("few_tokens")
     [
         ("image-classification", {"mixers": ("self", "external")}, ["self", "external", "identity"]),
         ("image-classification", {"mixers": ("self",), "controls": False}, ["self"]),
-        ("image-classification", {"model": "vit_tiny_patch16_224", "mixers": ("external",)}, ["original", "external"]),
-        ("image-classification", {"model": "resnet18", "insert_after": "layer3"}, ["none", "self", "external"]),
+        (
+            "image-classification",
+            {"model": "vit_tiny_patch16_224", "mixers": ("external",)},
+            ["original", "external", "identity"],
+        ),
+        (
+            "image-classification",
+            {"model": "vit_tiny_patch16_224", "mixers": ("external",), "controls": False},
+            ["original", "external"],
+        ),
+        (
+            "image-classification",
+            {"model": "resnet18", "insert_after": "layer3", "controls": True},
+            [*ROWS, "identity"],
+        ),
+        ("image-classification", {"model": "resnet18", "insert_after": "layer3"}, ROWS),
         ("semantic-segmentation", {"mixers": ("none", "self")}, ["none", "self"]),
         ("point-classification", {}, ["self", "external", "identity"]),
-        ("text-classification", {"mixers": ("external",)}, ["original", "external"]),
+        ("text-classification", {"mixers": ("external",)}, ["original", "external", "identity"]),
     ],
 )
 def test_a_variant_is_a_name_and_the_options_that_differ(task: str, changes: dict[str, Any], names: list[str]) -> None:
@@ -44,6 +59,15 @@ def test_a_variant_is_a_name_and_the_options_that_differ(task: str, changes: dic
         given["mixer"] = options.get("model_kwargs", {}).get("mixer")
         expected = None if name == "original" or ("insert_after" in changes and name == "none") else name
         assert [value for value in given.values() if value is not None] == ([] if expected is None else [expected])
+
+
+def test_a_control_without_weights_is_trained_where_only_mixers_are() -> None:
+    swapped = CompareConfig().replace(model="vit_tiny_patch16_224", mixers=("external",), train_only="mixers")
+    trained = {name: options.get("train_only", "all") for name, options in plan_variants(swapped).items()}
+    assert trained == {"original": "all", "external": "mixers", "identity": "all"}
+    # An inserted block has weights around its mixer.
+    inserted = plan_variants(swapped.replace(insert_after="blocks.1"))
+    assert {options.get("train_only") for options in inserted.values()} == {None, "mixers"}
 
 
 def test_places_that_a_model_with_an_argument_mixer_does_not_have_are_refused() -> None:
@@ -124,7 +148,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> ComparisonResult:
 def test_text_is_compared_by_swaps_with_baselines_and_sentences(text: ComparisonResult) -> None:
     found = load_results(text.path / "results.json")
     assert found.variants == text.results.variants
-    assert [variant.name for variant in found.variants] == ["original", "external"]
+    assert [variant.name for variant in found.variants] == ["original", "external", "identity"]
     assert found.reference == "original"
     assert list(found.baselines) == ["majority", "TF-IDF"]
     assert found.baselines["TF-IDF"] > 0.9 > found.baselines["majority"], "one word decides the label"
@@ -135,12 +159,14 @@ def test_text_is_compared_by_swaps_with_baselines_and_sentences(text: Comparison
 
 
 def test_a_caller_gets_tables_and_a_figure(text: ComparisonResult) -> None:
-    assert text.best.name in ("original", "external")
+    assert text.best.name in ("original", "external", "identity")
     assert "<table>" in text._repr_html_()
     assert "TF-IDF" in str(text)
+    assert len(repr(text)) < 1000
+    assert text.best.name in repr(text)
     assert text.plot().axes[0].get_ylabel().startswith("test ")
     frame = pytest.importorskip("pandas") and text.to_pandas()
-    assert list(frame["variant"]) == ["original", "external"]
+    assert list(frame["variant"]) == ["original", "external", "identity"]
 
 
 @pytest.mark.parametrize(

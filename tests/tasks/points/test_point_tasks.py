@@ -14,6 +14,7 @@ from torch import Tensor
 from predictions import check_predictions
 from tokenmix.errors import UserError
 from tokenmix.lab import cli
+from tokenmix.lab.compare.baselines import fit_baselines
 from tokenmix.lab.tasks.points.data.clouds import scale_axes
 from tokenmix.lab.tasks.points.segmentation import PointSegmentation, cloud_iou
 from tokenmix.lab.tasks.points.task import PointClassification
@@ -21,6 +22,7 @@ from tokenmix.lab.train import run as runs
 from tokenmix.lab.train import trainer
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.export import export
+from tokenmix.lab.train.load import load_task
 from tokenmix.lab.train.sources import make_config
 
 TINY = {
@@ -292,6 +294,27 @@ def test_mixers_are_swapped_in(folder: Path, tmp_path: Path, task: str, mixer: s
     learned = "memory.key_memory" if mixer == "external" else "gating.weight"
     assert any(name.startswith("trunk.blocks.0.") and learned in name for name in weights), list(weights)
     assert json.loads((run / "result.json").read_text())["steps"] == 1
+
+
+def test_the_most_frequent_part_is_scored_as_a_model(run: Path) -> None:
+    task = load_task(run)
+    if not isinstance(task, PointSegmentation):
+        pytest.skip("of parts")
+    data = PointSegmentation.load_data(task.config, like=task.data)
+    parts = torch.cat([batch["part"].flatten() for batch in data.train_batches(batch_size=6, epoch=0, start=0)])
+    often = [int((parts == part).sum()) for part in range(3)]
+    scores = []
+    for batch in data.test_batches(batch_size=7):
+        for label, true in zip(batch["label"].tolist(), batch["part"]):
+            own = task.data["parts"][task.data["classes"][label]]
+            answer, seen = max(own, key=lambda part: often[part]), true[true >= 0]
+            ious = []
+            for part in own:
+                both = int(((seen == part) & (part == answer)).sum())
+                either = int(((seen == part) | torch.full_like(seen, part == answer, dtype=torch.bool)).sum())
+                ious.append(both / either if either else 1.0)
+            scores.append(sum(ious) / len(ious))
+    assert fit_baselines(task, data)["majority"] == pytest.approx(sum(scores) / len(scores))
 
 
 def test_predictions_are_kept(run: Path) -> None:

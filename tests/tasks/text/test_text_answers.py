@@ -9,7 +9,9 @@ import torch
 
 from predictions import check_predictions
 from tokenmix.errors import UserError
-from tokenmix.lab.tasks.text.question_answering import best_span
+from tokenmix.lab.compare.baselines import fit_baselines
+from tokenmix.lab.tasks.text.question_answering import QuestionAnswering, best_span, near_question
+from tokenmix.lab.train.load import load_task
 from tokenmix.lab.train.run import evaluate, predict, train
 from tokenmix.lab.train.sources import make_config
 
@@ -170,6 +172,41 @@ def test_the_best_span_is_the_best_pair():
     assert span[:2] == (int(offsets[p, i, 0]), int(offsets[p, j, 1]))
     assert span.score == pytest.approx(pairs[p, i, j])
     assert span.none == pytest.approx(float((start[:, 0] + end[:, 0]).min()))
+
+
+@pytest.mark.parametrize("length", [1, 2, 40])
+def test_words_near_the_question_are_found_as_by_a_loop(length: int):
+    context = "The tower was built in 1889 by Eiffel, and the bridge near it was built by Arnodin in 1887. It is tall."
+    question = "When was the bridge built?"
+    words, asked = context.lower().replace(",", "").replace(".", "").split(), question.lower().strip("?").split()
+    weights = [(word in asked) / words.count(word) for word in words]
+    length = min(length, len(words))
+    scores = []
+    for begin in range(len(words) - length + 1):
+        score = -sum(weights[begin : begin + length])
+        for j, weight in enumerate(weights):
+            distance = begin - j if j < begin else j - (begin + length - 1)
+            score += weight / distance if 1 <= distance <= 10 else 0
+        scores.append(score)
+    begin = scores.index(max(scores))
+    found = near_question(question, context, length)
+    assert found.lower().replace(",", "").replace(".", "").split() == words[begin : begin + length]
+    assert found in context
+    assert near_question(question, "?!", 3) == ""
+
+
+@pytest.mark.parametrize("version", ["v1.1", "v2.0"])
+def test_simple_answers_are_scored_as_a_models(tmp_path: Path, version: str):
+    none = version == "v2.0"
+    for part in ("train", "dev"):
+        squad(tmp_path / f"{part}-{version}.json", 36, none=none)
+    settings = {**SETTINGS, "seq_len": 48, "doc_stride": 4, "max_steps": 1, "out": tmp_path / "run"}
+    task = load_task(train(make_config(task="question-answering", data=f"squad:{tmp_path}", **settings), quiet=True))
+    found = fit_baselines(task, QuestionAnswering.load_data(task.config, like=task.data))
+    assert list(found) == ["word overlap", "no answer"][: 1 + none]
+    assert 0 <= found["word overlap"] < 1
+    if none:
+        assert found["no answer"] == pytest.approx(9 / 36), "every fourth question has no answer"
 
 
 def test_predictions_are_kept(classifier: Path):

@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -25,11 +25,21 @@ Predictor = Callable[[Features, Tensor], Tensor]
 
 
 def fit_baselines(task: TaskModule, data: TaskData) -> dict[str, float]:
-    """The score of each baseline that the task names, on the test samples."""
+    """The score of each baseline that the task names or has of its own, on the test samples."""
     scores: dict[str, float] = {}
+    start = time.monotonic()
+    for name, rows in (*_fitted(task, data), *task.plain_answers(data).items()):
+        scores[name] = float(task.metrics[task.monitor](rows))
+        log(f"{name}: {task.monitor} {scores[name]:.4f} in {time.monotonic() - start:.0f} s")
+        start = time.monotonic()
+    return scores
+
+
+def _fitted(task: TaskModule, data: TaskData) -> Iterator[tuple[str, Rows]]:
+    """What each baseline that the task names says of the test samples, fitted to at most `MOST` training samples."""
     if not task.baselines or task.data.get("classes") == []:  # Numbers for labels are of no class.
-        return scores
-    # Of at most `MOST` training samples; targets that are one for each of several places flat.
+        return
+    # Targets that are one for each of several places are flat.
     given, wanted, seen = list[Any](), list[Tensor](), 0
     for some, true in task.plain_samples(data, "train"):
         given.append(some)
@@ -42,15 +52,12 @@ def fit_baselines(task: TaskModule, data: TaskData) -> dict[str, float]:
         features = torch.cat(given) if isinstance(given[0], Tensor) else [text for part in given for text in part]
     targets = torch.cat(wanted)
     for name in task.baselines:
-        start = time.monotonic()
         predict = BASELINES[name](features, targets, task.num_targets())
         parts, seen = list[Rows](), 0
         for some, true in task.plain_samples(data, "test"):
             index = torch.arange(seen, seen := seen + len(true))
             parts.append(joined([task.judged(predict(some, true), true, index)]))
-        scores[name] = float(task.metrics[task.monitor](joined(parts)))
-        log(f"{name}: {task.monitor} {scores[name]:.4f} in {time.monotonic() - start:.0f} s")
-    return scores
+        yield name, joined(parts)
 
 
 def frequencies(features: Features, targets: Tensor, classes: int) -> Predictor:

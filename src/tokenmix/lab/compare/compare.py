@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from tokenmix.environment import environment
 from tokenmix.errors import UserError, printable
-from tokenmix.files import make_folder, one_writer, replace_file, to_json
+from tokenmix.files import Values, make_folder, one_writer, replace_file, to_json
 from tokenmix.lab.compare import schedule
 from tokenmix.lab.compare.baselines import fit_baselines
 from tokenmix.lab.compare.costs import measure_slowdown, measure_steps, measure_variants, skeleton_of
@@ -48,6 +49,7 @@ from tokenmix.lab.train.schema import joined
 from tokenmix.lab.train.sources import load_comparison
 from tokenmix.lab.train.task import TaskData, TaskModule
 from tokenmix.layers.table import get_spec
+from tokenmix.registry import Arguments
 from tokenmix.swap.registry import find_sites
 from tokenmix.trust import from_caller
 
@@ -88,7 +90,7 @@ def compare(
     data: str | None = None,
     task: str = "image-classification",
     model: str | None = None,
-    model_kwargs: Mapping[str, Any] | None = None,
+    model_kwargs: Arguments | None = None,
     seeds: Sequence[int] | None = None,
     epochs: int | None = None,
     max_steps: int | None = None,
@@ -147,7 +149,7 @@ def compare(
         raise UserError(
             f"compare takes options by name, or a CompareConfig; got {config!r}; for example compare(data='digits')"
         )
-    given: dict[str, Any] = {name: value for name, value in values.items() if value is not None} | options
+    given: Values = {name: value for name, value in values.items() if value is not None} | options
     for name in ("mixers", "seeds"):
         if name in given and not isinstance(given[name], str | int):
             given[name] = tuple(given[name])
@@ -168,12 +170,12 @@ def compare(
     waiting = [] if config.merge else [cell for cell in cells if not cell.is_finished]
     jobs = parallel_runs(config, len(waiting))
     engine = make_engine(config.engine, logs, jobs) if waiting else in_turn
-    claims: list[tuple[Any, ...]] = [(one.out, one.config) for one in comparisons]
+    claims = [partial(claim_folder, one.out, one.config) for one in comparisons]
     if len(comparisons) > 1:
         # The folders of the comparisons in it hold what may not differ.
-        claims.insert(0, (out, merged, "grid.json", tuple(merged.flat())))
+        claims.insert(0, partial(claim_folder, out, merged, "grid.json", tuple(merged.flat())))
     for claim in claims:
-        claim_folder(*claim, write=False)
+        claim(write=False)
     make_folder(out)
 
     def finish(stage: Stage, engine: Engine, part: str = "metrics") -> dict[str, str]:
@@ -184,7 +186,7 @@ def compare(
 
     with one_writer(out):
         for claim in claims:
-            claim_folder(*claim, write=True)
+            claim(write=True)
         with _progress(lambda: "measuring", console):
             comparisons = [_measure(one, chosen, jobs) for one in comparisons]
         trials = [
@@ -339,7 +341,7 @@ def _measure(one: Comparison, chosen: Collection[str], jobs: int) -> Comparison:
     return replace(one, cells=schedule.with_steps(one.cells, equal, data.num_train), measured=measured, pace=pace)
 
 
-def _timed_batch(batches: Iterable[Any]) -> tuple[Any, float]:
+def _timed_batch(batches: Iterable[object]) -> tuple[object, float]:
     """The first batch, and the seconds that a later one takes to load: the first one fills caches."""
     found = iter(batches)
     first, start, number = next(found), time.monotonic(), 0

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from tokenmix.errors import UserError
+from tokenmix.files import Values
 from tokenmix.lab.compare.results import Growth, Variant
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distributed import map_tensors
@@ -33,13 +34,13 @@ TOKENS = (64, 256, 1024, 4096)
 class _Bench:
     """One variant with a batch, one sample and an optimiser of its own."""
 
-    def __init__(self, module: TaskModule, batch: Any, config: TrainConfig, device: torch.device) -> None:
+    def __init__(self, module: TaskModule, batch: object, config: TrainConfig, device: torch.device) -> None:
         self.dtype = dtype = torch.bfloat16 if config.loop.precision == "bf16" else None
         self.module, self.config, self.device = module.to(device, dtype), config, device
         self.batch, self.sample = (_placed(given, device, dtype) for given in (batch, one_sample(module)))
         self.optimizer = make_optimizer(self.module.parameter_groups(), config.optim)
 
-    def _autocast(self) -> AbstractContextManager[Any]:
+    def _autocast(self) -> AbstractContextManager[object]:
         mixed = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(self.config.loop.precision)
         return nullcontext() if mixed is None else torch.autocast(self.device.type, mixed)
 
@@ -49,7 +50,7 @@ class _Bench:
             self.module.model(*self.sample)
 
     @torch.no_grad()
-    def evaluate(self, batch: Any) -> None:
+    def evaluate(self, batch: object) -> None:
         self.module.on_validation_epoch_start()
         with self._autocast():
             self.module.validation_step(batch, 0)
@@ -68,13 +69,13 @@ def _placed(given: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
     return map_tensors(given, lambda x: x.to(device, dtype if x.is_floating_point() else None))
 
 
-def one_sample(task: TaskModule) -> tuple[Any, ...]:
+def one_sample(task: TaskModule) -> tuple[object, ...]:
     """Arguments of a forward pass of the task's model on one sample; `UserError` for a task without an example."""
     return task.swap_example() or tuple(given[:1] for given in task.example().values())
 
 
 def measure_variants(
-    variants: Mapping[str, TaskModule], batch: Any, test: Any, config: TrainConfig, device: torch.device
+    variants: Mapping[str, TaskModule], batch: object, test: object, config: TrainConfig, device: torch.device
 ) -> tuple[list[Variant], dict[str, float]]:
     """Count and measure new variants, which have no runs yet, on a training and a test batch; their weights change.
 
@@ -115,7 +116,7 @@ def measure_variants(
 
 
 def measure_steps(
-    variants: Mapping[str, TaskModule], batch: Any, config: TrainConfig, device: torch.device
+    variants: Mapping[str, TaskModule], batch: object, config: TrainConfig, device: torch.device
 ) -> dict[str, float]:
     """Median seconds of a training step of each variant, from five rounds; their weights change."""
     benches = {name: _Bench(module.train(), batch, config, device) for name, module in variants.items()}
@@ -123,7 +124,7 @@ def measure_steps(
     return {name: t.median for name, t in time_interleaved(steps, repeats=5, warmup=1, device=device).items()}
 
 
-def measure_slowdown(task: TaskModule, batch: Any, config: TrainConfig) -> float:
+def measure_slowdown(task: TaskModule, batch: object, config: TrainConfig) -> float:
     """How many times as long a training step on the CPU takes while another network trains as well; 1 at least.
 
     Cores share memory, caches and power, and some are halves of one. Copies of the task are measured, in two threads.
@@ -145,7 +146,7 @@ def measure_slowdown(task: TaskModule, batch: Any, config: TrainConfig) -> float
     return max(1.0, together / alone)
 
 
-def skeleton_of(variants: Mapping[str, TaskModule]) -> dict[str, Any]:
+def skeleton_of(variants: Mapping[str, TaskModule]) -> Values:
     """What is known of the common network: tokens, width, depth, and for images their size and the patch size."""
     task = next(iter(variants.values()))
     model: Any = task.model
@@ -157,7 +158,7 @@ def skeleton_of(variants: Mapping[str, TaskModule]) -> dict[str, Any]:
     return found | ({"num_tokens": tokens} if tokens else {})
 
 
-def _measure_layers(variants: Mapping[str, TaskModule], device: torch.device) -> dict[str, dict[str, Any]]:
+def _measure_layers(variants: Mapping[str, TaskModule], device: torch.device) -> dict[str, Values]:
     """One layer of each variant's mixer, as wide as in the model: multiply-adds, crossover, and over numbers of tokens.
 
     Of variants whose mixer the table does not have, and in models whose width is not known, there is nothing.
@@ -169,8 +170,8 @@ def _measure_layers(variants: Mapping[str, TaskModule], device: torch.device) ->
     if width is None:
         return {}
     heads = {n for module in modules if module.dim == width and (n := getattr(module, "num_heads", None))}
-    kwargs: dict[str, Any] = {"num_heads": heads.pop()} if len(heads) == 1 else {}
-    found: dict[str, dict[str, Any]] = {}
+    kwargs: Values = {"num_heads": heads.pop()} if len(heads) == 1 else {}
+    found: dict[str, Values] = {}
     for name in names:
         try:
             macs = layer_for(name, width, tokens, **kwargs).macs(tokens) if isinstance(tokens, int) else None

@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.files import copy_folder, inside, make_folder, new_folder, replace_file
+from tokenmix.files import Values, copy_folder, inside, make_folder, new_folder, replace_file
 from tokenmix.lab.compare.report import write_page
 from tokenmix.lab.compare.results import Results, Variant
 from tokenmix.lab.compare.table import Cell, Heading, Row, Table
@@ -55,10 +54,10 @@ def split_grid(config: CompareConfig) -> tuple[Path, dict[str, tuple[CompareConf
     return out, found
 
 
-def _inputs(config: CompareConfig) -> dict[str, dict[str, Any]]:
+def _inputs(config: CompareConfig) -> dict[str, Values]:
     """The options of each patch and image size, by a label that names those of which there are several."""
     patches, sides = (tuple(dict.fromkeys(axis)) for axis in (config.patch, config.img_sizes))
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Values] = {}
     for patch, side in product(patches or (None,), sides or (None,)):
         words = [f"patch{patch}"] * (len(patches) > 1) + [f"{side}px"] * (len(sides) > 1)
         kwargs = {} if patch is None else {"model_kwargs": {**config.model.model_kwargs, "patch_size": patch}}
@@ -141,7 +140,7 @@ def copy_runs(folders: Sequence[Path], cells: Sequence[Run]) -> None:
     Raises:
         UserError: a run has other settings than the cell.
     """
-    sources: dict[tuple[Any, ...], list[Path]] = {}
+    sources: dict[tuple[object, ...], list[Path]] = {}
     for folder in folders:
         for one, place in split_grid(_settings(folder))[1].values():
             sources.setdefault(_place(one), []).append(place)
@@ -156,7 +155,7 @@ def copy_runs(folders: Sequence[Path], cells: Sequence[Run]) -> None:
                     copy_folder(run, partial)
 
 
-def _place(config: CompareConfig | TrainConfig) -> tuple[Any, ...]:
+def _place(config: CompareConfig | TrainConfig) -> tuple[object, ...]:
     """What differs between the comparisons of a grid."""
     patch, side = config.model.model_kwargs.get("patch_size"), getattr(config.options, "img_size", None)
     return config.data.data, config.model.model, patch, side

@@ -1,9 +1,10 @@
 """The sentences of a report: what was held equal, and how far the numbers carry."""
 
-from tokenmix.lab.compare.results import Results, Variant
-from tokenmix.lab.compare.variants import ORIGINAL
+from tokenmix.lab.compare.results import ORIGINAL, Results, Variant
 from tokenmix.lab.train.task import size_note
 from tokenmix.profiling.units import ratio
+
+CALLED = {"self": "self-attention", ORIGINAL: "the original model"}
 
 
 def budget_sentence(results: Results) -> str:
@@ -60,7 +61,7 @@ def finding_sentence(results: Results) -> str:
         word = "Best" if not one else "Highest" if results.higher else "Lowest"
         text = f"{word} {results.measure}: {best.name}, {best.score:.4f}"
         if reference is not None and reference.score is not None and best is not reference:
-            name = {"self": "self-attention", ORIGINAL: "the original model"}.get(reference.name, reference.name)
+            name = CALLED.get(reference.name, reference.name)
             share = f"{ratio(best.macs, reference.macs)} the multiply-adds of " if best.macs and reference.macs else ""
             text += f", at {share}{name}, which" if share else f", where {name}"
             text += f" reached {reference.score:.4f}"
@@ -96,16 +97,27 @@ def difference_sentence(results: Results, a: Variant, b: Variant) -> str:
 
 
 def mixing_sentence(results: Results) -> list[str]:
-    """That this says nothing of mixing, where self-attention is not shown to be better than no mixing; else nothing."""
-    found, none = results.mixing(), results.control()
-    if none is None or found is None or not found.known or found.value > found.critical:
+    """What the control without mixing says of this data and model; nothing where mixing is shown to be of use."""
+    found, none, some = results.mixing(), results.control(), results.attention()
+    if none is None or some is None or found is None or not found.known:
         return []
-    control = f"{none.name}, which mixes no tokens,"
-    if found.value < 0 and found.real:
+    control, other = f"{none.name}, which mixes no tokens,", CALLED.get(some.name, some.name)
+    if found.value > found.critical:
+        # A column of the confusion matrix is a class that was predicted.
+        guesses = [run.confusion for run in none.runs if run.confusion]
+        if not guesses or any(sum(map(any, zip(*matrix))) > 1 for matrix in guesses):
+            return []
+        return [
+            f"Without mixing ({none.name}) one class is predicted for every sample, as by guessing: {other} is better "
+            "because tokens are mixed at all, which says nothing of how."
+        ]
+    better = found.value < 0 and found.real
+    if better and found.between_mixers:
         return [f"This data rewards no mixing: {control} is better by {-found.value:.4f}."]
     close = f"is within the critical difference of {found.critical:.4f} from"
+    close = f"is, with this seed, by {-found.value:.4f} better than" if better else close
     close = "predicts the same as" if found.same else close
-    return [f"This comparison is no evidence on mixing: {control} {close} self-attention."]
+    return [f"This comparison is no evidence on mixing: {control} {close} {other}."]
 
 
 def notes(results: Results) -> list[str]:

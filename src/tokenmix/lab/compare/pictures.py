@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tokenmix.lab.compare.results import Example
 from tokenmix.lab.inspect.maps import SIGNED, Tile, attention_maps, tiles_of
+from tokenmix.lab.train.programs import Shown
 from tokenmix.lab.train.task import TaskData, TaskModule
 from tokenmix.layers.base import Mixer
 from tokenmix.models import BlockMap
@@ -37,12 +38,16 @@ class ExampleMaps:
 
 @dataclass(frozen=True)
 class ShownExample:
-    """A test sample as its task shows it: images, or words; `input` is None where the others show it as well."""
+    """A test sample as its task shows it: images, or words; `input` is None where the others show it as well.
+
+    `legend` has the colours of the classes in its images by name.
+    """
 
     index: int
     input: Image.Image | str | None
     truth: Image.Image | str
     predictions: Mapping[str, Image.Image | str]
+    legend: Mapping[str, str]
 
     def pictures(self) -> list[tuple[str, bool, str]]:
         """What stands in a row: what it is, whether it is an image, and the words or the image as a data URL."""
@@ -91,11 +96,21 @@ def make_examples(
     """Predictions of trained variants on a few test samples: as the task shows them, of other images with maps."""
     images, task = getattr(data, "images", None), next(iter(trained.values()))
     if type(task).show is not TaskModule.show:
-        batch = next(iter(data.test_batches(batch_size=number)))
-        rows = {name: task.eval().show(batch)[:number] for name, task in trained.items()}
+        rows: dict[str, list[Shown]] = {name: [] for name in trained}
+        for batch in data.test_batches(batch_size=number):
+            for name, one in trained.items():
+                rows[name] += one.eval().show(batch)
+            if len(rows[name]) >= number:
+                break
         return [
-            ShownExample(i, one.input, one.truth, {name: row[i].prediction for name, row in rows.items()})
-            for i, one in enumerate(next(iter(rows.values())))
+            ShownExample(
+                i,
+                one.input,
+                one.truth,
+                {name: row[i].prediction for name, row in rows.items()},
+                {name: color for row in rows.values() for name, color in row[i].legend.items()},
+            )
+            for i, one in enumerate(next(iter(rows.values()))[:number])
         ]
     if images is None:
         return []

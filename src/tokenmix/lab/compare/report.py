@@ -43,6 +43,7 @@ def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps | 
     machine, data, number = results.environment, results.data, len(results.variants)
     what = f"{number} variant{'s' if number > 1 else ''} of {results.config['model']}"
     commit = machine["commit"] or "installed package"
+    shown = [example for example in examples if isinstance(example, ShownExample)]
     return write_page(
         file,
         "report.html",
@@ -68,7 +69,8 @@ def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps | 
         confusions=confusions(results),
         examples=[maps for maps in examples if isinstance(maps, ExampleMaps)],
         tile_url=tile_url,
-        shown=[example for example in examples if isinstance(example, ShownExample)],
+        shown=shown,
+        legend={name: color for example in shown for name, color in example.legend.items()},
         repeat={
             "date": machine["date"],
             "device": results.device,
@@ -117,7 +119,7 @@ def _part(kind: str) -> str:
     return files("tokenmix.lab.compare").joinpath(f"report.{kind}").read_text()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ComparisonResult(os.PathLike[str]):
     """A comparison that has ended.
 
@@ -180,6 +182,9 @@ class ComparisonResult(os.PathLike[str]):
 
     def __fspath__(self) -> str:
         return str(self.path)
+
+    def __repr__(self) -> str:
+        return f"<comparison {str(self.path)!r}: {finding_sentence(self.results)}>"
 
     def __str__(self) -> str:
         return "\n\n".join(

@@ -8,11 +8,13 @@ from typing import Any, get_args, get_origin, get_type_hints
 import numpy as np
 
 from tokenmix.errors import UserError
-from tokenmix.files import read_json, write_json
+from tokenmix.files import Values, read_json, write_json
 from tokenmix.lab.compare.statistics import CONFIDENCE, Difference, difference, holm
 from tokenmix.profiling.measure import Timing
 
 SCHEMA = 5
+IDENTITY, ORIGINAL, NONE = "identity", "original", "none"
+"""The control without mixing, the model without a swap, and the model without an inserted block."""
 
 
 @dataclass(frozen=True)
@@ -159,16 +161,16 @@ class Results:
     higher: bool
     reference: str
     unit: str
-    config: dict[str, Any]
-    data: dict[str, Any]
+    config: Values
+    data: Values
     classes: list[str]
-    skeleton: dict[str, Any]
+    skeleton: Values
     train: int
     test: int
     seen: int
     step_batch: int
     device: str
-    environment: dict[str, Any]
+    environment: Values
     variants: list[Variant]
     examples: list[Example] = field(default_factory=list)
     baselines: dict[str, float] = field(default_factory=dict)
@@ -182,7 +184,7 @@ class Results:
     @property
     def measure(self) -> str:
         """The headline metric in words."""
-        known = {"map": "mAP", "miou": "mIoU", "instance_miou": "instance mIoU", "f1": "F1"}
+        known = {"map": "mAP", "miou": "mIoU", "instance_miou": "instance mIoU", "f1": "F1", "macro_f1": "macro F1"}
         return known.get(self.metric, self.metric.replace("_", " "))
 
     @property
@@ -223,11 +225,16 @@ class Results:
 
     def control(self) -> Variant | None:
         """The variant without mixing, if there is one."""
-        return self.variant("identity") or self.variant("none")
+        return self.variant(IDENTITY) or self.variant(NONE)
+
+    def attention(self) -> Variant | None:
+        """What the control is held against: the model as it is, else self-attention, else the best that mixes."""
+        mixing = (variant for variant in self.ranked() if variant.name not in (IDENTITY, NONE))
+        return self.variant(ORIGINAL) or self.variant("self") or next(mixing, None)
 
     def mixing(self) -> Difference | None:
-        """How much better self-attention is than no mixing; None if one of the two has no score."""
-        none, some = self.control(), self.variant("self")
+        """How much better `attention()` is than no mixing; None if one of the two has no score."""
+        none, some = self.control(), self.attention()
         if none is None or some is None or none.score is None or some.score is None:
             return None
         return self.difference(some, none)

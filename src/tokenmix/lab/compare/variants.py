@@ -4,18 +4,18 @@ import csv
 import inspect
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from tokenmix.errors import UserError, one_line
-from tokenmix.files import inside, is_unused, make_folder, read_text, to_json, write_json
-from tokenmix.lab.compare.results import Curve, Run, Sampling
+from tokenmix.files import Values, inside, is_unused, make_folder, read_text, to_json, write_json
+from tokenmix.lab.compare.results import IDENTITY, NONE, ORIGINAL, Curve, Run, Sampling
 from tokenmix.lab.compare.statistics import covariance_of_means, covariance_of_resamples, resample
 from tokenmix.lab.grid import Cell
 from tokenmix.lab.registry import get_task
@@ -33,8 +33,6 @@ from tokenmix.lab.train.metrics import FILE, INDEX, Metric, read_predictions
 from tokenmix.lab.train.schema import Range, fitted
 from tokenmix.registry import MODELS, load_object
 
-IDENTITY, ORIGINAL, NONE = "identity", "original", "none"
-"""The control without mixing, the model without a swap, and the model without an inserted block."""
 START = ("init_from", "precision", "grad_checkpointing")
 """The options of the loop that a variant may have; the others say where, on what and for how long all are trained."""
 SHARED = {field.name for kind in (DataConfig, LoopConfig) for field in fields(kind)} - {*START} | {"task", "loop"}
@@ -51,12 +49,12 @@ SHARES = ("accuracy", "balanced_accuracy", "macro_f1", "f1", "auc", "miou", "ins
 """Metrics that are shares."""
 
 
-def plan_variants(config: CompareConfig) -> dict[str, dict[str, Any]]:
+def plan_variants(config: CompareConfig) -> dict[str, Values]:
     """By the name of each variant the options of `TrainConfig` that it has and the others do not.
 
     With `insert_after` they are inserted there, and the model without a block comes first. Else a model with an
     argument `mixer` gets the mixers there. In any other model they replace the attention layers, and the model as it
-    is comes first. Where layers are built or inserted the control without mixing comes last.
+    is comes first. The control without mixing comes last.
 
     The rows of `config.variants` come after them; arguments of the model are added to the shared ones.
 
@@ -64,7 +62,7 @@ def plan_variants(config: CompareConfig) -> dict[str, dict[str, Any]]:
         UserError: no mixer, an option that the model's way of varying does not have, or a row of `config.variants`
             that has the name of another one or an option that all variants share.
     """
-    shared, own = config.model.model_kwargs, dict[str, dict[str, Any]]()
+    shared, own = config.model.model_kwargs, dict[str, Values]()
     rows = _mixer_variants(config) if config.mixers or not config.variants else {}
     for name, options in config.variants.items():
         with naming(config, name):
@@ -92,7 +90,7 @@ def naming(config: CompareConfig, name: str) -> Iterator[None]:
         raise UserError(f"[variants.{name}]{place}: {error}") from None
 
 
-def _mixer_variants(config: CompareConfig) -> dict[str, dict[str, Any]]:
+def _mixer_variants(config: CompareConfig) -> dict[str, Values]:
     """Those of `config.mixers`."""
     mixers = tuple(dict.fromkeys(config.mixers))
     if not mixers:
@@ -111,8 +109,11 @@ def _mixer_variants(config: CompareConfig) -> dict[str, dict[str, Any]]:
                 )
         names = dict.fromkeys((*mixers, *control))
         return {name: {"model_kwargs": {**config.model.model_kwargs, "mixer": name}} for name in names}
-    swapped = {"swap_where": config.swap_where, "train_only": config.train_only}
-    return {ORIGINAL: {}, **{name: {"swap": name, **swapped} for name in mixers if name not in (NONE, ORIGINAL)}}
+    names = dict.fromkeys(name for name in (*mixers, *control) if name not in (NONE, ORIGINAL))
+    # Of a layer without weights all others are trained, as in the model as it is.
+    trained = {name: "all" if name == IDENTITY else config.train_only for name in names}
+    where = {"swap_where": config.swap_where}
+    return {ORIGINAL: {}, **{name: {"swap": name, **where, "train_only": trained[name]} for name in names}}
 
 
 def with_usual_mixers(config: CompareConfig) -> CompareConfig:
@@ -255,7 +256,7 @@ def _damage_told(cell: Cell, what: str) -> Iterator[None]:
         raise UserError(f"{cell.folder} is damaged ({reason}); remove it to train it again") from None
 
 
-def _curve(rows: Sequence[dict[str, Any]], column: str) -> Curve:
+def _curve(rows: Sequence[Mapping[str, str]], column: str) -> Curve:
     kept = [row for row in rows if row.get(column)]
     names = (_unit(kept[0]), "seconds", column) if kept else ()
     return Curve(*([float(row[name]) for row in kept] for name in names))

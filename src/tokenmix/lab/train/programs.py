@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from PIL.Image import Image
@@ -52,11 +53,15 @@ class PlainSamples(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """A test sample for a report: each an image, or words; an input that both others show is None."""
+    """A test sample for a report: each an image, or words; an input that both others show is None.
+
+    `legend` has the colours of the classes in the images, as #rrggbb by name.
+    """
 
     input: Image | str | None
     truth: Image | str
     prediction: Image | str
+    legend: Mapping[str, str] = MappingProxyType({})
 
 
 class ProgramHooks:
@@ -87,6 +92,10 @@ class ProgramHooks:
     def num_targets(self) -> int:
         """How many values a target of `plain_samples` may have."""
         return len(self.data["classes"])  # type: ignore[attr-defined]
+
+    def plain_answers(self, data: Any) -> dict[str, Rows]:
+        """What an evaluation would keep of the test answers of simple methods of the task's own, by their names."""
+        return {}
 
     def show(self, batch: Batch) -> list[Shown]:
         """Test samples as they are drawn, with what is true and what the model predicts; empty: nothing to draw."""

@@ -158,11 +158,14 @@ class ObjectTask(ImageTask):
             if "masks" in target:
                 whole = [(mask.bool().cpu(), 0, 0) for mask in target["masks"]]
                 target["masks"] = PlacedMasks(whole, (image.height, image.width))
-        drawn = partial(draw_objects, classes=self.data["classes"])
-        return [
-            Shown(None, *(drawn(image.copy(), found=one) for one in (target, self._shown(found))))
-            for image, target, found in zip(images, targets, self.find(batch["images"]))
-        ]
+        classes, samples = self.data["classes"], []
+        for image, target, found in zip(images, targets, self.find(batch["images"])):
+            both = (target, self._shown(found))
+            truth, prediction = (draw_objects(image.copy(), found=one, classes=classes) for one in both)
+            labels = sorted({label for one in both for label in one["labels"].tolist()})
+            colors = {classes[label]: COLORS[label % len(COLORS)] for label in labels}
+            samples.append(Shown(None, truth, prediction, colors))
+        return samples
 
     def example(self) -> dict[str, Tensor]:
         """Two images of noise, of the size at which RetinaNet looks."""

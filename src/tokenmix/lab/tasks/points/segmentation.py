@@ -14,8 +14,9 @@ from tokenmix.files import Values
 from tokenmix.lab.tasks.points.data import NO_PART, Cloud, write_ply
 from tokenmix.lab.tasks.points.task import PointTask, cloud_image, colors_of, draw_cloud
 from tokenmix.lab.train.config import TrainConfig
-from tokenmix.lab.train.metrics import Metric, Rows, accuracy_of, class_counts, iou_of, quotient
+from tokenmix.lab.train.metrics import Metric, Rows, accuracy_of, class_counts, iou_of, joined, quotient
 from tokenmix.lab.train.programs import Description, Shown
+from tokenmix.lab.train.task import IndexedData
 from tokenmix.ops.points import nearest_neighbours
 
 
@@ -68,14 +69,27 @@ class PointSegmentation(PointTask):
         """The votes on each point, among the parts of its category, against its part."""
         points, mask = self.inputs(batch)
         self._check_parts(batch)
-        label, part = batch["label"], batch["part"]
-        scores, among = self.parts_of(points, label, mask)
-        answered = among.argmax(-1)
+        return self._judged_parts(self.parts_of(points, batch["label"], mask)[0], batch)
+
+    def plain_answers(self, data: IndexedData) -> dict[str, Rows]:
+        """For each point the most frequent of the parts that its category has."""
+        counts = torch.zeros(self.allowed.shape[1], dtype=torch.float64)
+        for batch in data.batches_of("train", 64):
+            counts += batch["part"][batch["part"] != NO_PART].bincount(minlength=len(counts))
+        logs = (counts.clamp_min(1) / counts.sum()).log().float()
+        tests = data.test_batches(batch_size=64)
+        rows = [self._judged_parts(logs.expand(*batch["part"].shape, -1), batch) for batch in tests]
+        return {"majority": joined(rows)}
+
+    def _judged_parts(self, scores: Tensor, batch: Mapping[str, Tensor]) -> Rows:
+        """What an evaluation keeps of logarithms of probabilities (B, N, P) of the points of a batch."""
+        label, part, allowed = batch["label"], batch["part"], self.allowed.to(scores.device)
+        answered = scores.masked_fill(~allowed[label].unsqueeze(1), -torch.inf).argmax(-1)
         return {
             "index": batch["index"],
             "label": label.short(),
-            "iou": cloud_iou(answered, part, label, self.allowed),
-            "counts": class_counts(answered, part, self.allowed.shape[1], NO_PART).int(),
+            "iou": cloud_iou(answered, part, label, allowed),
+            "counts": class_counts(answered, part, allowed.shape[1], NO_PART).int(),
             "loss": F.cross_entropy(scores.transpose(1, 2), part, ignore_index=NO_PART, reduction="none").sum(1),
         }
 
@@ -109,7 +123,10 @@ class PointSegmentation(PointTask):
         for cloud, parts, answer in zip(batch["points"].cpu(), batch["part"].cpu(), answered.cpu()):
             real = parts != NO_PART
             truth, prediction = (cloud_image(cloud[real], given[real]) for given in (parts, answer))
-            found.append(Shown(None, truth, prediction))
+            there = torch.cat([parts[real], answer[real]]).unique()
+            names = [self.data["part_names"][i] for i in there.tolist()]
+            colors = ["#{:02x}{:02x}{:02x}".format(*color) for color in colors_of(there).tolist()]
+            found.append(Shown(None, truth, prediction, dict(zip(names, colors))))
         return found
 
     def example(self) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
 """Semantic segmentation: a class for each pixel; cross-entropy, mean intersection over union."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from math import isnan
@@ -253,8 +253,15 @@ class SemanticSegmentation(ImageTask):
         for pixels, classes in zip(levels.mul(255).round().clamp(0, 255).byte(), batch["classes"].cpu()):
             image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
             masks = (classes, self.answer(pixels))
-            found.append(Shown(image, *(veiled(image, mask, self.data["palette"]) for mask in masks)))
+            truth, prediction = (veiled(image, mask, self.data["palette"]) for mask in masks)
+            there = torch.cat([mask.unique() for mask in masks]).tolist()
+            found.append(Shown(image, truth, prediction, self.colors(there)))
         return found
+
+    def colors(self, classes: Container[int]) -> dict[str, str]:
+        """The colours of these classes by name."""
+        named = enumerate(zip(self.data["classes"], self.data["palette"]))
+        return {name: "#{:02x}{:02x}{:02x}".format(*colour) for i, (name, colour) in named if i in classes}
 
     @torch.no_grad()
     def answer(self, image: Tensor) -> Tensor:
@@ -294,8 +301,7 @@ class SemanticSegmentation(ImageTask):
 
             replace_file(files[1], drawn_png(picture, veil))
             del picture  # No second one while the next is read.
-            shown = ((name, colour) for name, colour in zip(names, palette) if name in answer["shares"])
-            colors = {name: "#{:02x}{:02x}{:02x}".format(*colour) for name, colour in shown}
+            colors = self.colors([i for i, name in enumerate(names) if name in answer["shares"]])
             write_json(files[2], {**answer, "colors": colors, "masks": run_lengths(classes, names)})
             answers.append({**answer, "written": [str(file) for file in files]})
         return answers

@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
+from statistics import median
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,12 +35,14 @@ from tokenmix.lab.tasks.text.task import (
     tokenizer_for,
 )
 from tokenmix.lab.train.config import TrainConfig
-from tokenmix.lab.train.metrics import Metric, Rows
+from tokenmix.lab.train.metrics import Metric, Rows, joined
 from tokenmix.lab.train.programs import Batch, Description, HubForm, Shown
 from tokenmix.text.heads import GMLPForQuestionAnswering
 
 AT_ONCE = 16
 BEST, LONGEST = 20, 30
+AROUND = 10
+"""Words on either side of an answer that the baseline looks at."""
 
 
 class Span(NamedTuple):
@@ -62,6 +66,33 @@ def agreement(answer: str, wanted: Sequence[str]) -> tuple[float, float]:
         f1 = 2 * common / (len(ours) + len(theirs)) if ours and theirs else float(ours == theirs)
         scores.append((float(ours == theirs), f1))
     return max(exact for exact, _ in scores), max(f1 for _, f1 in scores)
+
+
+def agreement_rows(answers: Sequence[str], batch: Batch) -> Rows:
+    """What an evaluation keeps of the answers to a batch of questions."""
+    rows = [agreement(text, asked["answers"]) for text, asked in zip(answers, batch["asked"], strict=True)]
+    exact, f1 = torch.tensor(rows).view(-1, 2).unbind(1)
+    return {"index": batch["index"], "exact_match": exact, "f1": f1}
+
+
+def near_question(question: str, context: str, length: int) -> str:
+    """The `length` words of the context that are nearest to words of the question without holding any.
+
+        score_i = sum_(outside) w_j / d_ij - sum_(inside) w_j,   d_ij <= 10
+
+    w_j is 1 over the number of times that the context has word j, if the question has it as well, else 0. d_ij is the
+    distance of word j from the span that begins at word i.
+    """
+    places = list(re.finditer(r"\w+", context))
+    words, asked = [place[0].lower() for place in places], set(re.findall(r"\w+", question.lower()))
+    length, often = min(length, len(words)), Counter(words)
+    if not words:
+        return ""
+    weights = np.pad([(word in asked) / often[word] for word in words], AROUND)
+    falling = 1 / np.arange(1, AROUND + 1)
+    scores = np.correlate(weights, np.concatenate([falling[::-1], -np.ones(length), falling]), "valid")
+    begin = int(scores.argmax())
+    return context[places[begin].start() : places[begin + length - 1].end()]
 
 
 def _words(text: str) -> list[str]:
@@ -88,7 +119,9 @@ class QuestionAnswering(TextTask):
         stride = config.options.doc_stride if like is None else int(like["doc_stride"])
         kept, held = hold_out(torch.zeros(len(data.train)), config.data.validation, config.data.limit)
         encoded = partial(_encoded, tokenizer=tokenizer, length=length, stride=stride)
+        lengths = [len(q.answers[0][0].split()) for q in data.train if q.answers]
         description = {"doc_stride": stride, "unanswerable": data.unanswerable, "source": data.source}
+        description["answer_words"] = round(median(lengths)) if lengths else 1
         return TextData(
             encoded([data.train[i] for i in kept]),
             WholeQuestions(encoded(data.test)),
@@ -103,14 +136,21 @@ class QuestionAnswering(TextTask):
         return self.model(**inputs_of(batch)).loss, {}
 
     def evaluate(self, batch: Batch) -> Rows:
-        rows = [agreement(text, asked["answers"]) for (text, _), asked in zip(self._answers(batch), batch["asked"])]
-        exact, f1 = torch.tensor(rows).view(-1, 2).unbind(1)
-        return {"index": batch["index"], "exact_match": exact, "f1": f1}
+        return agreement_rows([text for text, _ in self._answers(batch)], batch)
 
     @classmethod
     def make_metrics(cls, config: TrainConfig, data: Description) -> dict[str, Metric]:
         """Exact match and F1 of words, as SQuAD measures them."""
         return {"exact_match": Metric.mean(itemgetter("exact_match")), "f1": Metric.mean(itemgetter("f1"))}
+
+    def plain_answers(self, data: TextData) -> dict[str, Rows]:
+        """The words near those of the question, as many as answers mostly have; and no answer, where some have none."""
+        found: dict[str, list[Rows]] = {"word overlap": [], **({"no answer": []} if self.data["unanswerable"] else {})}
+        for batch in data.test_batches(batch_size=AT_ONCE):
+            near = [near_question(q["question"], q["context"], self.data["answer_words"]) for q in batch["asked"]]
+            for rows, answers in zip(found.values(), (near, [""] * len(near))):
+                rows.append(agreement_rows(answers, batch))
+        return {name: joined(rows) for name, rows in found.items()}
 
     def show(self, batch: Batch) -> list[Shown]:
         return [
