@@ -259,6 +259,7 @@ def _resume(given: TrainConfig, quiet: bool) -> Path:
                 raise UserError(
                     f"{run.path} was stopped before its first checkpoint; remove the folder and start again"
                 )
+            config = _resolved(config)
             checkpoint = read_latest_checkpoint(run.path)
             if run.identity and checkpoint.run.get(ID) != run.identity[ID]:
                 raise UserError(
@@ -269,7 +270,7 @@ def _resume(given: TrainConfig, quiet: bool) -> Path:
                     f"{edited} is not as it was when the run was started; put it back, or start a new run with "
                     f"--init-from {run.path}"
                 )
-            session = _prepare(_resolved(config))
+            session = _prepare(config)
             if session.task.data != run.description:
                 raise UserError(
                     f"the data {config.data.data!r} is not what {run.path} was started with; see its data.json"
