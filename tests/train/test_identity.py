@@ -175,7 +175,7 @@ def test_an_edited_config_is_refused_at_resume_and_named_otherwise(
 def test_a_config_is_checked_before_the_checkpoint_is_read(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     edit(copied / "cut" / "config.json", lambda setup: setup["config"]["loop"].update(devices=4))
     monkeypatch.setattr("tokenmix.lab.train.run.read_latest_checkpoint", pytest.fail)
-    with pytest.raises(UserError, match="4 processes are requested and 1 run; start them .* torchrun"):
+    with pytest.raises(UserError, match=r"4 processes are requested and 1 run; start them .* torchrun"):
         train(make_config(resume=copied / "cut"), quiet=True)
 
 

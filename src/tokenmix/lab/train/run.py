@@ -273,7 +273,8 @@ def _resume(given: TrainConfig, quiet: bool) -> Path:
             session = _prepare(config)
             if session.task.data != run.description:
                 raise UserError(
-                    f"the data {config.data.data!r} is not what {run.path} was started with; see its data.json"
+                    f"the data {config.data.data!r} is not what {run.path} was started with; put that back, or start a "
+                    f"new run with --init-from {run.path}"
                 )
             put_weights(session.task.model, checkpoint.weights, last, stored_types(config))
         progress, plan = checkpoint.progress, session.plan
