@@ -107,7 +107,7 @@ def convert(state_dict: Mapping[str, Tensor], source: Source, to: nn.Module) -> 
     missing, extra = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
     if missing or extra:
         what = f"lacks {missing[0]!r}" if missing else f"has {extra[0]!r}, which the model has not"
-        raise UserError(f"the {source} checkpoint {what}; was the model built with the same depth and options?")
+        raise UserError(f"the {source} checkpoint {what}; build the model with its depth and options")
     for name, value in found.items():
         if value.shape != wanted[name].shape:
             raise UserError(
@@ -214,7 +214,9 @@ def _translated(state_dict: Mapping[str, Tensor], source: str, wanted: Mapping[s
         matches = ((re.fullmatch(pattern, key), ours) for pattern, ours in LAYOUTS[source])
         match, ours = next(((match, ours) for match, ours in matches if match), (None, ""))
         if match is None:
-            raise UserError(f"{key!r} is not a key of the {source} layout; is the checkpoint of another model?")
+            raise UserError(
+                f"{key!r} is not a key of the {source} layout; give the layout of this checkpoint as source"
+            )
         # <1> counts from one in their names and from nought in ours.
         name = re.sub(r"<(\d)>", lambda m: str(int(m[1]) - 1), match.expand(ours))
         if name.endswith(TRANSPOSED):

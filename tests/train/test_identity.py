@@ -172,6 +172,13 @@ def test_an_edited_config_is_refused_at_resume_and_named_otherwise(
         assert "config.json was edited after model.safetensors was written" in capsys.readouterr().err
 
 
+def test_a_config_is_checked_before_the_checkpoint_is_read(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    edit(copied / "cut" / "config.json", lambda setup: setup["config"]["loop"].update(devices=4))
+    monkeypatch.setattr("tokenmix.lab.train.run.read_latest_checkpoint", pytest.fail)
+    with pytest.raises(UserError, match=r"4 processes are requested and 1 run; start them .* torchrun"):
+        train(make_config(resume=copied / "cut"), quiet=True)
+
+
 def test_where_and_how_fast_may_be_edited(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     edit(copied / "cut" / "config.json", lambda setup: setup["config"]["loop"].update(log_every=5, out="elsewhere"))
     train(make_config(resume=copied / "cut"), quiet=True)

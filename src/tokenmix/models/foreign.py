@@ -119,7 +119,10 @@ def _trusted(name: str) -> Callable[..., object]:
         check_typed(name, "code", "run", remedy)
     factory = import_object(name)
     if getattr(factory, "__module__", "").partition(".")[0] != package:
-        raise UserError(f"a file names {name}, which {module} only imports from elsewhere; it is not run for its sake")
+        raise UserError(
+            f"a file names {name}, which {module} only imports from elsewhere; it is not run for its sake: name it "
+            "where it is defined"
+        )
     return factory
 
 

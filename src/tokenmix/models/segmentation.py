@@ -128,7 +128,10 @@ class Segmenter(OnMaps, nn.Module, ABC):
     def forward_features(self, images: Tensor) -> list[Tensor]:
         """The maps of the backbone."""
         if images.dim() != 4 or images.shape[1] != self.in_chans:
-            raise UserError(f"a segmenter takes images (B, {self.in_chans}, height, width), got {tuple(images.shape)}")
+            raise UserError(
+                f"a segmenter takes images (B, {self.in_chans}, height, width), got {tuple(images.shape)}; "
+                "image.unsqueeze(0) makes a batch of one"
+            )
         return self.backbone(images)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -234,7 +234,9 @@ def insert(
         )
     if skipped and (not rows or any(s.name in patterns for s in skipped)):
         first = next((s for s in skipped if s.name in patterns), skipped[0])
-        raise UserError(f"nothing can be inserted after {first.name} ({first.kind}): {first.reason}")
+        raise UserError(
+            f"nothing can be inserted after {first.name} ({first.kind}): {first.reason}; name another module"
+        )
     before = count_parameters(model)
     for host, block in blocks:
         host.add_module(INSERTED, block)

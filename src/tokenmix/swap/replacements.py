@@ -110,7 +110,7 @@ def plan_replacements(
             + (f" (and {len(others)} more)" if others else "")
             for reason, (first, *others) in alike.items()
         ]
-        raise UserError("; ".join(reasons))
+        raise UserError(f"{'; '.join(reasons)}; choose other layers by where, or another mixer")
     if len(replacements) == 1 and replacements[0].carrying is not None:
         name = replacements[0].site.name
         raise UserError(f"{name} alone has no layer before it whose scores it could take; choose two or more by where")

@@ -117,7 +117,7 @@ class GMLPConfig(PreTrainedConfig):
             for field, nothing in GATING_ONLY.items():
                 if getattr(self, field) != nothing:
                     raise UserError(
-                        f"{field} only applies to mixer='gating', got {getattr(self, field)!r} with mixer='self'"
+                        f"{field}={getattr(self, field)!r} only applies to mixer='gating', not 'self'; leave it out"
                     )
             heads = self.num_attention_heads
             if heads is None or heads < 1 or self.hidden_size % heads:

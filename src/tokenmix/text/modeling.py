@@ -102,7 +102,9 @@ class GMLPPreTrainedModel(PreTrainedModel):
         """The table of learned positions; `UserError` if the model has none."""
         table = cast(GMLPModel, self.base_model).embeddings.position_embeddings
         if table is None:
-            raise UserError("the model has no position embeddings: its gates depend on position themselves")
+            raise UserError(
+                "the model has no position embeddings, as its gates know positions; build it with positions='learned'"
+            )
         return table
 
 
@@ -156,7 +158,9 @@ class GMLPModel(GMLPPreTrainedModel):
         """
         unknown = [name for name in kwargs if name != "num_items_in_batch"]
         if unknown:
-            raise UserError(f"the model has no argument {unknown[0]!r}; it keeps no cache and has no decoder")
+            raise UserError(
+                f"the model has no argument {unknown[0]!r}; leave it out, for it keeps no cache and has no decoder"
+            )
         size, length = self._check_input(input_ids, inputs_embeds)
         mask = read_mask(attention_mask, size, length)
         if self.config.padding == "unmasked":

@@ -208,7 +208,7 @@ def test_config_says_what_it_cannot_be():
         ({"mixer": "self"}, "needs num_attention_heads that divides"),
         ({"positions": "relative"}, "which mixer='gating' does not have"),
         ({"mixer": "self", "num_attention_heads": 7}, "divides hidden_size 512, got 7"),
-        ({"mixer": "self", "num_attention_heads": 8, "gate": "dense"}, "gate only applies to mixer='gating'"),
+        ({"mixer": "self", "num_attention_heads": 8, "gate": "dense"}, "gate='dense' only applies to mixer='gating'"),
         ({"num_attention_heads": 8}, "for aMLP give tiny_attention_dim"),
         ({"intermediate_size": 7}, "make it even"),
         ({"pad_token_id": 32_000}, "one of the 32000 tokens"),

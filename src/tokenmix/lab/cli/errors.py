@@ -55,11 +55,12 @@ def one_line_errors(
                 raise UserError(event.message)
             # Of an option with several types each has its reason, in a line of its own; the last is that of the value.
             reason = re.split(r"'>: |\)\]: ", event.message.splitlines()[-1])[-1]
-            if ";" in reason:
+            # Python's own of a number of 5,000 digits has one too.
+            if ";" in reason and not reason.startswith("Exceeds"):
                 raise UserError(f"{name}: {reason}")
-            # The rest is Python's or tyro's own sentence, which ends with the value.
-            found = re.search(r".*\['(.*?)'\] does not match choices|: '(.*)'$|^'(.*)' is not none$", reason)
-            value = repr(next(filter(None, found.groups()), "")) if found else f"that ({reason})"
+            # The rest is Python's or tyro's own sentence, which ends with the value as Python writes it.
+            found = re.search(r""".*\[(.*?)\] does not match choices|: ('.*'|".*")$|^(.*) is not none$""", reason)
+            value = next(filter(None, found.groups())) if found else "what it was given"
             raise UserError(f"{name} cannot be {value}; give {_wanted(argument)}")
         if isinstance(event, events.InvalidChoice):
             raise UserError(f"{name} cannot be {event.value!r}; give one of {', '.join(event.choices)}")

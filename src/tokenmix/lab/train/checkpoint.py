@@ -232,7 +232,8 @@ def check_weights(
         if keys
     ]
     if found:
-        raise UserError(f"{source} is for another model than this {type(model).__name__}; {'; '.join(found)}")
+        what = "; ".join(found)
+        raise UserError(f"{source} is for another model than this {type(model).__name__}, give its own ({what})")
 
 
 def initial_weights(source: Path, model: Any) -> dict[str, Tensor]:

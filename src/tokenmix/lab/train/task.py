@@ -428,7 +428,9 @@ class IndexedData(TaskData):
     def part(self, rank: int, world_size: int) -> "IndexedData":
         """The same samples, of which this process reads its share."""
         if self.num_test < world_size:
-            raise UserError(f"{self.num_test} test {self.unit} are too few for {world_size} processes; give more")
+            raise UserError(
+                f"{self.num_test} test {self.unit} are too few for {world_size} processes; give {world_size} or more"
+            )
         if 0 < self.num_validation < world_size:
             raise UserError(
                 f"{self.num_validation} validation {self.unit} are too few for {world_size} processes; give "
@@ -442,7 +444,10 @@ class IndexedData(TaskData):
 def check_names(spec: str, found: Sequence[str], trained: Sequence[str], what: str = "classes") -> None:
     """Raise `UserError` unless the data `spec` has the same names in the same order as the run."""
     if list(found) != list(trained):
-        raise UserError(f"{spec!r} has the {what} {_first(found)}; the run was trained on {_first(trained)}")
+        raise UserError(
+            f"{spec!r} has the {what} {_first(found)}; the run was trained on {_first(trained)}: give data with "
+            "these, in this order"
+        )
 
 
 def _first(names: Sequence[str]) -> str:

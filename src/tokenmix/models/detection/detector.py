@@ -258,7 +258,7 @@ class Detector(OnMaps, nn.Module):
     def find(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> Any:
         """As `forward`, but detections have masks as `PlacedMasks`."""
         if isinstance(images, Tensor) or any(len(image.shape) != 3 or image.shape[0] != 3 for image in images):
-            raise UserError("a detector takes a list of images (3, height, width)")
+            raise UserError("a detector takes a list of images (3, height, width); list(images) makes one of a batch")
         if self.training and targets is None:
             raise UserError("a detector in training needs targets; call eval() for detections")
         device = self.net.transform.device = next(self.parameters()).device

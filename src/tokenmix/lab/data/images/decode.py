@@ -293,7 +293,9 @@ def _opened(source: str | Path | bytes) -> Iterator[ImageFile.ImageFile]:
                 image = Image.open(_needed(file), formats=[name for name in FORMATS if name in Image.OPEN])
             stack.enter_context(image)
             if image.width * image.height > MAX_PIXELS:
-                raise UnreadableImage(f"has {image.width} x {image.height} pixels, more than {MAX_PIXELS:,}")
+                raise UnreadableImage(
+                    f"has {image.width} x {image.height} pixels, more than {MAX_PIXELS:,} (scale it down, or cut it)"
+                )
             if image.width * image.height > LARGE_PIXELS:
                 # One at a time, and nothing else is opened meanwhile.
                 stack.enter_context(_unlimited())
@@ -392,7 +394,7 @@ def _eight_bit(image: Image.Image, high: float) -> Image.Image:
         if not np.isfinite(levels).all():
             raise UnreadableImage("holds NaN or infinite values")
         if (low := levels.min()) < 0 or high > 255:
-            raise UnreadableImage(f"holds values from {low:g} to {high:g}, outside of 0..1 and of 0..255")
+            raise UnreadableImage(f"holds values from {low:g} to {high:g}, outside of 0..1 and of 0..255 (scale them)")
         levels = levels * 255 if high <= 1 else levels
     elif levels is not None:
         levels /= 257

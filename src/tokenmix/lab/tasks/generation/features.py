@@ -42,7 +42,9 @@ def frechet_distance(real: Tensor, fake: Tensor) -> Tensor:
     Shapes: real (N, d), fake (M, d); a number.
     """
     if min(len(real), len(fake)) < 2:
-        raise UserError(f"a covariance needs two images or more, got {len(real)} real and {len(fake)} generated")
+        raise UserError(
+            f"a covariance needs two images or more, got {len(real)} real and {len(fake)} generated; evaluate more"
+        )
     real, fake = real.double(), fake.double()
     # The covariance of a single feature is a number.
     spread, other_spread = (torch.atleast_2d(torch.cov(x.mT)) for x in (real, fake))
@@ -62,7 +64,7 @@ def kernel_distance(real: Tensor, fake: Tensor) -> Tensor:
     """
     n, m = len(real), len(fake)
     if min(n, m) < 2:
-        raise UserError(f"the kernel distance needs two images or more, got {n} real and {m} generated")
+        raise UserError(f"the kernel distance needs two images or more, got {n} real and {m} generated; evaluate more")
     real, fake = real.double(), fake.double()
     own = (_kernel_sum(real, real) - _diagonal(real)) / (n * (n - 1))
     others = (_kernel_sum(fake, fake) - _diagonal(fake)) / (m * (m - 1))

@@ -53,7 +53,7 @@ class PointTask(TaskModule):
         data = load_points(config.data.data, want=cls.want)
         if len(data.classes) < 2 and cls.want == "class":
             raise UserError(
-                f"{config.data.data!r} has only the class {data.classes[0]!r}; there is nothing to classify"
+                f"{config.data.data!r} has only the class {data.classes[0]!r}; give data of two classes or more"
             )
         if like is not None:
             check_names(config.data.data, data.classes, like["classes"])
@@ -113,7 +113,7 @@ class PointTask(TaskModule):
         check_sizes(sizes, ("num_points",), f"{name} takes point clouds, whose size is --num-points N")
         n = sizes.get("num_points", cls.usual_points)
         if n < 1:
-            raise UserError(f"a point cloud needs at least 1 point, got --num-points {n}")
+            raise UserError(f"a point cloud needs at least 1 point, got --num-points {n}; give 1 or more")
         model: Any = create_on_meta(name, **model_kwargs)
         return counted_summary(name, model, {"points": n, "tokens": model.trunk.embedding.num_tokens(n)}, n)
 

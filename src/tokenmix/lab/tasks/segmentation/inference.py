@@ -166,7 +166,9 @@ def _streaming(model: Segmenter, images: Tensor, chunk_size: int) -> Iterator[No
 def _sliding(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
     window = both_sides(how.window) if how.window else model.img_size
     if model.fixed_size and window != model.img_size:
-        raise UserError(f"the model takes windows of {model.img_size[0]} x {model.img_size[1]} only, got {window}")
+        raise UserError(
+            f"the model takes windows of {model.img_size[0]} x {model.img_size[1]} only, got {window}; leave window out"
+        )
     stride = both_sides(how.stride) if how.stride else (max(1, 2 * window[0] // 3), max(1, 2 * window[1] // 3))
     if stride[0] > window[0] or stride[1] > window[1]:
         raise UserError(f"a stride of {stride} leaves gaps between windows of {window}; give at most the window")

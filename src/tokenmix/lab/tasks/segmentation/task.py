@@ -114,7 +114,7 @@ class SemanticSegmentation(ImageTask):
         )
         if len(data.classes) > MOST_CLASSES:
             raise UserError(
-                f"{config.data.data!r} has {len(data.classes)} classes; a mask has colours for {MOST_CLASSES}"
+                f"{config.data.data!r} has {len(data.classes)} classes, and a mask {MOST_CLASSES} colours; merge some"
             )
         if like is not None:
             check_names(config.data.data, data.classes, like["classes"])

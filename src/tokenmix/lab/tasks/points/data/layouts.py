@@ -215,11 +215,14 @@ def pack(items: Sequence[Item], read: Callable[[Item], Cloud], label: str) -> tu
     Normals are kept if every cloud has them, parts likewise.
     """
     if not items:
-        raise UserError(f"there are no {label} clouds; the list of them, or the folder, is empty")
+        raise UserError(f"there are no {label} clouds; the list of them, or the folder, is empty: add some")
     found, skipped = read_each(items, read, lambda item: item[0], f"reading {label} clouds")
     clouds = [cloud for _, cloud in found]
     if not clouds:
-        raise UserError(f"none of {len(items)} files could be read; the first: {items[0][0]} {skipped[0].reason}")
+        raise UserError(
+            f"none of {len(items)} files could be read; correct them, the first of which is {items[0][0]}: "
+            f"{skipped[0].reason}"
+        )
 
     def of_all(values: list[Tensor | None]) -> Tensor | None:
         known = [value for value in values if value is not None]
