@@ -31,7 +31,7 @@ def load_model(target: str, img_size: int | None) -> tuple[nn.Module, tuple[obje
         if img_size is not None:
             raise UserError(f"{target} is a run with a fixed image size; omit --img-size")
         task = load_task(folder)
-        image = [task.data.get("channels"), *task.data.get("img_size", ())]
+        image: list[int] = [task.data.get("channels", 0), *task.data.get("img_size", ())]
         return task.model, task.swap_example() or ((torch.zeros(1, *image),) if len(image) == 3 else None)
     if target in MODELS and "image-classification" not in (tasks := MODELS[target].tasks):
         raise UserError(
@@ -108,7 +108,7 @@ class _Images:
         return (_image(self.run, batch) for batch in batches)
 
 
-def _image(run: Path, batch: Batch) -> Tensor:
+def _image(run: Path, batch: Batch | Tensor) -> Tensor:
     images = batch.get("image") if isinstance(batch, dict) else None
     if not isinstance(images, Tensor):
         raise UserError(f"{run} is not trained on batches of images; rank its layers in Python by tokenmix.rank_layers")

@@ -17,6 +17,7 @@ from tokenmix.lab.compare.results import Growth, Variant
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distributed import map_tensors
 from tokenmix.lab.train.plan import make_optimizer
+from tokenmix.lab.train.programs import Batch
 from tokenmix.lab.train.task import TaskModule, input_sizes
 from tokenmix.layers.base import Mixer, count_parameters
 from tokenmix.layers.table import get_spec, is_mixer
@@ -50,7 +51,7 @@ class _Bench:
             self.module.model(*self.sample)
 
     @torch.no_grad()
-    def evaluate(self, batch: object) -> None:
+    def evaluate(self, batch: Batch) -> None:
         self.module.on_validation_epoch_start()
         with self._autocast():
             self.module.validation_step(batch, 0)

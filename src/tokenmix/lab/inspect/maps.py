@@ -1,13 +1,13 @@
 """The map that every mixer of a model used on given images: numbers, and parts worth a figure."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.files import Values
 from tokenmix.layers.base import Mixer, near_square
 from tokenmix.models import BlockMap
 
@@ -42,8 +42,8 @@ def _watched(model: nn.Module, images: Tensor) -> list[BlockMap]:
     inside = {inner for outer in mixers for inner in outer.modules() if inner is not outer}
     found: list[BlockMap] = []
 
-    def note(mixer: Mixer, args: tuple[object, ...], kwargs: Values, _out: Tensor) -> None:
-        given, kind = dict(zip(("x", "mask"), args)) | kwargs, mixer.capabilities.map
+    def note(mixer: Mixer, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor], _out: Tensor) -> None:
+        given, kind = {**dict(zip(("x", "mask"), args)), **kwargs}, mixer.capabilities.map
         if kind is not None:
             x = given["x"]
             used = mixer.attention_map(x, given.get("mask"))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -55,7 +55,7 @@ def inspect_run(target: str | Path, file: str | Path | None, out: Path) -> Path:
     if kind.looks_at == "text" and task is None:
         raise UserError(f"{str(target)!r} is a text model; inspect a run of it: tokenmix inspect RUN [SENTENCE]")
     if kind.looks_at == "text":
-        return inspect_text(task, str(target), None if file is None else str(file), out)
+        return inspect_text(cast("TextTask", task), str(target), None if file is None else str(file), out)
     model: Any = create_model(str(target)).eval() if task is None else task.model.cpu().float().eval()
     if task is None:
         half = [0.5] * model.in_chans

@@ -44,10 +44,11 @@ class ImageTask(TaskModule):
         """Its parts, and the published figures; of a model that counts none its parameters."""
         check_sizes(sizes, ("img_size",), f"{name} takes images")
         model = create_model(name, **sizes, **model_kwargs)
-        if not isinstance(model, CountedModel):
+        counted: object = model
+        if not isinstance(counted, CountedModel):
             return model_summary(name, model)
-        size = {"image": list(model.img_size), "grid": list(model.grid_size), "tokens": model.num_tokens}
-        return counted_summary(name, model, size)
+        size = {"image": list(counted.img_size), "grid": list(counted.grid_size), "tokens": counted.num_tokens}
+        return counted_summary(name, counted, size)
 
     def example(self) -> dict[str, Tensor]:
         """Two images of noise."""

@@ -118,6 +118,7 @@ class ImageGeneration(ImageTask):
             "img_size": data["img_size"][0],
         }
         gan = create_model(config.model.model, **given, **config.model.model_kwargs)
+        assert isinstance(gan, GAN)
         # On a CPU steps are a quarter shorter this way; the layout of the weights is that of what they make.
         gan = gan.to(memory_format=torch.channels_last)
         return gan if config.options.ema is None else gan.keep_average()

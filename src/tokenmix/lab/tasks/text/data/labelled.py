@@ -210,7 +210,7 @@ def build_labelled(
         )
     places, sides = {name: place for place, name in enumerate(names)}, []
     for rows in (train, test):
-        labels: list[int | float] = [places[row[-1]] if names else _number(row[-1]) for row in rows]
+        labels: list[float | None] = [places[row[-1]] if names else _number(row[-1]) for row in rows]
         if None in labels:
             raise UserError(f"{spec} has the label {rows[labels.index(None)][-1]!r} among numbers; correct that row")
         pairs = [row[1] for row in rows] if len(rows[0]) == 3 else None
