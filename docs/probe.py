@@ -1,4 +1,4 @@
-"""The table and the figure of what each mixer can do: `python docs/probe.py [--measure] [--full]`.
+"""The tables and the figure of what each mixer can do: `python docs/probe.py [--measure] [--full]`.
 
 `dev/probe.json` holds the numbers. With --measure it is made anew, which takes about a minute of a core for each mixer.
 """
@@ -15,7 +15,7 @@ from tokenmix.layers import MIXERS, ExternalAttention
 from tokenmix.testing.probe import BASELINES, ProbeReport, probe
 
 ROOT = Path(__file__).parents[1]
-RESULTS, PAGE = ROOT / "dev" / "probe.json", ROOT / "docs" / "mechanisms" / "index.md"
+RESULTS = ROOT / "dev" / "probe.json"
 FORMS = ("sigmoid", "l2", "entmax15")
 TABLE = re.compile(r"^\| mixer \| recall .*\n(?:\|.*\n)+", re.MULTILINE)
 
@@ -56,12 +56,25 @@ def table(report: ProbeReport, mixers: list[str], tasks: list[str]) -> str:
     return text + row("guessing", [guesses[task] for task in tasks])
 
 
-def page(text: str, report: ProbeReport) -> str:
-    """The page with its table of all mixers written anew."""
-    longer = [task for task in report.tasks if task.endswith("x2")]
-    tasks = [task for task in report.tasks if task not in longer]
-    others = [name for name in (*MIXERS, *(f"external-{form}" for form in FORMS)) if name not in BASELINES]
-    return TABLE.sub(table(report, [*BASELINES, *others], [*tasks, *longer]), text)
+def page(text: str, report: ProbeReport, every: bool) -> str:
+    """The page with its tables written anew, for the mixers that they name; `every` for all of the table."""
+
+    def anew(found: re.Match[str]) -> str:
+        rows = ["-".join(re.findall("`([^`]+)`", line.split("|")[1])) for line in found[0].splitlines()[2:]]
+        longer = [task for task in report.tasks if task.endswith("x2")]
+        tasks = [task for task in report.tasks if task not in longer]
+        if every:
+            others = [name for name in MIXERS if name not in BASELINES]
+            return table(report, [*BASELINES, *others], [*tasks, *longer])
+        return table(report, [name for name in rows if name], tasks)
+
+    return TABLE.sub(anew, text)
+
+
+def pages(report: ProbeReport) -> dict[Path, str]:
+    """What each page of a mechanism has to be."""
+    found = sorted((ROOT / "docs" / "mechanisms").glob("*.md"))
+    return {path: page(path.read_text(), report, path.stem == "index") for path in found}
 
 
 if __name__ == "__main__":
@@ -74,7 +87,8 @@ if __name__ == "__main__":
         where = {name: environment()[name] for name in ("date", "cpu", "commit")}
         RESULTS.write_text(to_json({"environment": where, **told}))
     report = ProbeReport.from_json(RESULTS.read_text())
-    PAGE.write_text(page(PAGE.read_text(), report))
+    for path, text in pages(report).items():
+        path.write_text(text)
     shown = ProbeReport(
         tuple(score for score in report.scores if score.mixer in MIXERS),
         {name: structure for name, structure in report.structures.items() if name in MIXERS},
