@@ -150,7 +150,7 @@ class ObservedCall:
 
 
 class AttentionAdapter(ABC):
-    """A kind of attention module that can be swapped. `AttentionLayout` is one that is told by names only."""
+    """A kind of attention module that can be swapped. `AttentionLayout` describes one by names only."""
 
     @property
     @abstractmethod
@@ -187,7 +187,7 @@ class AttentionAdapter(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionLayout(AttentionAdapter):
-    """softmax(Q K^T / sqrt(d)) V W_o on tokens (B, N, D), told by the names of its parts and arguments.
+    """softmax(Q K^T / sqrt(d)) V W_o on tokens (B, N, D), described by the names of its parts and arguments.
 
     Names of parts are dotted, from the module. A part that a module does not have is taken as absent.
 

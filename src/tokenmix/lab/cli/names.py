@@ -274,7 +274,7 @@ Layers = Annotated[tuple[int, ...], option("3-5|0,2,4", tuple, _layers, joined)]
 
 @dataclass(frozen=True, kw_only=True)
 class Distill(Printed, Part):
-    """Replace attention in a text model of Hugging Face and teach it the original's outputs; no labels."""
+    """Replace attention in a text model of Hugging Face and train it to reproduce the original, without labels."""
 
     folder: Annotated[Positional[Path], tyro.conf.arg(metavar="DIR")]
     """A local folder with model and tokenizer."""

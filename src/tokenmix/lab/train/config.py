@@ -134,7 +134,7 @@ class SwapConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig(Part):
-    """Optimizer and learning-rate options."""
+    """Optimiser and learning-rate options."""
 
     opt: Annotated[str, named("NAME")] = "adamw"
     """Optimiser, by timm's name."""
