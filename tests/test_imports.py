@@ -34,7 +34,6 @@ BELOW = {
     "register": {"models", "text", "swap"},
     "testing": {*LEAVES, "ops", "layers"},
     "swap": {*LEAVES, "ops", "layers"},
-    "integrations": {"errors", "layers", "swap"},
     "distillation": {*LEAVES, "ops", "layers", "swap"},
     "profiling": {*LEAVES, "ops", "layers", "models", "swap"},
     "inference": {*LEAVES, "ops", "layers", "models", "text", "profiling"},

@@ -13,9 +13,18 @@ from tokenmix.lab.cli import main
 from tokenmix.layers.base import near_square
 from tokenmix.layers.table import list_mixers
 from tokenmix.profiling import cost, cost_report
-from tokenmix.profiling.cost import CostRow, CostTable, cost_table, exponent
+from tokenmix.profiling.cost import (
+    CostRow,
+    CostTable,
+    Crossover,
+    Ends,
+    cost_table,
+    exponent,
+    faster_ranges,
+    find_crossover,
+    measured_crossover,
+)
 from tokenmix.profiling.cost_report import print_costs, sentences
-from tokenmix.profiling.crossover import Crossover, Ends, faster_ranges, find_crossover, measured_crossover
 from tokenmix.profiling.machine import Ceilings, measure_ceilings
 from tokenmix.profiling.measure import Timing
 from tokenmix.profiling.target import layer_for, mixer_with_input

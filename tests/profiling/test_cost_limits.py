@@ -13,10 +13,9 @@ import torch
 from tokenmix.errors import UserError
 from tokenmix.lab.cli import main
 from tokenmix.profiling import cost, cost_report
-from tokenmix.profiling.cost import CostRow, CostTable, cost_table
+from tokenmix.profiling.cost import CostRow, CostTable, Crossover, cost_table, faster_ranges
 from tokenmix.profiling.cost_figure import draw_cost
 from tokenmix.profiling.cost_report import footnotes, markdown, sentences, write_cost
-from tokenmix.profiling.crossover import Crossover, faster_ranges
 from tokenmix.profiling.machine import Ceilings, expected_peak, too_slow
 from tokenmix.profiling.measure import Timing, time_interleaved
 from tokenmix.profiling.target import mixer_with_input, model_with_image

@@ -11,7 +11,7 @@ from suite.place import Place
 from suite.results import Correctness, Measured, Role, Row
 from tokenmix.layers import ExternalAttention, MultiHeadExternalAttention, SelfAttention
 from tokenmix.layers.base import Mixer
-from tokenmix.profiling.crossover import measured_crossover
+from tokenmix.profiling.cost import measured_crossover
 
 __all__ = ["CASES", "derive", "exponent"]
 

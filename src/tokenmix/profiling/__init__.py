@@ -1,7 +1,6 @@
 """Costs of mechanisms: parameters, multiply-adds, memory and speed compared with self-attention as N grows."""
 
-from tokenmix.profiling.cost import CostRow, CostTable, cost_table
-from tokenmix.profiling.crossover import Crossover, find_crossover
+from tokenmix.profiling.cost import CostRow, CostTable, Crossover, cost_table, find_crossover
 from tokenmix.profiling.measure import Timing, peak_memory, time_interleaved
 
 __all__ = [

@@ -2,8 +2,10 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -12,7 +14,6 @@ from torch import nn
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
 from tokenmix.files import Values
-from tokenmix.profiling.crossover import Crossover, Ends, faster_ranges, find_crossover, measured_crossover
 from tokenmix.profiling.machine import (
     Ceilings,
     OtherWork,
@@ -24,7 +25,7 @@ from tokenmix.profiling.machine import (
     too_slow,
 )
 from tokenmix.profiling.measure import Timing, peak_memory, time_interleaved
-from tokenmix.profiling.target import Measured, Target, targets_for
+from tokenmix.profiling.target import Measured, Target, layer_for, targets_for
 
 Precision = Literal["fp32", "bf16", "fp16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -47,6 +48,28 @@ FULL = "took more memory than the device has"
 LARGEST_TOKENS = 1 << 28
 LARGEST_SIDE = 1 << 16
 LARGEST_DIM = 1 << 20
+LIMIT = 1 << 20
+"""No larger number of tokens is looked at for where one mixer becomes cheaper than another."""
+
+Ends = tuple[int | None, int | None]
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """Ranges of N, ends included, in which a mixer takes fewer multiply-adds than the reference; None = and beyond."""
+
+    ranges: tuple[tuple[int, int | None], ...]
+
+    def __str__(self) -> str:
+        if not self.ranges:
+            return "never"
+        texts = []
+        for first, last in self.ranges:
+            if last is None:
+                texts.append("always" if first == 1 else f"from N = {first:,}")
+            else:
+                texts.append(f"up to N = {last:,}" if first == 1 else f"N = {first:,} to {last:,}")
+        return ", ".join(texts)
 
 
 @dataclass(frozen=True)
@@ -332,3 +355,55 @@ def exponent(seconds: Mapping[int, float]) -> float | None:
         return None
     xs, ys = [math.log(n) for n in upper], [math.log(seconds[n]) for n in upper]
     return statistics.linear_regression(xs, ys).slope
+
+
+def find_crossover(name: str, dim: int, *, reference: str = "self", **kwargs: object) -> Crossover:
+    """Where `macs` of a mixer is below that of self-attention of the same width, from the equations.
+
+    Args:
+        name: a name of `list_mixers()`.
+        dim: width D of the tokens.
+        reference: the mixer compared with.
+        **kwargs: arguments for the layers that have them, such as `num_heads`.
+    """
+
+    def cheaper(n: int) -> bool:
+        # On the meta device a layer has shapes and no numbers, so that a gate of a million tokens costs nothing.
+        mine, other = (layer_for(mixer, dim, n, device="meta", **kwargs).macs(n) for mixer in (name, reference))
+        return mine < other
+
+    grid = sorted({round(2 ** (i / 2)) for i in range(2 * LIMIT.bit_length() - 1)})
+    edges = [1] if cheaper(1) else []
+    for (low, before), (high, after) in pairwise((n, cheaper(n)) for n in grid):
+        if before != after:
+            # It changes once between neighbours of the grid.
+            between = range(low + 1, high + 1)
+            edges.append(between[bisect_left(between, True, key=lambda n, before=before: cheaper(n) != before)])
+    ends: list[int | None] = [edge - 1 for edge in edges[1::2]]
+    if len(edges) % 2:
+        ends.append(None)
+    return Crossover(tuple(zip(edges[::2], ends)))
+
+
+def measured_crossover(seconds: Mapping[int, float], reference: Mapping[int, float]) -> int | None:
+    """The first N at which measured times cross, interpolated on logarithmic axes; None if they do not."""
+    return next(_crossings(seconds, reference), None)
+
+
+def faster_ranges(seconds: Mapping[int, float], reference: Mapping[int, float]) -> tuple[Ends, ...]:
+    """Ranges of N in which measured times are below the reference's; an end that the sizes do not show is None."""
+    edges: list[int | None] = list(_crossings(seconds, reference))
+    smallest = min(seconds)
+    if seconds[smallest] <= reference[smallest]:
+        edges.insert(0, None)
+    if len(edges) % 2:
+        edges.append(None)
+    return tuple(zip(edges[::2], edges[1::2]))
+
+
+def _crossings(seconds: Mapping[int, float], reference: Mapping[int, float]) -> Iterator[int]:
+    gaps = [(n, math.log(seconds[n] / reference[n])) for n in sorted(seconds)]
+    for (low, before), (high, after) in pairwise(gaps):
+        if (before > 0) != (after > 0):
+            share = before / (before - after)
+            yield round(math.exp(math.log(low) + share * math.log(high / low)))

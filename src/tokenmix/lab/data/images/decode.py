@@ -12,7 +12,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -24,9 +24,6 @@ from tokenmix.errors import UserError
 from tokenmix.files import open_regular
 from tokenmix.lab.data.images.strips import LARGE_PIXELS, PNG, strips_of
 from tokenmix.lab.data.reading import UnreadableImage
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 Box = tuple[float, float, float, float]
 
@@ -373,15 +370,14 @@ class _Spans(io.RawIOBase):
         self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: int(self._ends[-1])}[whence]
         return self._at
 
-    def readinto(self, buffer: "WriteableBuffer") -> int:
-        room = memoryview(buffer)
+    def readinto(self, buffer: Any) -> int:
         place = int(np.searchsorted(self._ends, self._at, side="right"))
         if place == len(self._spans):
             return 0
         left = int(self._ends[place]) - self._at
         self._file.seek(self._spans[place][1] - left)
-        data = self._file.read(min(left, len(room)))
-        room[: len(data)] = data
+        data = self._file.read(min(left, len(buffer)))
+        buffer[: len(data)] = data
         self._at += len(data)
         return len(data)
 
