@@ -426,7 +426,10 @@ def finite_outputs(model: nn.Module) -> Iterator[None]:
                 "data.json, are too large or too small; restore the run folder from a copy"
             )
 
-    handle = model.register_forward_hook(lambda module, inputs, outputs: map_tensors(outputs, check))
+    def check_all(module: nn.Module, inputs: object, outputs: object) -> None:
+        map_tensors(outputs, check)
+
+    handle = model.register_forward_hook(check_all)
     try:
         yield
     finally:
