@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor, nn
 from trained import GRID, Trained, test_images
 
-from tokenmix.lab.inspect.maps import SIGNED
+from tokenmix.lab.inspect import SIGNED
 from tokenmix.layers import (
     AttentionResidual,
     ExternalAttention,

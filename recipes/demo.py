@@ -6,6 +6,7 @@ The question is whether two items of Fashion-MNIST are of one class. A network t
 import os
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tokenmix.errors import UserError, needs
@@ -27,8 +28,8 @@ DIGITS: dict[str, Any] = {"data": "digits", "epochs": 20, "model_kwargs": {"patc
 # A tenth of the training images is held out and evaluated after each epoch; the test images once, or twice if an
 # earlier epoch was better.
 EPOCHS, IMAGES, TEST_IMAGES, HELD_OUT = 2, 54_000, 20_000, 0.1
-# What a step is of the time around it, loading included; a forward pass is a third of a step.
-STEP_SHARE, FORWARD_SHARE = 0.85, 1 / 3
+# A forward pass is a third of a step.
+STEPS, FORWARD_SHARE = 100, 1 / 3
 
 
 def main() -> int:
@@ -59,22 +60,32 @@ def main() -> int:
 
 
 def _budget(config: Any) -> dict[str, int]:
-    """Epochs and images of a run, so that all variants take `SECONDS` here; those of a run begun before."""
-    from tokenmix.lab.compare.compare import predict_steps
+    """Epochs and images of a run, so that all variants take `SECONDS` here; those of a run begun before.
+
+    Short runs, side by side as the runs will be, say how long an image takes.
+    """
+    from tokenmix.lab.compare.variants import plan_runs
+    from tokenmix.lab.grid.engines import in_processes
     from tokenmix.lab.train.folder import read_part
 
     if (OUT / "compare.json").is_file():
         begun = read_part(OUT, "compare.json")
         return {name: begun[name] for name in ("epochs", "limit")}
-    # Runs are trained side by side, one thread each.
-    steps = predict_steps(config)
-    image = sum(steps.values()) / config.loop.batch_size / min(len(steps), os.cpu_count() or 1)
-    seen = (SECONDS / image - TEST_IMAGES * FORWARD_SHARE) * STEP_SHARE / (1 + HELD_OUT * FORWARD_SHARE)
+    with TemporaryDirectory() as folder:
+        cells = plan_runs(config.replace(max_steps=STEPS, validation=0, limit_eval=64), Path(folder))
+        jobs, alone = min(len(cells), os.cpu_count() or 1), 0.0
+        for cell, wrong in in_processes(cells, jobs):
+            if wrong:
+                raise UserError(f"{cell.name}: {wrong}")
+            result = cell.run.result
+            alone += result["seconds"] / result["images"]
+    image = alone / jobs
+    seen = (SECONDS / image - TEST_IMAGES * FORWARD_SHARE) / (1 + HELD_OUT * FORWARD_SHARE)
     epochs = max(EPOCHS, int(seen) // IMAGES)
     limit = max(640, min(IMAGES, int(seen) // epochs))
     print(
-        f"tokenmix: {len(steps)} networks, each on {limit:,} images, {epochs} times; "
-        f"about {SECONDS / 60:.0f} minutes of training, at {1 / image * len(steps):,.0f} images a second",
+        f"tokenmix: {len(cells)} networks, each on {limit:,} images, {epochs} times; "
+        f"about {SECONDS / 60:.0f} minutes of training, at {len(cells) / image:,.0f} images a second",
         file=sys.stderr,
     )
     return {"epochs": epochs, "limit": limit}

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from tokenmix.errors import UserError
-from tokenmix.lab.inspect.run import inspect_run
+from tokenmix.lab.inspect import inspect_run
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.lab.compare.pictures import signed
-from tokenmix.lab.inspect import attention_maps, map_numbers, tiles_of
-from tokenmix.lab.inspect.maps import SIGNED
+from tokenmix.lab.inspect import SIGNED, attention_maps, map_numbers, tiles_of
 from tokenmix.layers import MIXERS
 from tokenmix.layers.external import ExternalAttention
 from tokenmix.layers.self_attention import SelfAttention

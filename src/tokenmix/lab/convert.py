@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from tokenmix.files import check_regular, copy_folder, new_folder, read_bytes, r
 from tokenmix.registry import Arguments
 from tokenmix.swap import SwapReport, swap_attention
 from tokenmix.swap.registry import find_sites
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 WINDOW = 50
 MOST_HELD_OUT = 10
@@ -37,7 +40,9 @@ class TextBatches:
     The order is PyTorch's own random state's, another in each pass.
     """
 
-    def __init__(self, tokenizer: Any, texts: Sequence[str], batch_size: int, max_length: int) -> None:
+    def __init__(
+        self, tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], batch_size: int, max_length: int
+    ) -> None:
         self.tokenizer, self.texts, self.batch_size, self.max_length = tokenizer, texts, batch_size, max_length
 
     def __len__(self) -> int:
@@ -71,7 +76,7 @@ def split_texts(texts: Sequence[str], held_out: int, seed: int) -> tuple[list[st
     return [texts[i] for i in order[count:]], [texts[i] for i in order[:count]]
 
 
-def open_folder(folder: Path) -> tuple[nn.Module, Any]:
+def open_folder(folder: Path) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     """The model and the tokenizer of a folder; no code in it is run, and nothing is fetched."""
     import transformers
 
@@ -105,7 +110,7 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def longest(model: Any, tokenizer: Any, wanted: int) -> int:
+def longest(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", wanted: int) -> int:
     """The number of tokens that is wanted, or the most that the model takes."""
     positions = getattr(model.config, "max_position_embeddings", None) or wanted
     return min(wanted, positions, tokenizer.model_max_length)
@@ -181,8 +186,7 @@ def convert_folder(
     out.parent.mkdir(parents=True, exist_ok=True)
     with new_folder(out) as partial:
         with _quiet():
-            save: Any = student.save_pretrained
-            save(partial)
+            student.save_pretrained(partial)
         # transformers leaves it readable for its owner alone.
         for file in partial.glob("*.safetensors"):
             file.chmod((partial / "config.json").stat().st_mode)

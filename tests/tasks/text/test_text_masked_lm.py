@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from predictions import check_predictions
 from tokenmix.errors import UserError
 from tokenmix.lab import cli
-from tokenmix.lab.inspect.run import toeplitz_share
+from tokenmix.lab.inspect import toeplitz_share
 from tokenmix.lab.tasks.text.masked_lm import MaskedLM
 from tokenmix.lab.train import trainer
 from tokenmix.lab.train.checkpoint import read_weights

@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MissingExtra as error:
         print(f"tokenmix: {error}", file=sys.stderr)
     except Exception as error:
-        # Any import, library or loader process can meet this limit, each in words of its own.
+        # An import, a library or a loader process can meet this limit, each in words of its own.
         if not any(words in str(error) for words in (os.strerror(errno.EMFILE), "ancdata")):
             raise
         print("tokenmix: too many open files for the limit of this shell; raise it: ulimit -n 1024", file=sys.stderr)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -169,7 +169,7 @@ class Swap(Printed, Part):
         from tokenmix.swap import swap_attention
 
         if self.rank:
-            report: Any = rank_folder(folder, self.to, self.where, self.text, self.steps, swap)
+            report = rank_folder(folder, self.to, self.where, self.text, self.steps, swap)
         else:
             model, example = load_model(self.model, self.img_size)
             report = swap_attention(model, self.to, self.where, example_inputs=example, **swap)

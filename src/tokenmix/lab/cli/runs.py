@@ -227,7 +227,7 @@ class Inspect:
         is_run(self.target)  # what is wrong with it is said at once
         check_files([self.file] if self.file else [])
         from tokenmix.lab.cli.listing import print_rows
-        from tokenmix.lab.inspect.run import inspect_run
+        from tokenmix.lab.inspect import inspect_run
 
         out = inspect_run(self.target, self.file, self.out)
         found = read_json(out / "numbers.json")

@@ -22,7 +22,7 @@ from tokenmix.errors import UserError, printable
 from tokenmix.files import Values, make_folder, one_writer, replace_file, to_json
 from tokenmix.lab.compare import schedule
 from tokenmix.lab.compare.baselines import fit_baselines
-from tokenmix.lab.compare.costs import measure_slowdown, measure_steps, measure_variants, skeleton_of
+from tokenmix.lab.compare.costs import measure_slowdown, measure_variants, skeleton_of
 from tokenmix.lab.compare.grid import choose_cells, copy_runs, merge_settings, split_grid, write_grid
 from tokenmix.lab.compare.notes import budget_sentence, failed_runs, finding_sentence, notes, uncertainty
 from tokenmix.lab.compare.pictures import ExampleMaps, make_examples
@@ -284,23 +284,6 @@ def _new_variants(config: CompareConfig, cells: Sequence[Cell], data: TaskData) 
             task.macs()
         variants[name] = task
     return variants
-
-
-@from_caller
-def predict_steps(config: CompareConfig) -> dict[str, float]:
-    """The seconds of a step of each variant, with one thread, while another run is trained beside it."""
-    cells = plan_runs(config, Path())
-    first, before = cells[0].config, torch.get_num_threads()
-    data = get_task(config.task).load_data(first)
-    batch = next(iter(data.train_batches(batch_size=config.loop.batch_size, epoch=0, start=0)))
-    torch.set_num_threads(1)
-    try:
-        variants, device = _new_variants(config, cells, data), _device(config)
-        alone = measure_steps(variants, batch, first, device)
-        slowdown = measure_slowdown(next(iter(variants.values())), batch, first) if device.type == "cpu" else 1.0
-    finally:
-        torch.set_num_threads(before)
-    return {name: slowdown * seconds for name, seconds in alone.items()}
 
 
 def _device(config: CompareConfig) -> torch.device:

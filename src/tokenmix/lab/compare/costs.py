@@ -116,15 +116,6 @@ def measure_variants(
     return measured, {name: timing.median for name, timing in evaluated.items()}
 
 
-def measure_steps(
-    variants: Mapping[str, TaskModule], batch: object, config: TrainConfig, device: torch.device
-) -> dict[str, float]:
-    """Median seconds of a training step of each variant, from five rounds; their weights change."""
-    benches = {name: _Bench(module.train(), batch, config, device) for name, module in variants.items()}
-    steps = {name: bench.step for name, bench in benches.items()}
-    return {name: t.median for name, t in time_interleaved(steps, repeats=5, warmup=1, device=device).items()}
-
-
 def measure_slowdown(task: TaskModule, batch: object, config: TrainConfig) -> float:
     """How many times as long a training step on the CPU takes while another network trains as well; 1 at least.
 

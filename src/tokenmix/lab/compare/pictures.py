@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from tokenmix.lab.compare.results import Example
-from tokenmix.lab.inspect.maps import SIGNED, Tile, attention_maps, tiles_of
+from tokenmix.lab.inspect import SIGNED, Tile, attention_maps, tiles_of
 from tokenmix.lab.train.programs import Shown
 from tokenmix.lab.train.task import TaskData, TaskModule
 from tokenmix.layers.base import Mixer

@@ -285,7 +285,7 @@ class ClassOptions(TaskOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskDocument(Document):
-    """Base of configs whose `optim` and `options` are the task's own, and therefore Any."""
+    """Base of configs whose `optim` and `options` are the task's own."""
 
     task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TASK")] = "image-classification"
     """Task to train, see `tokenmix list tasks`."""
@@ -295,7 +295,7 @@ class TaskDocument(Document):
         """The class of the task, which is imported here; `UserError` if there is none."""
         return get_task(self.task)
 
-    def replace(self, **values: Any) -> Self:
+    def replace(self, **values: object) -> Self:
         """`Document.replace`; the task cannot change, since the options belong to it."""
         if values.get("task", self.task) != self.task:
             raise UserError(f"a config of {self.task} cannot become one of {values['task']}; use make_config")
@@ -418,14 +418,14 @@ class CompareConfig(TaskDocument):
         default_factory=lambda: default_config(CompareConfig.task).options
     )
 
-    def replace(self, **values: Any) -> Self:
+    def replace(self, **values: object) -> Self:
         """A changed copy; several values of `img_size` become `img_sizes`."""
         sides = values.get("img_size")
         several = {"img_size": None, "img_sizes": tuple(sides)} if isinstance(sides, tuple | list) else {}
         return super().replace(**{**values, **several})
 
 
-def comparison_config(task: str = CompareConfig.task, **values: Any) -> CompareConfig:
+def comparison_config(task: str = CompareConfig.task, **values: object) -> CompareConfig:
     """A comparison on this task with every other option at its default; `UserError` for an unknown task or option."""
     if task != CompareConfig.task:
         run, skeleton = default_config(task), TASKS[task].skeleton

@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
@@ -20,6 +20,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.files import Values, user_path
 
+T = TypeVar("T")
 WORDS: dict[type, str] = {
     int: "a whole number",
     float: "a number",
@@ -140,7 +141,7 @@ class Document:
         parts = (part for part in vars(self).values() if isinstance(part, Part))
         return {field.name for part in parts for field in dataclasses.fields(part) if mark in field.metadata}
 
-    def replace(self, **values: Any) -> Self:
+    def replace(self, **values: object) -> Self:
         """The same with other values, by the names of the leaves, or a table of them by the name of a part."""
         # Leaves by name, from leaves and tables of leaves.
         given: Values = {}
@@ -181,10 +182,10 @@ def _pairs(args: list[str]) -> Values:
 def option(
     metavar: str,
     kinds: type | tuple[type, ...],
-    parse: Callable[[list[str]], Any],
-    shown: Callable[[Any], str | list[str]] = str,
+    parse: Callable[[list[str]], T],
+    shown: Callable[[T], str | list[str]] = str,
     nargs: Literal[1, "*"] = 1,
-) -> PrimitiveConstructorSpec[Any]:
+) -> PrimitiveConstructorSpec[T]:
     """How tyro reads an option of `kinds` from its words, and shows a default."""
     return PrimitiveConstructorSpec(
         nargs=nargs,
@@ -200,13 +201,13 @@ def named(metavar: str) -> PrimitiveConstructorSpec[str]:
     return option(metavar, str, lambda args: args[0])
 
 
-def joined(values: Iterable[Any]) -> str:
+def joined(values: Iterable[object]) -> str:
     """As a list is typed."""
     return ",".join(map(str, values))
 
 
-def _list(metavar: str, convert: Callable[[str], Any], wanted: str) -> PrimitiveConstructorSpec[Any]:
-    def parse(args: list[str]) -> tuple[Any, ...]:
+def _list(metavar: str, convert: Callable[[str], T], wanted: str) -> PrimitiveConstructorSpec[tuple[T, ...]]:
+    def parse(args: list[str]) -> tuple[T, ...]:
         values = []
         for word in filter(None, map(str.strip, args[0].split(","))):
             try:

@@ -6,10 +6,9 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -135,14 +134,15 @@ class Engine:
         self.scaler.update()
         optimizer.zero_grad()
 
-    def evaluate(self, batches: Any) -> None:
+    def evaluate(self, batches: Iterable[Batch]) -> None:
         """Set the task's results from test batches, of which there is a `len` unless the engine is `alone`.
 
         Collective operations, such as gathering the shards of a block, must be called equally often: a process with
         fewer batches than another repeats its last one, which is not counted.
         """
         task, batch = self.task, None
-        missing = 0 if self.alone else max(all_gather(len(batches))) - len(batches)
+        own = len(batches) if isinstance(batches, Sized) else 0
+        missing = 0 if self.alone else max(all_gather(own)) - own
         training = [module for module in task.modules() if module.training]
         task.eval()
         # Inference mode would not let processes put the parts of a block together.
@@ -426,7 +426,10 @@ def finite_outputs(model: nn.Module) -> Iterator[None]:
                 "data.json, are too large or too small; restore the run folder from a copy"
             )
 
-    handle = model.register_forward_hook(lambda module, inputs, outputs: map_tensors(outputs, check))
+    def check_all(module: nn.Module, inputs: object, outputs: object) -> None:
+        map_tensors(outputs, check)
+
+    handle = model.register_forward_hook(check_all)
     try:
         yield
     finally:

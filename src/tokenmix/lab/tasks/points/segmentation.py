@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.files import Values
@@ -48,7 +48,7 @@ class PointSegmentation(PointTask):
     usual_points: ClassVar[int] = 2048
     allowed: Tensor
 
-    def __init__(self, model: Any, config: TrainConfig, data: Description) -> None:
+    def __init__(self, model: nn.Module, config: TrainConfig, data: Description) -> None:
         super().__init__(model, config, data)
         allowed = torch.zeros(len(data["classes"]), len(data["part_names"]), dtype=torch.bool)
         for row, name in zip(allowed, data["classes"]):

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise, product
 from math import isqrt
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -47,19 +47,19 @@ class _Foreign:
 
 def as_segmenter(model: nn.Module, num_classes: int, img_size: Sequence[int]) -> Segmenter:
     """The model, if it is one of ours; else the same calls for one from elsewhere."""
-    ours: Any = model if hasattr(model, "fixed_size") else _Foreign(model, num_classes, (img_size[0], img_size[1]))
-    return cast(Segmenter, ours)
+    ours = hasattr(model, "fixed_size")
+    return cast(Segmenter, model if ours else _Foreign(model, num_classes, (img_size[0], img_size[1])))
 
 
 def own_rows(model: Segmenter, x: Tensor, dim: int) -> Tensor:
     """The rows of x, along `dim`, that the model gives logits of: under token parallelism this process's, else all."""
-    own: Any = getattr(model, "own_rows", None)
+    own = getattr(model, "own_rows", None)
     return x if own is None else own(x, dim)
 
 
 def all_rows(model: Segmenter, logits: Tensor) -> Tensor:
     """The logits (B, C, H, W) of all rows."""
-    gather: Any = getattr(model, "all_rows", None)
+    gather = getattr(model, "all_rows", None)
     return logits if gather is None else gather(logits)
 
 

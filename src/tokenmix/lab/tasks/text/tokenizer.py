@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from tokenmix.errors import UserError
 from tokenmix.files import Values, new_folder, user_path, write_json
@@ -206,8 +206,8 @@ def _unigram(documents: Iterable[str], lowercase: bool, settings: Values) -> "To
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.Unigram())
-    steps: list[Any] = [normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " ")]
-    steps += [normalizers.Lowercase()] if lowercase else []
+    steps = [normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " ")]
+    steps += [normalizers.Lowercase()] if lowercase else []  # type: ignore[list-item]
     tokenizer.normalizer = normalizers.Sequence(steps)  # type: ignore[assignment]
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()  # type: ignore[assignment]
     tokenizer.decoder = decoders.Metaspace()  # type: ignore[assignment]

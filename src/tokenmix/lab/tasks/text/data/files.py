@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tokenmix.errors import UserError, needs, one_line
 from tokenmix.files import Values, open_regular, read_text
@@ -25,6 +25,10 @@ from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.lookup import DataRequest, cache_root, check_scheme, is_url, local_path, origin
 from tokenmix.lab.data.reading import LeftOut, check_file, parse_json
 from tokenmix.trust import texts_in
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from datasets import Dataset
 
 Row = tuple[str, Values | UserError]
 """Its location, as "FILE, line 7", and its values by column, or why it has none."""
@@ -210,7 +214,7 @@ def _parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
         ) from None
 
 
-def _python(array: Any) -> list[Any]:
+def _python(array: "pa.Array") -> list[object]:
     """The values of an Arrow array; the error in place of one that Python cannot hold."""
     if hasattr(array, "dictionary"):
         words = _python(array.dictionary)
@@ -221,7 +225,7 @@ def _python(array: Any) -> list[Any]:
         return [_value(scalar) for scalar in array]
 
 
-def _value(scalar: Any) -> Any:
+def _value(scalar: "pa.Scalar") -> object:
     try:
         return scalar.as_py()
     except Exception as error:
@@ -407,7 +411,7 @@ def _check_card(folder: Path) -> None:
             raise UserError(f"the data card of {folder} names {text}, outside of the folder; remove it from the card")
 
 
-def _hub_rows(part: Any, name: str) -> Iterator[Row]:
+def _hub_rows(part: "Dataset", name: str) -> Iterator[Row]:
     """The rows with the names of their classes; None where there is no label, which the hub writes as -1."""
     classes = {column: [*kind.names, None] for column, kind in part.features.items() if hasattr(kind, "names")}
     rows = (dict(zip(batch, values)) for batch in part.iter(1000) for values in zip(*batch.values()))
