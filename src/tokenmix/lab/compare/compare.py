@@ -367,6 +367,9 @@ def _train_all(
     ended = len(cells) - len(waiting)
     if waiting:
         line = f"{len(waiting)} runs to train, about {_duration(seconds)} on this machine"
+        parts = ((one, name, cell.config) for one, name, cell in stage)
+        rates = [run.loop.batch_size / run.optim.accumulate / one.pace.step[name] for one, name, run in parts]
+        line += f", {min(rates):,.0f} to {max(rates):,.0f} {stage[0][0].data.unit} a second"
         line += f", {jobs} at a time, each {slowdown:.1f} times as long as alone" if slowdown > 1.05 else ""
         console.print(line, highlight=False, markup=False)
     with (
