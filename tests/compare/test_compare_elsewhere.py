@@ -23,7 +23,7 @@ def make(num_classes, img_size):
             ["torchvision:shufflenet_v2_x0_5", "--insert-after", "stage3", "--img-size", "32", "--mixers", "external"],
             ["none", "external", "identity"],
         ),
-        (["their_vit:make", "--mixers", "external,gating"], ["original", "external", "gating"]),
+        (["their_vit:make", "--mixers", "external,gating"], ["original", "external", "gating", "identity"]),
     ],
 )
 @pytest.mark.usefixtures("few_tokens")

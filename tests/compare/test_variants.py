@@ -17,6 +17,7 @@ from tokenmix.lab.compare.report import ComparisonResult
 from tokenmix.lab.compare.results import load_results
 from tokenmix.lab.compare.variants import plan_variants, reference_of
 from tokenmix.lab.train.config import CompareConfig, comparison_config
+from tokenmix.lab.train.sources import HOME, load_comparison
 
 pytestmark = pytest.mark.usefixtures("few_tokens")
 ROWS = ["none", "self", "external"]
@@ -81,6 +82,18 @@ def test_attention_is_not_replaced_by_attention_unless_asked_for() -> None:
     assert "self" in plan_variants(parse([*swapped, "--mixers", "self,external"]).config)
     assert "self" in plan_variants(parse([*swapped, "--insert-after", "blocks.1"]).config)
     assert "self" in plan_variants(parse(["compare"]).config)
+
+
+def test_a_run_to_start_from_brings_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(HOME.parent)
+    teacher = str(HOME / "classification" / "swap_teacher")
+    config = parse(["compare", "--init-from", teacher]).config
+    assert (config.model.model, config.model.model_kwargs["depth"]) == ("vit_tiny_r_s16_p8_224", 4)
+    assert "self" not in config.mixers
+    assert parse(["compare", "--init-from", teacher, "--model", "mixer_nano"]).config.model.model == "mixer_nano"
+    assert next(iter(plan_variants(load_comparison("compare_swap")))) == "original", "the file names that run"
+    # Of another task nothing is taken.
+    assert parse(["compare", "masked-lm", "--init-from", teacher]).config.model.model == "bert_text_nano"
 
 
 def test_others_are_compared_with_self_attention_or_the_model_as_it_is() -> None:

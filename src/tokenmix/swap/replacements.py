@@ -149,7 +149,7 @@ def _plan_one(site: AttentionSite, request: SwapRequest, before: Replacement | N
     if positions and not request.drop_positions:
         raise SwapError(
             f"{', '.join(positions)} adds positions to its scores, which {label} has no place for; "
-            "drop='positions' leaves them out"
+            "drop='positions', in a command --swap-drop positions, leaves them out"
         )
     kept, why = keep_weights(old, built)
     why += "; as self, which makes the scores of the layers after it" if first else ""

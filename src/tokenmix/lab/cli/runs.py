@@ -13,11 +13,11 @@ from tokenmix.lab.cli.errors import check_data, check_files, check_mixers, stray
 from tokenmix.lab.cli.parsing import Printed, parse_into, parse_known
 from tokenmix.lab.data.lookup import data_sets
 from tokenmix.lab.registry import TASKS, check_model
-from tokenmix.lab.train.config import CompareConfig, TaskDocument, TrainConfig, comparison_config
+from tokenmix.lab.train.config import CompareConfig, TaskDocument, TrainConfig
 from tokenmix.lab.train.folder import RunFolder, is_run
 from tokenmix.lab.train.launch import number_in
 from tokenmix.lab.train.schema import Names, Part, named, option
-from tokenmix.lab.train.sources import base_config, load_comparison, merge_kwargs
+from tokenmix.lab.train.sources import base_comparison, base_config, load_comparison, merge_kwargs
 
 D = TypeVar("D", bound=TaskDocument)
 Positional = tyro.conf.Positional
@@ -81,8 +81,9 @@ class Compare:
             )
         task = args[0] if args and not args[0].startswith("-") else None
         args = [_axis(word, after) for word, after in zip(args, [*args[1:], ""])]
-        source = parse_known(Source, prog, args).config
-        base = comparison_config(task or CompareConfig.task) if source is None else load_comparison(source)
+        source = parse_known(Source, prog, args)
+        start = None if source.model else source.init_from
+        base = load_comparison(source.config) if source.config else base_comparison(task or CompareConfig.task, start)
         given = _parse_config(CompareConfig, prog, args, base, cls.__doc__ or "")
         # Not the command line's parser but the file has them.
         given = given.replace(variants=base.variants)

@@ -241,10 +241,17 @@ def cost_charts(results: Results) -> list[str]:
 
 
 def bars(results: Results, column: Column) -> list[tuple[str, int, float, str]]:
-    """A column as bars, of the variants that have it: mixer, index, length in percent of the longest, and text."""
-    values = [(i, variant.name, column.value(variant)) for i, variant in enumerate(results.variants)]
-    largest = max((v for _, _, v in values if v is not None), default=0) or 1
-    return [(mixer, i, 100 * v / largest, column.text(v)) for i, mixer, v in values if v is not None]
+    """A column as bars, of the variants that have it: mixer, index, length in percent of the longest, and text.
+
+    After a time comes half the distance between its quartiles.
+    """
+    values = [(i, variant, v) for i, variant in enumerate(results.variants) if (v := column.value(variant)) is not None]
+    largest, found = max((v for _, _, v in values), default=0) or 1, []
+    for i, variant, value in values:
+        timing = column.timing(variant)
+        around = "" if timing is None else f" ± {50 * timing.spread:.0f} %"
+        found.append((variant.name, i, 100 * value / largest, f"{column.text(value)}{around}"))
+    return found
 
 
 def confusions(results: Results) -> dict[str, list[list[int]]]:

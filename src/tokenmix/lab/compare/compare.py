@@ -4,7 +4,7 @@ import json
 import shlex
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -46,9 +46,10 @@ from tokenmix.lab.train.config import CompareConfig, comparison_config
 from tokenmix.lab.train.load import check_own_mixers, load_task, start_and_swap
 from tokenmix.lab.train.plan import check_config, make_plan
 from tokenmix.lab.train.schema import joined
-from tokenmix.lab.train.sources import load_comparison
+from tokenmix.lab.train.sources import base_comparison, load_comparison
 from tokenmix.lab.train.task import TaskData, TaskModule
 from tokenmix.layers.table import get_spec
+from tokenmix.profiling.machine import OtherWork
 from tokenmix.registry import Arguments
 from tokenmix.swap.registry import find_sites
 from tokenmix.trust import from_caller
@@ -58,7 +59,8 @@ from tokenmix.trust import from_caller
 class Comparison:
     """Variants of one model on one data set: what is known before they are trained. `name` is "" outside of a grid.
 
-    `measured` are the costs of the variants, `tuned` scores on validation samples by variant and learning rate.
+    `measured` are the costs of the variants, `tuned` scores on validation samples by variant and learning rate, `runs`
+    what the cells hold once they are trained, `warning` what disturbed the measuring.
     """
 
     name: str
@@ -70,14 +72,20 @@ class Comparison:
     pace: schedule.Pace
     measured: list[Variant] = field(default_factory=list)
     tuned: dict[str, schedule.Scores] = field(default_factory=dict)
+    runs: list[Run] = field(default_factory=list)
+    warning: str = ""
 
     @property
     def task(self) -> TaskModule:
         """The first variant, which is asked about the task."""
         return next(iter(self.variants.values()))
 
+    @property
+    def first(self) -> dict[str, Cell]:
+        """The first run of each variant that has one."""
+        return _first_of_each(self.cells)
 
-Runs = Sequence[tuple[Cell, Run]]
+
 Stage = Sequence[tuple[Comparison, str, Cell]]
 """Runs that are trained together: the comparison, the name of the variant, and the run."""
 
@@ -121,7 +129,7 @@ def compare(
         mixers: names of `tokenmix.list_mixers()`, or "module:Class".
         data: a data set of `tokenmix list data`, or files of the user's, such as "folder:photos".
         task: a name of `tokenmix.list_tasks()`.
-        model: the network; the task's own small one if not given.
+        model: the network; that of `init_from` or the task's own small one if not given.
         model_kwargs: arguments of the model.
         seeds: one run of each variant for each seed.
         epochs, max_steps, batch_size, lr: of every run.
@@ -156,7 +164,7 @@ def compare(
     if model_kwargs is not None:
         given["model_kwargs"] = dict(model_kwargs)
     if config is None:
-        config = comparison_config(task, **given)
+        config = base_comparison(task, None if model else init_from).replace(**given)
         config = with_usual_mixers(config) if mixers is None else config
     else:
         config = config.replace(**given)
@@ -165,9 +173,8 @@ def compare(
     out, parts = split_grid(merged)
     logs = out.with_name(f"{out.name}-jobs")
     comparisons = [_prepare(name, one, folder) for name, (one, folder) in parts.items()]
-    cells = choose_cells([cell for one in comparisons for cell in one.cells], config.only)
-    chosen = {cell.name for cell in cells}
-    waiting = [] if config.merge else [cell for cell in cells if not cell.is_finished]
+    chosen = choose_cells([cell for one in comparisons for cell in one.cells], config.only)
+    waiting = [] if config.merge else [cell for cell in chosen if not cell.is_finished]
     jobs = parallel_runs(config, len(waiting))
     engine = make_engine(config.engine, logs, jobs) if waiting else in_turn
     claims = [partial(claim_folder, one.out, one.config) for one in comparisons]
@@ -178,7 +185,7 @@ def compare(
         claim(write=False)
     make_folder(out)
 
-    def finish(stage: Stage, engine: Engine, part: str = "metrics") -> dict[str, str]:
+    def finish(stage: Stage, part: str = "metrics") -> dict[str, str]:
         if config.merge is None:
             return _train_all(stage, engine, jobs, config, console, part)
         copy_runs(config.merge, [cell for _, _, cell in stage])
@@ -187,30 +194,25 @@ def compare(
     with one_writer(out):
         for claim in claims:
             claim(write=True)
+        # Of the runs that `--only` leaves out, those of before are in the report.
+        wanted = {cell.name for cell in chosen}
+        kept = [[cell for cell in one.cells if cell.name in wanted or cell.folder.exists()] for one in comparisons]
         with _progress(lambda: "measuring", console):
-            comparisons = [_measure(one, chosen, jobs) for one in comparisons]
-        trials = [
-            schedule.plan_trials(one.config, _tuned(one, chosen), one.data.num_train, one.out) for one in comparisons
-        ]
+            comparisons = [_measure(replace(one, cells=cells), jobs) for one, cells in zip(comparisons, kept) if cells]
+        trials = [schedule.plan_trials(one.config, one.first, one.data.num_train, one.out) for one in comparisons]
         stage = [(one, name, cell) for one, some in zip(comparisons, trials) for (name, _), cell in some.items()]
         if stage:
-            finish(stage, engine, "validation")
+            finish(stage, "validation")
             # A cluster's connection is closed when its runs have ended.
             engine = make_engine(config.engine, logs, jobs) if waiting else in_turn
             comparisons = [_with_rates(one, some) for one, some in zip(comparisons, trials)]
-        stage = [(one, variant_of(cell), cell) for one in comparisons for cell in one.cells if cell.name in chosen]
-        failures, found, messages = finish(stage, engine), list[tuple[Comparison, Runs]](), list[str]()
-        for one in comparisons:
-            # Of the runs that `--only` leaves out there may be nothing.
-            there = [cell for cell in one.cells if cell.name in failures or cell.folder.exists()]
-            metric = one.task.monitor
-            runs = [(cell, read_run(cell, failures.get(cell.name, ""), metric, one.out)) for cell in there]
-            messages += [run.message for _, run in runs]
-            if any(run.status == "finished" for _, run in runs):
-                found.append((one, runs))
-        if not found:
-            raise UserError(f"no run finished; the first error: {next(iter(messages), 'no folder holds one')}")
-        results = {one.name: _report(one, runs, console) for one, runs in found}
+        stage = [(one, variant_of(cell), cell) for one in comparisons for cell in one.cells if cell.name in wanted]
+        failures = finish(stage)
+        trained = [_with_runs(one, failures) for one in comparisons]
+        results = {one.name: _report(one, console) for one in trained if any(not run.message for run in one.runs)}
+        if not results:
+            messages = (run.message for one in trained for run in one.runs)
+            raise UserError(f"no run finished; the first error: {next(messages, 'no folder holds one')}")
         if len(comparisons) > 1:
             report = write_grid(results, out)
             console.print(printable(f"all of them: {report}"), soft_wrap=True, markup=False)
@@ -239,12 +241,6 @@ def _prepare(name: str, config: CompareConfig, out: Path) -> Comparison:
     if schedule.rates_of(config) and not data.num_validation:
         raise UserError("tune chooses on validation samples, and none are held out; give --validation N, or more data")
     return Comparison(name, config, out, data, _new_variants(config, cells, data), cells, schedule.Pace(read))
-
-
-def _tuned(one: Comparison, chosen: Collection[str]) -> dict[str, Cell]:
-    """The first run of each variant with a run to train, or with one that was trained."""
-    wanted = {variant_of(cell) for cell in one.cells if cell.name in chosen or cell.folder.exists()}
-    return {name: cell for name, cell in _first_of_each(one.cells).items() if name in wanted}
 
 
 def _with_rates(one: Comparison, trials: schedule.Trials) -> Comparison:
@@ -290,24 +286,23 @@ def _device(config: CompareConfig) -> torch.device:
     return torch.device("cuda" if config.loop.device in ("auto", "cuda") and torch.cuda.is_available() else "cpu")
 
 
-def _measure(one: Comparison, chosen: Collection[str], jobs: int) -> Comparison:
-    """With what each variant costs that is trained or was trained before, and the steps that its budget allows.
+def _measure(one: Comparison, jobs: int) -> Comparison:
+    """With what each variant costs, and the steps that its budget allows.
 
     Measured with the threads that runs are trained with: one where `jobs` of them are trained side by side.
     """
-    # The steps of a variant may come from the costs of another.
-    every = one.config.budget != "images"
-    first = _first_of_each(cell for cell in one.cells if every or cell.name in chosen or cell.folder.exists())
     config, before, data = one.cells[0].config, torch.get_num_threads(), one.data
-    if not first:
-        return one
     size = max(1, config.loop.batch_size // config.optim.accumulate)
     torch.set_num_threads(1 if jobs else config.loop.threads or before)
+    others = OtherWork()
     try:
         batch, load = _timed_batch(data.train_batches(batch_size=size, epoch=0, start=0))
         test, load_test = _timed_batch(data.test_batches(batch_size=size))
-        variants = {name: one.variants[name] for name in first}
+        # The steps of a variant may come from the costs of another.
+        names = one.variants if one.config.budget != "images" else one.first
+        variants = {name: one.variants[name] for name in names}
         measured, evaluate = measure_variants(variants, batch, test, config, _device(one.config))
+        warning = others.warning(torch.get_num_threads()) if _device(one.config).type == "cpu" else ""
         task = next(iter(variants.values()))
         shared = jobs > 1 and _device(one.config).type == "cpu"
         slowdown = measure_slowdown(task, batch, config) if shared else 1.0
@@ -321,7 +316,9 @@ def _measure(one: Comparison, chosen: Collection[str], jobs: int) -> Comparison:
     )
     total = make_plan(config, data.num_train).total_steps
     equal = schedule.equal_steps(one.config, one.out, total, measured)
-    return replace(one, cells=schedule.with_steps(one.cells, equal, data.num_train), measured=measured, pace=pace)
+    return replace(
+        one, cells=schedule.with_steps(one.cells, equal, data.num_train), measured=measured, pace=pace, warning=warning
+    )
 
 
 def _timed_batch(batches: Iterable[object]) -> tuple[object, float]:
@@ -353,6 +350,9 @@ def _train_all(
     ended = len(cells) - len(waiting)
     if waiting:
         line = f"{len(waiting)} runs to train, about {_duration(seconds)} on this machine"
+        parts = ((one, name, cell.config) for one, name, cell in stage)
+        rates = [run.loop.batch_size / run.optim.accumulate / one.pace.step[name] for one, name, run in parts]
+        line += f", {min(rates):,.0f} to {max(rates):,.0f} {stage[0][0].data.unit} a second"
         line += f", {jobs} at a time, each {slowdown:.1f} times as long as alone" if slowdown > 1.05 else ""
         console.print(line, highlight=False, markup=False)
     with (
@@ -418,14 +418,20 @@ def _label(cell: Cell) -> str:
     return f"{grid}{', ' * bool(grid)}{variant_of(cell)}, seed {cell.config.loop.seed}"
 
 
-def _report(one: Comparison, runs: Runs, console: Console) -> Results:
+def _with_runs(one: Comparison, failures: Mapping[str, str]) -> Comparison:
+    """With what the runs hold that failed or left a folder."""
+    cells = [cell for cell in one.cells if cell.name in failures or cell.folder.exists()]
+    runs = [read_run(cell, failures.get(cell.name, ""), one.task.monitor, one.out) for cell in cells]
+    return replace(one, cells=cells, runs=runs)
+
+
+def _report(one: Comparison, console: Console) -> Results:
     """Write and print what was found of the variants that were trained."""
     # What was not trained is not in the report.
-    seeds = tuple(dict.fromkeys(cell.config.loop.seed for cell, _ in runs))
-    first = _first_of_each(cell for cell, _ in runs)
+    first, runs = one.first, list(zip(one.cells, one.runs))
     names = [name for name in one.variants if name in first]
     config, task, description = one.cells[0].config, one.task, one.data.describe()
-    finished = _first_of_each(cell for cell, run in runs if run.status == "finished")
+    finished = _first_of_each(cell for cell, run in runs if not run.message)
     with _progress(lambda: "baselines and pictures", console):
         baselines = fit_baselines(task, one.data) if one.config.controls else {}
         trained = {name: load_task(cell.folder).cpu().float() for name, cell in finished.items()}
@@ -437,7 +443,7 @@ def _report(one: Comparison, runs: Runs, console: Console) -> Results:
         higher=task.mode == "max",
         reference=reference_of(names),
         unit=one.data.unit,
-        config=one.config.replace(seeds=seeds).flat() | {"mixers": names},
+        config=one.config.flat() | {"mixers": names, "seeds": list(dict.fromkeys(run.seed for run in one.runs))},
         data=description,
         classes=list(description.get("classes") or []),
         skeleton=skeleton_of(one.variants),
@@ -460,6 +466,7 @@ def _report(one: Comparison, runs: Runs, console: Console) -> Results:
         ],
         examples=[example.known for example in shown if isinstance(example, ExampleMaps)],
         baselines=baselines,
+        warning=one.warning,
         sampling=read_sampling(runs, task.monitor, one.data.unit),
     )
     results.save(one.out / "results.json")

@@ -144,7 +144,8 @@ def failed_runs(results: Results) -> list[str]:
 
 def uncertainty(results: Results) -> list[str]:
     """By how much scores differ by chance, and which curves had not ended."""
-    found = list[str]()
+    again = "by the same command; finished runs are kept."
+    found = [f"Warning: {results.warning} {again}"] if results.warning else []
     if len(ranked := results.ranked()) > 1:
         found += _resolution(results, ranked[0], ranked[1])
     if len(results.config["seeds"]) == 1:

@@ -77,6 +77,18 @@ def tile_url(tile: Tile) -> str:
     return _png(_coloured("inferno", scaled, shown))
 
 
+def color_bars(examples: Sequence[ExampleMaps]) -> list[tuple[str, str, str]]:
+    """What the lowest value is called, the colours from there on as a data URL, and the highest; of scales in use."""
+    tiles = [tile for maps in examples for blocks in maps.tiles.values() for block in blocks for tile in block]
+    kinds = {False: ("low", "high", 0.0), True: ("negative", "positive", -1.0)}
+    found = []
+    for kind in sorted({tile.signed for tile in tiles}):
+        low, high, least = kinds[kind]
+        bar = Tile("", torch.linspace(least, 1, 64)[None], signed=kind, on_image=False)
+        found.append((low, tile_url(bar), high))
+    return found
+
+
 def signed(values: np.ndarray) -> np.ndarray:
     """RGBA: blue below 0, red above, stronger with size, 0 transparent."""
     scaled = values / max(abs(values).max(), 1e-12)

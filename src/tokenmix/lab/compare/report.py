@@ -19,7 +19,7 @@ from tokenmix.errors import needs
 from tokenmix.files import replace_file
 from tokenmix.lab.compare.charts import bars, confusions, cost_charts, growth_charts, learning_curves, marker
 from tokenmix.lab.compare.notes import budget_sentence, finding_sentence, notes
-from tokenmix.lab.compare.pictures import ExampleMaps, ShownExample, tile_url
+from tokenmix.lab.compare.pictures import ExampleMaps, ShownExample, color_bars, tile_url
 from tokenmix.lab.compare.results import Results, Variant
 from tokenmix.lab.compare.table import columns, table_of
 from tokenmix.lab.data.lookup import short_name
@@ -42,6 +42,7 @@ def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps | 
     """
     machine, data, number = results.environment, results.data, len(results.variants)
     what = f"{number} variant{'s' if number > 1 else ''} of {results.config['model']}"
+    maps = [example for example in examples if isinstance(example, ExampleMaps)]
     commit = machine["commit"] or "installed package"
     shown = [example for example in examples if isinstance(example, ShownExample)]
     return write_page(
@@ -67,7 +68,8 @@ def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps | 
         growth=growth_charts(results),
         bars=partial(bars, results),
         confusions=confusions(results),
-        examples=[maps for maps in examples if isinstance(maps, ExampleMaps)],
+        examples=maps,
+        color_bars=color_bars(maps),
         tile_url=tile_url,
         shown=shown,
         legend={name: color for example in shown for name, color in example.legend.items()},

@@ -152,6 +152,7 @@ class Results:
         seen: training samples that each variant saw, one seen twice counted twice.
         step_batch: samples of the training step that was timed and watched.
         device: where it was trained and measured.
+        warning: that other programs took part of the CPU meanwhile; empty if they did not.
         baselines: scores of simpler methods on the same data, by their names.
         sampling: what the draw of the test samples does to the scores; None if the runs kept no predictions.
     """
@@ -175,6 +176,7 @@ class Results:
     examples: list[Example] = field(default_factory=list)
     baselines: dict[str, float] = field(default_factory=dict)
     sampling: Sampling | None = None
+    warning: str = ""
     schema: int = SCHEMA
 
     def variant(self, name: str) -> Variant | None:

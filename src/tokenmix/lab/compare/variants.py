@@ -101,7 +101,7 @@ def _mixer_variants(config: CompareConfig) -> dict[str, Values]:
         place = {"insert_after": config.insert_after, "train_only": config.train_only}
         return {NONE: {}, **{name: {"insert": name, **place} for name in names}}
     if takes_mixer(config.model.model):
-        for name, usual in (("swap_where", "*"), ("train_only", "all")):
+        for name, usual in (("swap_where", "*"), ("swap_drop", None), ("train_only", "all")):
             if (value := getattr(config, name)) != usual:
                 raise UserError(
                     f"{name}={value!r} is for layers that are replaced, and {config.model.model} has an argument "
@@ -112,7 +112,7 @@ def _mixer_variants(config: CompareConfig) -> dict[str, Values]:
     names = dict.fromkeys(name for name in (*mixers, *control) if name not in (NONE, ORIGINAL))
     # Of a layer without weights all others are trained, as in the model as it is.
     trained = {name: "all" if name == IDENTITY else config.train_only for name in names}
-    where = {"swap_where": config.swap_where}
+    where = {"swap_where": config.swap_where, "swap_drop": config.swap_drop}
     return {ORIGINAL: {}, **{name: {"swap": name, **where, "train_only": trained[name]} for name in names}}
 
 

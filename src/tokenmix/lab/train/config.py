@@ -377,6 +377,8 @@ class CompareConfig(TaskDocument):
     after the modules that --insert-after names."""
     swap_where: Annotated[str, named("GLOB")] = "*"
     """Glob over the names of the attention layers that are replaced, in a model without an argument `mixer`."""
+    swap_drop: Literal["positions"] | None = None
+    """positions: leave out rotary and relative positions inside these layers, without which they cannot be replaced."""
     insert_after: Annotated[str, named("GLOB")] | None = None
     """Insert each mixer as a residual block after this module of the model, or a glob such as "layer[34]"."""
     train_only: Literal["all", "mixers"] = "all"

@@ -38,10 +38,26 @@ def load_recipe(name: str) -> TrainConfig:
 
 def load_comparison(name: str) -> CompareConfig:
     """The config of a comparison, given by name or by file; `UserError` as `load_recipe`."""
-    return _load("comparison", name, list_comparisons(), comparison_config).replace(config=name)
+    return _load("comparison", name, list_comparisons(), base_comparison).replace(config=name)
 
 
-def _load(kind: str, name: str, known: list[str], default: Callable[[str], D]) -> D:
+def base_comparison(task: str, init_from: str | Path | None = None) -> CompareConfig:
+    """What given options change: the task's defaults, with the model of the run folder `init_from`."""
+    config = comparison_config(task)
+    start = _start(config, init_from)
+    return config if start is None else dataclasses.replace(config, model=start.model)
+
+
+def _start(config: TrainConfig | CompareConfig, init_from: str | Path | None) -> TrainConfig | None:
+    """The config of the run folder `init_from`, if the task trains such a model."""
+    source = None if init_from is None else RunFolder.of_weights(Path(init_from))
+    start = None if source is None else source.saved_config
+    if start is None or (start.task != config.task and start.model.model not in list_models(task=config.task)):
+        return None
+    return start
+
+
+def _load(kind: str, name: str, known: list[str], default: Callable[..., D]) -> D:
     given = user_path(name)
     by_name = (path for path in RECIPES.glob("*/*.toml") if path.stem == name and name in known)
     path = next((path for path in (given, Path(f"{given}.toml"), *by_name) if path.is_file()), None)
@@ -55,6 +71,8 @@ def _load(kind: str, name: str, known: list[str], default: Callable[[str], D]) -
         raise UserError(f"{path} cannot be read ({error}); correct it, or give another file") from None
     if "variants" in values:
         values.setdefault("mixers", [])
+    if kind == "comparison" and "model" not in values and isinstance(values.get("init_from"), str):
+        default = functools.partial(default, init_from=values["init_from"])
     config = read_document(values, f"the {kind} {path}", default)
     for key in NOT_HERE:
         if config.flat().get(key) is not None:
@@ -94,9 +112,8 @@ def base_config(task: str | None, recipe: str | None, resume: Path | None, init_
             raise UserError(f"the recipe {recipe} is for {config.task}, got the task {task}; leave the task out")
         return config
     config = default_config(task or TrainConfig.task)
-    source = None if init_from is None else RunFolder.of_weights(Path(init_from))
-    start = None if source is None else source.saved_config
-    if start is None or (start.task != config.task and start.model.model not in list_models(task=config.task)):
+    start = _start(config, init_from)
+    if start is None:
         return config
     # What the model is, and not which part of it was trained.
     return dataclasses.replace(config, model=start.model, swap=dataclasses.replace(start.swap, train_only="all"))
