@@ -35,6 +35,7 @@ def pytest_collection() -> Iterator[None]:
 
 # Folders of tests whose numbers depend on the CPU.
 ARITHMETIC = {"cpu", "inspect", "kernels", "layers", "models", "ops", "swap", "tasks", "testing", "train"}
+ARITHMETIC |= {"distillation"}
 
 
 @pytest.hookimpl(tryfirst=True)
