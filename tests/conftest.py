@@ -33,6 +33,7 @@ def pytest_collection() -> Iterator[None]:
 
 # Folders of tests whose numbers depend on the CPU.
 ARITHMETIC = {"inference", "inspect", "kernels", "layers", "models", "ops", "swap", "tasks", "testing", "train"}
+ARITHMETIC |= {"distillation"}
 
 
 @pytest.hookimpl(tryfirst=True)

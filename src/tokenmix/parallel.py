@@ -5,7 +5,7 @@ needs all tokens gets another `forward`. Parameters, their names and a module's 
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol, Self, cast
 
@@ -207,7 +207,8 @@ def _gathered(
 def _batch_norm(norm: nn.BatchNorm1d | nn.BatchNorm2d, shard: "TokenShard", x: Tensor) -> Tensor:
     """BatchNorm of maps (B, C, H_r, W) or tokens (B, N_r, C) over all processes; torch's SyncBatchNorm needs a GPU."""
     if not norm.training:
-        return type(norm).forward(norm, x)
+        forward: Callable[..., Tensor] = type(norm).forward
+        return forward(norm, x)
     across = -1 if isinstance(norm, TokenBatchNorm) else 1
     wide = x.to(torch.promote_types(x.dtype, torch.float32)).movedim(across, -1)
     own_var, own_mean = torch.var_mean(wide, list(range(x.dim() - 1)), correction=0)

@@ -154,7 +154,7 @@ def test_layers_learn_on_the_teachers_input(teacher: Net, batches: list[Tensor])
         teacher, student, [x], steps=60, loss=None, layers=["first", "second"], train_only="mixers", lr=0.01
     )
     assert report.curve[0].loss < wanted
-    assert report.curve[-1].loss < 0.7 * report.curve[0].loss
+    assert report.curve[-1].loss < 0.9 * report.curve[0].loss
     assert all(torch.equal(value, kept[name]) for name, value in student.head.state_dict().items())
     both = tokenmix.distill(teacher, plain, [x], steps=1, layers="[fs]*", layer_weight=2.0, report_every=1)
     alone = copy.deepcopy(swapped(teacher)).eval()

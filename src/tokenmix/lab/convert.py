@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -91,7 +91,8 @@ def open_folder(folder: Path) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase
     # Whatever transformers raises for a folder that it does not know.
     with as_user_error(f"{folder} cannot be opened by transformers (", "); give a complete folder"), _quiet():
         model = transformers.AutoModel.from_pretrained(folder, local_files_only=True)
-        return model.eval(), transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return model.eval(), cast("PreTrainedTokenizerBase", tokenizer)
 
 
 @contextmanager

@@ -203,12 +203,13 @@ def test_tiles_and_windows_are_put_where_they_were(run, tmp_path, monkeypatch, o
     # Resizing mixes the colours of neighbours.
     sure[28:32] = sure[:, 23:27] = False
     Image.fromarray(COLOURS.numpy()[classes]).save(tmp_path / "large.png")
-    for name, limits in {"whole": inference.WHOLE, "tiled": (1000, 10_000)}.items():
+    for name, limits in {"whole": inference.WHOLE, "tiled": (600, 10_000)}.items():
         monkeypatch.setattr(inference, "WHOLE", limits)
         monkeypatch.setattr(inference, "TILE", 576)
         predict(run, [tmp_path / "large.png"], tmp_path / name, options=options)
         found = np.asarray(Image.open(tmp_path / name / "large-mask.png"))
         assert np.array_equal(found[sure], classes[sure])
+        assert evaluate(run, device="cpu", options=options)["miou"] > 0.8
 
 
 @pytest.mark.parametrize("options", WAYS)
@@ -229,9 +230,8 @@ def test_large_images_are_answered_in_tiles(run, pictures, tmp_path, monkeypatch
     blended = Image.blend(picture, mask.convert("RGB"), semantic_segmentation.VEIL)
     assert np.array_equal(np.asarray(Image.open(tmp_path / "tiled" / "large-overlay.png")), np.asarray(blended))
     seen.clear()
-    measured = evaluate(run, device="cpu", options=options)
+    evaluate(run, device="cpu", options=options)
     assert max(shape.numel() for shape in seen) <= 1000
-    assert measured["miou"] > 0.5
 
 
 def test_a_grey_picture_is_answered(run, tmp_path):

@@ -1,6 +1,7 @@
 """Where the config of a run comes from: a task's defaults, a recipe, a run folder, and what is given."""
 
 import dataclasses
+import functools
 import tomllib
 from collections.abc import Callable
 from pathlib import Path

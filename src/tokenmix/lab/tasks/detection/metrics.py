@@ -1,7 +1,7 @@
 """Which detections are right, image by image, and average precision as COCO measures it, of boxes or of masks."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -162,7 +162,7 @@ def _within(areas: Tensor) -> Tensor:
     return (areas.double() >= SIZES[:, :1]) & (areas.double() <= SIZES[:, 1:])
 
 
-def _encoded(shapes: Tensor, kind: Kind) -> tuple[list[object], Tensor]:
+def _encoded(shapes: Tensor, kind: Kind) -> tuple[list[Any], Tensor]:
     """As pycocotools takes them, boxes as left, top, width and height, masks as run lengths; and their areas."""
     if kind == "boxes":
         boxes = torch.cat([shapes[:, :2], shapes[:, 2:] - shapes[:, :2]], 1).detach().cpu().double()
@@ -173,7 +173,7 @@ def _encoded(shapes: Tensor, kind: Kind) -> tuple[list[object], Tensor]:
     return masks, torch.tensor([float(area(mask)) for mask in masks], dtype=torch.float64)
 
 
-def _overlaps(found: list[object], there: list[object], crowd: Tensor) -> Tensor:
+def _overlaps(found: list[Any], there: list[Any], crowd: Tensor) -> Tensor:
     """Intersection over union float64 (D, G); with a crowd over the detection alone."""
     from pycocotools.mask import iou
 

@@ -43,16 +43,19 @@ def find_in_windows(
     height, width = image.shape[1:]
     step = max(round(window * (1 - overlap)), 1)
     rows, columns = window_starts(height, window, step), window_starts(width, window, step)
-    corners = [(top, left) for top in rows for left in columns]
-    parts: list[tuple[Found, int, int]] = []
-    for i in range(0, len(corners), at_once):
-        some = corners[i : i + at_once]
-        seen = detect([image[:, top : top + window, left : left + window] for top, left in some])
-        parts += [(part, *corner) for part, corner in zip(seen, some, strict=True)]
-    found = [part["boxes"] for part, _, _ in parts]
-    starts = torch.cat([x.new_tensor([left, top]).expand(len(x), 2) for x, (_, top, left) in zip(found, parts)])
-    boxes = torch.cat(found) + starts.repeat(1, 2)
-    scores, labels = (torch.cat([part[key] for part, _, _ in parts]) for key in ("scores", "labels"))
+    parts, crops, seen = list[tuple[Tensor, ...]](), list[tuple[Tensor, int, int]](), list[Found]()
+    for top in rows:
+        seen = []
+        for i in range(0, len(columns), at_once):
+            seen += detect([image[:, top : top + window, left : left + window] for left in columns[i : i + at_once]])
+        # A row together: thousands of small tensors among what the detector allocates would keep that memory.
+        boxes, scores, labels = (torch.cat([one[name] for one in seen]) for name in ("boxes", "scores", "labels"))
+        lefts = torch.tensor(columns).repeat_interleave(torch.tensor([len(one["boxes"]) for one in seen]))
+        starts = torch.stack([lefts, torch.full_like(lefts, top)], 1).to(boxes)
+        parts.append((starts, boxes + starts.repeat(1, 2), scores, labels))
+        found = [(*crop, left) for one, left in zip(seen, columns) if "masks" in one for crop in one["masks"].crops]
+        crops += [(mask, top + y, left + x) for mask, y, x, left in found]
+    starts, boxes, scores, labels = map(torch.cat, zip(*parts))
     # Those that end at an edge of their window which is not an edge of the image.
     ends = starts + window
     at_start = (boxes[:, :2] < starts + EDGE) & (starts > 0)
@@ -64,8 +67,7 @@ def find_in_windows(
     keep = torch.cat([whole, pieces[batched_nms(boxes[pieces], scores[pieces], labels[pieces], nms)]])
     keep = keep[scores[keep].argsort(descending=True, stable=True)][:count]
     merged: Found = {"boxes": boxes[keep], "scores": scores[keep], "labels": labels[keep]}
-    if "masks" in parts[0][0]:
-        crops = [(mask, top + y, left + x) for part, top, left in parts for mask, y, x in part["masks"].crops]
+    if "masks" in seen[0]:
         merged["masks"] = PlacedMasks([crops[place] for place in keep.tolist()], (height, width))
     return merged
 

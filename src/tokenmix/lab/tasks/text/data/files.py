@@ -12,12 +12,12 @@ import reprlib
 import sys
 import unicodedata
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from tokenmix.errors import UserError, needs, one_line
 from tokenmix.files import Values, open_regular, read_text
@@ -414,7 +414,11 @@ def _check_card(folder: Path) -> None:
 def _hub_rows(part: "Dataset", name: str) -> Iterator[Row]:
     """The rows with the names of their classes; None where there is no label, which the hub writes as -1."""
     classes = {column: [*kind.names, None] for column, kind in part.features.items() if hasattr(kind, "names")}
-    rows = (dict(zip(batch, values)) for batch in part.iter(1000) for values in zip(*batch.values()))
+    rows = (
+        dict(zip(batch, values))
+        for batch in part.iter(1000)
+        for values in zip(*cast("Mapping[str, list[Any]]", batch).values())
+    )
     for number, row in enumerate(rows, 1):
         for column, names in classes.items():
             row[column] = names[-1 if row[column] is None else row[column]]
