@@ -34,6 +34,7 @@ BELOW = {
     "register": {"models", "text", "swap"},
     "testing": {*LEAVES, "ops", "layers"},
     "swap": {*LEAVES, "ops", "layers"},
+    "integrations": {*LEAVES, "layers", "swap"},
     "distillation": {*LEAVES, "ops", "layers", "swap"},
     "profiling": {*LEAVES, "ops", "layers", "models", "swap"},
     "inference": {*LEAVES, "ops", "layers", "models", "text", "profiling"},

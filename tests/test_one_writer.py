@@ -31,7 +31,7 @@ WRITERS = {
     "move": 1,
 }
 # Methods of these names that are ours, or give bytes: receiver and name as in the source.
-OURS = {"session.data.save", "results.save", "safetensors.torch.save"}
+OURS = {"data.save", "results.save", "safetensors.torch.save"}
 MODULES = {"copy": "shutil", "copy2": "shutil", "copyfile": "shutil", "copytree": "shutil", "move": "shutil"}
 # Partial files of these context managers, and buffers in memory, are what a library may write to.
 PLACES = {"replacing", "new_folder"}

@@ -45,6 +45,7 @@ _MODULES = (
     "checkpoints",
     "distillation",
     "inference",
+    "integrations",
     "lab",
     "layers",
     "losses",

@@ -1,0 +1,1 @@
+"""Our mixers under the names and conventions of other libraries. Each module imports its library when it is used."""
