@@ -4,6 +4,7 @@ Each function draws one file of docs/images. The small networks after some of th
 """
 
 import argparse
+import json
 from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -376,6 +377,18 @@ def last_scores(model: Any, images: Tensor) -> Scores:
     return carry
 
 
+def hybrids(_trained: Trained) -> Figure:
+    """Accuracy on tasks of the probe over the number of self-attention layers, from dev/hybrids.json."""
+    figure, axes = plt.subplots(figsize=(4.6, 2.6), layout="constrained")
+    found = json.loads((IMAGES.parents[1] / "dev" / "hybrids.json").read_text())["accuracy"]
+    for i, (name, rows) in enumerate(found.items()):
+        means = [sum(row) / len(row) for row in rows]
+        axes.plot(range(len(rows)), means, "o-" if i < 2 else "s--", color=(BLUE, ORANGE)[i % 2], label=name)
+    axes.set(xlabel="self-attention layers of four", ylabel="accuracy", xticks=range(5), ylim=(0, 1.05))
+    axes.legend(frameon=False, loc="lower right")
+    return figure
+
+
 FIGURES: dict[str, Callable[[Trained], Figure]] = {
     "self_attention.png": self_attention,
     "simplified.svg": simplified,
@@ -390,6 +403,7 @@ FIGURES: dict[str, Callable[[Trained], Figure]] = {
     "tiny_attention.png": tiny_attention,
     "less_attention.png": less_attention,
     "attention_residual.png": attention_residual,
+    "hybrids.svg": hybrids,
 }
 
 

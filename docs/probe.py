@@ -95,4 +95,4 @@ if __name__ == "__main__":
         report.seconds,
         report.seeds,
     )
-    shown.plot().savefig(ROOT / "docs" / "images" / "probe.png", dpi=70)
+    shown.plot().savefig(ROOT / "docs" / "images" / "probe.png", dpi=64)

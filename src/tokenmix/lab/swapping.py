@@ -109,7 +109,7 @@ class _Images:
 
 
 def _image(run: Path, batch: Batch | Tensor) -> Tensor:
-    images = batch.get("image") if isinstance(batch, dict) else None
+    images = batch if isinstance(batch, Tensor) else batch.get("image")
     if not isinstance(images, Tensor):
         raise UserError(f"{run} is not trained on batches of images; rank its layers in Python by tokenmix.rank_layers")
     return images

@@ -41,16 +41,18 @@ def load_task(run: Path | RunFolder, options: Arguments | None = None) -> TaskMo
     weights, kind = folder.path / WEIGHTS, config.task_class
     if not weights.exists():
         raise UserError(f"{folder.path} has not finished its first epoch; {folder.to_continue}")
-    stored = read_weights(folder)
+    stored = None
     changed = config.swap.swap is not None or config.swap.insert is not None
     if max(description.get("img_size") or [0]) > LARGE and not changed:
         # A model with a weight for each token of such images may not fit into memory.
         with torch.device("meta"):
             shapes = kind.model_from_config(config, description)
+        stored = read_weights(folder)
         check_weights(shapes, stored, weights, stored_types(config))
     task = kind(kind.model_from_config(config, description), config, description)
     swap_mixers(task)
-    put_weights(task.model, stored, weights, stored_types(config))
+    # Read after the model is built, whose mistakes come first.
+    put_weights(task.model, read_weights(folder) if stored is None else stored, weights, stored_types(config))
     return task.eval()
 
 
