@@ -383,7 +383,7 @@ class CompareConfig(TaskDocument):
     patch: Annotated[Axis, Range(least=1)] = ()
     """Patch size of the model; each of several, separated by commas, has a report of its own: 8,4."""
     img_sizes: Annotated[Axis, Range(least=1, most=16384)] = ()
-    """Sides of the images in pixels, separated by commas, each with a report of its own; --img-size 144,288 is the same."""
+    """Sides of the images in pixels, separated by commas, each with its own report; --img-size 144,288 is the same."""
     tune: Annotated[str, named("auto|lr=A,B,C")] | None = None
     """Choose each variant's learning rate on validation samples, by runs of half the length: lr=1e-3,2e-3,4e-3.
     auto: half of --lr, --lr, and twice that."""
