@@ -65,7 +65,7 @@ class Info(Printed):
     model: ModelName
     """A name of `tokenmix list models`, torchvision:NAME, or module:factory."""
     img_size: Size | None = None
-    """Side of the image, or height x width as in 224x160; the model's own if not given."""
+    """Side of the image in pixels, or height x width as in 224x160; the model's own if not given."""
     num_points: int | None = None
     """Points of the cloud, for models of point clouds; 1024 if not given, 2048 for parts."""
     model_kwargs: Pairs = field(default_factory=dict)
@@ -140,14 +140,14 @@ class Swap(Printed, Part):
     where: Annotated[str, named("GLOB")] = "*"
     """Glob over the names of the modules, for example "blocks.[0-5].*"."""
     img_size: int | None = None
-    """Side of the image; the model's own if not given."""
+    """Side of the image in pixels; the model's own if not given."""
     mixer_kwargs: Pairs = field(default_factory=dict)
     """Arguments of the mixer, for example num_slots=32."""
     drop: Literal["positions"] | None = None
     """positions: leave out rotary and relative positions inside the attention, without which it cannot be replaced."""
     rank: bool = False
-    """Fit a mixer for each layer and rank the layers by how well it replaces them. For a run on images, or a folder of
-    Hugging Face with --text."""
+    """Fit a mixer for each layer and rank the layers by how well it replaces them.
+    For a run on images, or a folder of Hugging Face with --text."""
     text: Path | None = None
     """With --rank: a file with a text in each line."""
     steps: Annotated[int, Range(least=1)] = 100

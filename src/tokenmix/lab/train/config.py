@@ -277,8 +277,8 @@ class ClassOptions(TaskOptions):
     """Base of the options of a task with one class for each sample: classes of unequal size."""
 
     class_weights: Literal["none", "balanced"] = "none"
-    """balanced: in the loss a sample of class c counts N / (C * N_c), of N training samples N_c, so that the C classes
-    count alike."""
+    """balanced: all classes have the same weight in the loss; a sample of class c counts N / (C * N_c).
+    C classes have N training samples, class c has N_c."""
     sampler: Literal["shuffle", "balanced"] = "shuffle"
     """balanced: an epoch has equally many samples of each class, those of small classes several times."""
 
@@ -373,8 +373,8 @@ class CompareConfig(TaskDocument):
 
     mixers: Names = ("self", "external", "multihead-external", "gating", "less")
     """Mixers to compare, separated by commas: names of tokenmix list mixers, or module:Class.
-    A model with an argument `mixer` gets them there; in any other they replace the attention layers, or are inserted
-    after the modules that --insert-after names."""
+    A model with an argument `mixer` gets them there. In any other model they replace the attention layers.
+    With --insert-after they are inserted after the modules of that name."""
     swap_where: Annotated[str, named("GLOB")] = "*"
     """Glob over the names of the attention layers that are replaced, in a model without an argument `mixer`."""
     swap_drop: Literal["positions"] | None = None
@@ -393,13 +393,13 @@ class CompareConfig(TaskDocument):
     patch: Annotated[Axis, Range(least=1)] = ()
     """Patch size of the model; each of several, separated by commas, has a report of its own: 8,4."""
     img_sizes: Annotated[Axis, Range(least=1, most=16384)] = ()
-    """Sides of the images, separated by commas, each with a report of its own; --img-size 144,288 is the same."""
+    """Sides of the images in pixels, separated by commas, each with its own report; --img-size 144,288 is the same."""
     tune: Annotated[str, named("auto|lr=A,B,C")] | None = None
     """Choose each variant's learning rate on validation samples, by runs of half the length: lr=1e-3,2e-3,4e-3.
     auto: half of --lr, --lr, and twice that."""
     budget: Literal["images", "macs", "seconds"] = "images"
-    """What is equal for all variants: training samples; or the multiply-adds or the time that the training of the
-    first one takes, with the number of steps scaled by its cost for each other."""
+    """What is equal for all variants: training samples, multiply-adds, or time.
+    macs and seconds are those of the first variant's training; the cost of another variant scales its steps."""
     only: Names = ()
     """Train only these runs, separated by commas, such as self-seed0 or '*-seed0', and report on the finished ones."""
     merge: Folders = None

@@ -12,8 +12,8 @@ class ClassificationOptions(TeacherOptions, ClassOptions):
     """Preprocessing, augmentation and losses."""
 
     img_size: Annotated[int | None, Range(least=1, most=16384)] = None
-    """Side of the square that images are resized to. If not given, that of the --init-from run, or the data set's own:
-    64 for folder, 224 for imagefolder and wds."""
+    """Side in pixels of the square that images are resized to; that of the --init-from run if not given.
+    Without such a run the data set's own: 64 for folder, 224 for imagefolder and wds."""
     in_chans: Literal[1, 3] | None = None
     """Channels of the images: 1 for grey, 3 for RGB; the data set's own if not given, and 3 for your own files."""
     crop_pct: float | None = None

@@ -13,10 +13,10 @@ class FindingOptions(Part):
     """Image size, inference and which predictions count."""
 
     min_size: Annotated[Numbers | None, Range(least=1)] = None
-    """Size of the shorter side of an image; --img-size, or the model's own, if not given.
+    """Shorter side of an image in pixels; --img-size, or the model's own, if not given.
     Of several, one is drawn for each training image, and the last is used for evaluation."""
     max_size: Annotated[int | None, Range(least=1)] = None
-    """Largest size of the longer side."""
+    """Limit of the longer side in pixels."""
     score: Annotated[float, Range(least=0, most=1)] = 0.05
     """Lowest score of a prediction; mAP needs it low, figures and tables start at --shown."""
     nms: Annotated[float, Range(least=0, most=1)] = 0.5
@@ -38,13 +38,13 @@ class ObjectOptions(FindingOptions, TaskOptions):
     evaluation: ClassVar[type[Part]] = FindingOptions
 
     img_size: Annotated[int | None, Range(least=1, most=16384)] = None
-    """Side of the square that images are resized to; the model's own if not given."""
+    """Side in pixels of the square that images are resized to; the model's own if not given."""
     augment: Literal["none", "light"] = "light"
     """light scales, crops and flips images."""
     color_jitter: Annotated[float, Range(least=0)] = 0.0
     """Strength of the random change of brightness, contrast and saturation, in addition to light."""
     crop: Annotated[int | None, Range(least=0)] = None
-    """Side of the random training crops; the data set's own if not given, 0 for whole images."""
+    """Side of the random training crops in pixels; the data set's own if not given, 0 for whole images."""
     crops: Annotated[int, Range(least=1)] = 1
     """Samples of each training image in an epoch, each augmented differently; for few large images."""
     scales: Annotated[Factors, Range(above=0)] = (1.0,)
