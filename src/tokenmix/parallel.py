@@ -7,7 +7,7 @@ needs all tokens gets another `forward`. Parameters, their names and a module's 
 import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Self, cast
+from typing import Any, Protocol, Self, cast
 
 import torch
 import torch.distributed as dist
@@ -177,7 +177,12 @@ def _sharded_memory(memory: Memory, shard: "TokenShard", query: Tensor, mask: Te
 
 
 def _gathered(
-    mixer: Mixer, shard: "TokenShard", x: Tensor, carry: Scores | None = None, mask: Tensor | None = None, **more: Any
+    mixer: Mixer,
+    shard: "TokenShard",
+    x: Tensor,
+    carry: Scores | None = None,
+    mask: Tensor | None = None,
+    **more: Tensor,
 ) -> tuple[Tensor, Scores | None]:
     """`Mixer.mix` on the tokens of all processes: this process's of the result, and the scores of all."""
     kind, dim = type(mixer), 1 if x.dim() == 3 else 2
@@ -263,7 +268,7 @@ def _around_context(model: EANetSegmenter) -> list[nn.Module]:
     return [part for part in model.modules() if part not in inside]
 
 
-def _vertical(layer: Any) -> tuple[int, int, int, int]:
+def _vertical(layer: nn.Conv2d | nn.MaxPool2d) -> tuple[int, int, int, int]:
     """Kernel, stride, padding and dilation along the rows."""
     sizes = (getattr(layer, name) for name in ("kernel_size", "stride", "padding", "dilation"))
     kernel, stride, padding, dilation = (size if isinstance(size, int) else size[0] for size in sizes)
@@ -371,9 +376,15 @@ class TokenShard:
         return upper, lower
 
 
+class _Context(Protocol):
+    group: dist.ProcessGroup
+    sent: Sequence[int]
+    received: Sequence[int]
+
+
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: _Context, x: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
         total = x.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=group)
@@ -381,7 +392,7 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyrefly: ignore[bad-override]
+    def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor, None]:  # pyrefly: ignore[bad-override]
         return _Sum.forward(ctx, grad, ctx.group), None
 
 
@@ -392,7 +403,9 @@ class _Exchange(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup) -> Tensor:
+    def forward(
+        ctx: _Context, x: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup
+    ) -> Tensor:
         ctx.sent, ctx.received, ctx.group = sent, received, group
         out = x.new_empty(sum(received), *x.shape[1:])
         dist.all_to_all_single(out, x.contiguous(), list(received), list(sent), group=group)
@@ -400,5 +413,5 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # pyrefly: ignore[bad-override]
+    def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor, None, None, None]:  # pyrefly: ignore[bad-override]
         return _Exchange.forward(ctx, grad, ctx.received, ctx.sent, ctx.group), None, None, None

@@ -26,7 +26,7 @@ from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.images.decode import picture_endings
 from tokenmix.lab.data.images.image_set import CHANNELS, ImageData, LazyImages, warn_of_shrinking
 from tokenmix.lab.data.lookup import DataRequest, cache_root, glob_urls, is_url, local_copies, local_copy_if_any, origin
-from tokenmix.lab.data.reading import Skipped, UnreadableImage, log_skipped, names_in, parse_json
+from tokenmix.lab.data.reading import TEST_SHARE, Skipped, UnreadableImage, log_skipped, names_in, parse_json
 from tokenmix.lab.data.store import Names, fetched_of_files
 
 USAGE = "give --data wds:PATH/train-{000000..000009}.tar,PATH/val-{000000..000001}.tar"
@@ -42,7 +42,6 @@ MOST_CLASSES = 1_000_000
 INDEX = 2
 # Samples among which the next one is drawn: about four shards of ImageNet's usual size.
 BUFFER = 5000
-TEST_SHARE = 0.2
 
 
 class Found(NamedTuple):
