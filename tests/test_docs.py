@@ -205,6 +205,17 @@ def test_mechanism_page_names_every_argument(page):
     assert documented == expected
 
 
+def test_a_task_of_ones_own_is_a_file(tmp_path):
+    """The block is a plug-in as it stands: nothing of the blocks above it is used."""
+    section = (DOCS / "api" / "training.md").read_text().split("## A task of your own")[1]
+    file = tmp_path / "turning.py"
+    file.write_text(re.search(r"```python\n(.*?)```", section, re.DOTALL)[1].replace("which-way-up", "its-own-file"))
+    command = ["train", "its-own-file", "--model", "vit_nano", "--data", "digits", "--max-steps", "1"]
+    words = [sys.executable, "-m", "tokenmix", "--import", str(file), *command, "--out", str(tmp_path / "run")]
+    run = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+
+
 def test_pictures_are_used_and_small():
     pictures = {p.name for p in (DOCS / "images").iterdir()}
     used = set(re.findall(r"!\[[^\]]*\]\([^)]*images/(\w+\.\w+)", "".join(page.read_text() for page in PAGES)))

@@ -133,6 +133,8 @@ def get_task(name: str) -> Any:
 
 def check_model(task: str, model: str) -> None:
     """Raise `UserError` unless the task trains this model, without PyTorch; of others that it may take it decides."""
+    if not model:
+        raise UserError(f"{task} has no default model; give --model with a name of: tokenmix list models")
     fitting, other = list_models(task=task), TASKS[task].other_models
     if fitting and model not in fitting and not (other is not None and load_object(other)(model)):
         raise incompatible_model_error(task, model)

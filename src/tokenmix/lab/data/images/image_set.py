@@ -255,6 +255,15 @@ def resize_images(images: Tensor, size: tuple[int, int] | None) -> Tensor:
     return torch.cat(parts)
 
 
+def in_size(images: ImageSet, size: tuple[int, int] | None) -> ImageSet:
+    """Images in memory, whose reader may not have looked at the size, at this size; else unchanged."""
+    if size in (None, images.size) or not isinstance(images, InMemoryImages):
+        return images
+    resized = copy.copy(images)
+    resized.images, resized.size = resize_images(images.images, size), size
+    return resized
+
+
 def with_channels(images: ImageSet, channels: int | None) -> ImageSet:
     """Images in memory with another number of channels: grey thrice, or the brightness of colours; else unchanged."""
     if channels is None or not isinstance(images, InMemoryImages) or images.images.shape[1] == channels:
@@ -386,7 +395,7 @@ def load_images(
     if crop_pct is not None and not 0 < crop_pct <= 1:
         raise UserError(f"crop_pct must be in (0, 1], got {crop_pct}")
     loaded: ImageData = load_data(spec, "images", root=root, img_size=size, channels=channels)
-    train, test = (with_channels(images, channels) for images in (loaded.train, loaded.test))
+    train, test = (with_channels(in_size(images, size), channels) for images in (loaded.train, loaded.test))
     if crop_pct is not None:
         for images in (train, test):
             if not images.photographs:
