@@ -234,9 +234,7 @@ def insert(
         )
     if skipped and (not rows or any(s.name in patterns for s in skipped)):
         first = next((s for s in skipped if s.name in patterns), skipped[0])
-        raise UserError(
-            f"nothing can be inserted after {first.name} ({first.kind}): {first.reason}; name another module"
-        )
+        raise UserError(f"nothing can be inserted after {first.name} ({first.kind}): {first.reason}")
     before = count_parameters(model)
     for host, block in blocks:
         host.add_module(INSERTED, block)
@@ -295,7 +293,7 @@ def _find_hosts(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Modul
 def _observe(_: int, method: str, args: Sequence[object], kwargs: Arguments, result: object) -> torch.Size | str:
     """The shape of a module's output, or why nothing can follow it."""
     if not isinstance(result, Tensor):
-        return f"its output is a {type(result).__name__}, not a tensor; name the module that makes the tensor"
+        return f"its output is of type {type(result).__name__}; name the module in it that makes the tensor"
     if not result.is_floating_point() or not 3 <= result.dim() <= 5:
         return (
             f"its output {tuple(result.shape)} is neither tokens (B, N, C) nor a map (B, C, ...); name a module before "
@@ -311,7 +309,7 @@ def _refusal(host: nn.Module, calls: Sequence[torch.Size | str], layout: Layout 
     if len(shapes) < len(calls):
         return next(call for call in calls if isinstance(call, str))
     if len(set(map(len, shapes))) > 1:
-        return "its calls give outputs of different layouts"
+        return "its calls give outputs of different layouts; name a module around one call"
     dims = {_width(shape, layout or _layout_of(host, shapes[0])) for shape in shapes}
     return f"its calls give outputs of widths {sorted(dims)}; name a module around one call" if len(dims) > 1 else ""
 
