@@ -259,7 +259,7 @@ def test_outputs_that_are_no_tensor_and_modules_that_are_not_called():
             return x, x
 
     x = torch.randn(1, 3, 4, 4)
-    with pytest.raises(UserError, match="its output is a tuple"):
+    with pytest.raises(UserError, match="its output is of type tuple"):
         insert(Odd(), "pair", "external", example_inputs=(x,))
     with pytest.raises(UserError, match="forward pass does not call it"):
         insert(Odd(), "unused", "external", example_inputs=(x,))
