@@ -359,7 +359,7 @@ def probe(
         raise UserError("no CUDA device is available; leave device out")
     given = list(mixers) if isinstance(mixers, Sequence) and not isinstance(mixers, str) else [mixers]
     named: dict[str, Target] = {}
-    for target in [*BASELINES, *given]:
+    for target in [*given, *BASELINES]:
         label = target if isinstance(target, str) else getattr(target, "__name__", str(target))
         if isinstance(target, nn.Module) or not (isinstance(target, str) or callable(target)):
             raise UserError(f"a mixer must be a name of tokenmix.list_mixers() or a class, got {target!r}")
@@ -378,8 +378,11 @@ def probe(
             if progress is not None:
                 progress(f"{label}, {name}: {statistics.fmean(scores[name, label]):.2f}")
         seconds[label] = round(time.perf_counter() - start, 1)
+    order = [*BASELINES, *(label for label in named if label not in BASELINES)]
     rows = [
         Score(task, label, tuple(values), TASKS[task.removesuffix(" x2")].guess)
-        for (task, label), values in scores.items()
+        for label in order
+        for (task, one), values in scores.items()
+        if one == label
     ]
-    return ProbeReport(tuple(rows), structures, seconds, len(SEEDS) if full else 1)
+    return ProbeReport(tuple(rows), {label: structures[label] for label in order}, seconds, len(SEEDS) if full else 1)

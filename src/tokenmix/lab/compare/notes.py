@@ -117,7 +117,8 @@ def mixing_sentence(results: Results) -> list[str]:
     close = f"is within the critical difference of {found.critical:.4f} from"
     close = f"is, with this seed, by {-found.value:.4f} better than" if better else close
     close = "predicts the same as" if found.same else close
-    return [f"This comparison is no evidence on mixing: {control} {close} {other}."]
+    few = " Two seeds make it large; take three or more." if found.seeds == (2, 2) and "critical" in close else ""
+    return [f"This comparison is no evidence on mixing: {control} {close} {other}.{few}"]
 
 
 def notes(results: Results) -> list[str]:
@@ -145,7 +146,8 @@ def failed_runs(results: Results) -> list[str]:
 def uncertainty(results: Results) -> list[str]:
     """By how much scores differ by chance, and which curves had not ended."""
     again = "by the same command; finished runs are kept."
-    found = [f"Warning: {results.warning} {again}"] if results.warning else []
+    warning = results.warning or "times of the same call differ twofold, as if another program had run; measure again"
+    found = [] if results.steady else [f"Warning: {warning} {again}"]
     if len(ranked := results.ranked()) > 1:
         found += _resolution(results, ranked[0], ranked[1])
     if len(results.config["seeds"]) == 1:

@@ -225,6 +225,12 @@ class Results:
         adjusted = holm([one.probability if one.known else float(one.value == 0) for one in found])
         return [best, *(other for other, p in zip(others, adjusted) if p >= 1 - CONFIDENCE)]
 
+    @property
+    def steady(self) -> bool:
+        """Whether times can be compared: no other program was seen, and no call's quartiles differ twofold."""
+        timings = (timing for variant in self.variants for timing in (variant.latency, variant.step) if timing)
+        return not self.warning and all(timing.q3 <= 2 * timing.q1 for timing in timings)
+
     def control(self) -> Variant | None:
         """The variant without mixing, if there is one."""
         return self.variant(IDENTITY) or self.variant(NONE)

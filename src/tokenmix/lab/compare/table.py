@@ -132,11 +132,12 @@ def cells(results: Results, variant: Variant) -> list[Cell]:
             best = len(results.config["seeds"]) > 1 and variant in results.leaders()
         elif timing is not None:
             timings = [one for one in map(column.timing, results.variants) if one is not None]
-            best = timing.q1 <= min(timings, key=lambda one: one.median).q3
+            best = results.steady and timing.q1 <= min(timings, key=lambda one: one.median).q3
         else:
             values = (v for v in map(column.value, results.variants) if v is not None)
             best = value == (max if column.higher else min)(values)
-        base = None if reference is None or reference is variant or scores else column.value(reference)
+        compared = reference is not None and reference is not variant and (timing is None or results.steady)
+        base = column.value(reference) if reference is not None and compared and not scores else None
         text = spread(value, variant.deviation) if scores else column.text(value)
         found.append(Cell(text, ratio(value, base) if base else "", best and len(results.variants) > 1, value))
     return found
@@ -152,5 +153,6 @@ def table_of(results: Results) -> Table:
     runs = f"{len(seeds)} seeds, mean ± standard deviation" if len(seeds) > 1 else f"seed {seeds[0]}"
     what = f"{results.different_samples():,} training {results.unit}, {results.seen:,} counting repeats"
     what = what if results.budget == results.unit else f"equal {results.budget} of training"
+    what += f", {results.test:,} for testing"
     title = f"{results.data.get('name', short_name(results.config['data']))}: {what}, {runs}"
     return Table([Heading(c.heading, short=c.short, about=c.about, sorts=True) for c in shown], rows, title)
