@@ -117,7 +117,7 @@ def names_in(path: Path, of: str = "classes") -> list[str]:
     try:
         names = [line.strip() for line in read_file(path).decode("utf-8-sig").splitlines() if line.strip()]
     except ValueError as error:
-        reason = error if isinstance(error, UserError) else f"{path} is not UTF-8 ({error})"
+        reason = error if isinstance(error, UserError) else f"{path} is not UTF-8"
         raise UserError(f"{reason}; it lists the {of}, one per line") from None
     if not names:
         raise UserError(f"{path} is empty; it lists the {of}, one per line")

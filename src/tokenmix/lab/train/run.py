@@ -326,7 +326,10 @@ def _prepare(config: TrainConfig, run: RunFolder) -> Session:
                 data.save(run.path)
     else:
         if description != run.description:
-            raise UserError(f"the data {config.data.data!r} is not what {run.path} was started with; see its data.json")
+            raise UserError(
+                f"the data {config.data.data!r} is not what {run.path} was started with; put that back, or start a new "
+                f"run with --init-from {run.path}"
+            )
         put_weights(task.model, checkpoint.weights, run.path / "checkpoints" / "last", stored_types(config))
         at = checkpoint.progress
         if at.epoch > plan.epochs or at.batch > plan.batches(0) or at.step > plan.total_steps:
