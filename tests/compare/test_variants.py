@@ -16,8 +16,9 @@ from tokenmix.lab.compare.baselines import frequencies, nearest_mean
 from tokenmix.lab.compare.report import ComparisonResult
 from tokenmix.lab.compare.results import load_results
 from tokenmix.lab.compare.variants import plan_variants, reference_of
+from tokenmix.lab.registry import RECIPES
 from tokenmix.lab.train.config import CompareConfig, comparison_config
-from tokenmix.lab.train.sources import HOME, load_comparison
+from tokenmix.lab.train.sources import load_comparison
 
 pytestmark = pytest.mark.usefixtures("few_tokens")
 ROWS = ["none", "self", "external"]
@@ -85,8 +86,8 @@ def test_attention_is_not_replaced_by_attention_unless_asked_for() -> None:
 
 
 def test_a_run_to_start_from_brings_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(HOME.parent)
-    teacher = str(HOME / "classification" / "swap_teacher")
+    monkeypatch.chdir(RECIPES.parent)
+    teacher = str(RECIPES / "classification" / "swap_teacher")
     config = parse(["compare", "--init-from", teacher]).config
     assert (config.model.model, config.model.model_kwargs["depth"]) == ("vit_tiny_r_s16_p8_224", 4)
     assert "self" not in config.mixers

@@ -225,7 +225,8 @@ def _resolve(given: TrainConfig) -> TrainConfig:
     """
     config, here = given.task_class.with_absolute_paths(given), distributed_info()
     if (run := config.loop.resume) is not None:
-        saved = RunFolder(run).config
+        folder = RunFolder(run)
+        saved = folder.config
         own = saved.flat()
         changes = {name: value for name, value in config.flat().items() if value != own.get(name)}
         if changes.get("out") == run:
@@ -236,6 +237,10 @@ def _resolve(given: TrainConfig) -> TrainConfig:
                 f"leave {changes[name]!r} out, or start a new run with --init-from {run}"
             )
         config = fit_to_ranks(saved.replace(**changes))
+        if folder.is_finished:
+            raise UserError(
+                f"{run} is finished; evaluate it with: tokenmix eval {run}, or start from it with --init-from {run}"
+            )
         config = config.task_class.with_absolute_paths(config)
     check_device(config)
     check_config(config)
@@ -343,12 +348,7 @@ def _prepare(config: TrainConfig, run: RunFolder) -> Session:
 
 
 def _last_checkpoint(run: RunFolder) -> Checkpoint:
-    """Where a run that is not finished continues; `UserError` for a checkpoint of another run, or of other options."""
-    if run.is_finished:
-        raise UserError(
-            f"{run.path} is finished; evaluate it with: tokenmix eval {run.path}, or start from it with "
-            f"--init-from {run.path}"
-        )
+    """Where a run continues; `UserError` for a checkpoint of another run, or of other options."""
     places = (run.path / "checkpoints" / name for name in ("last", "best"))
     if not any(latest_complete_checkpoint(place).exists() for place in places):
         raise UserError(f"{run.path} was stopped before its first checkpoint; remove the folder and start again")

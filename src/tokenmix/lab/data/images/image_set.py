@@ -257,7 +257,7 @@ def resize_images(images: Tensor, size: tuple[int, int] | None) -> Tensor:
 
 def in_size(images: ImageSet, size: tuple[int, int] | None) -> ImageSet:
     """Images in memory, whose reader may not have looked at the size, at this size; else unchanged."""
-    if size in (None, images.size) or not isinstance(images, InMemoryImages):
+    if size is None or size == images.size or not isinstance(images, InMemoryImages):
         return images
     resized = copy.copy(images)
     resized.images, resized.size = resize_images(images.images, size), size
