@@ -4,8 +4,8 @@
 
 First the peak memory of a process over R = 1, 2 and 4 processes, in runs of one step. Then a limit of memory between
 those of one process and of two, under which one process fails and two train and predict the map. Finished runs are
-kept, so the same command continues where it stopped. Writes recipes/segmentation/whole_map.json and
-recipes/segmentation/whole_map.png, and the predicted map as limited-2/predicted.png in the folder of the runs.
+kept, so the same command continues where it stopped. Writes recipes/segmentation/whole_map.json, and the predicted map as
+limited-2/predicted.png in the folder of the runs.
 """
 
 import json
@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from PIL import Image
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -51,7 +50,6 @@ NETWORK: dict[str, Any] = {
     "output_stride": 8,
     "drop_rate": 0.0,
 }
-GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -113,22 +111,6 @@ def program_bytes() -> int:
     return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 
 
-def draw(peaks: dict[int, int], program: int, limit: int, file: Path) -> None:
-    """Peak memory of a process over the number of processes, and what it would be if all but the program were split."""
-    figure = Figure(figsize=(5.5, 3.5), layout="constrained")
-    axes = figure.subplots()
-    names, rest = [str(shared) for shared in peaks], [(peak - program) / GIB for peak in peaks.values()]
-    axes.bar(names, [program / GIB] * len(names), width=0.5, color="tab:gray", label="the program")
-    axes.bar(names, rest, width=0.5, bottom=program / GIB, color="tab:blue", label="data, network and step")
-    ideal = [program / GIB + rest[0] / shared for shared in peaks]
-    axes.plot(names, ideal, "k_", markersize=40, label="the program + 1/R")
-    axes.axhline(limit / GIB, color="tab:red", linestyle="--", label=f"limit of the run, {limit / GIB:.1f} GiB")
-    axes.set_xlabel("processes R that share the image")
-    axes.set_ylabel("peak memory of a process, GiB")
-    figure.legend(loc="outside upper center", ncols=2, frameon=False, markerscale=0.4)
-    figure.savefig(file, dpi=80)
-
-
 def main(args: Args) -> None:
     """All of it."""
     if args.predict is not None:
@@ -156,7 +138,6 @@ def main(args: Args) -> None:
         "seconds_of_a_step": {shared: result["seconds"] for shared, result in measured.items()},
     }
     write_json(HERE / "whole_map.json", {**found, "environment": environment()})
-    draw(peaks, program, limit, HERE / "whole_map.png")
     alone = train(args.out / "limited-1", 1, 1, limit)
     run = args.out / "limited-2"
     together = train(run, 2, args.steps, limit)
