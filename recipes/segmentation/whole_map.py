@@ -4,8 +4,8 @@
 
 First the peak memory of a process over R = 1, 2 and 4 processes, in runs of one step. Then a limit of memory between
 those of one process and of two, under which one process fails and two train and predict the map. Finished runs are
-kept, so the same command continues where it stopped. Writes recipes/segmentation/whole_map.json, and the predicted map as
-limited-2/predicted.png in the folder of the runs.
+kept, so the same command continues where it stopped. Writes recipes/segmentation/whole_map.json, and the predicted map
+as limited-2/predicted.png in the folder of the runs.
 """
 
 import json
