@@ -24,7 +24,7 @@ from torch import Tensor
 from recipes.datasets.packages import npm_archive
 from tokenmix.errors import unknown_name
 from tokenmix.lab.data.fetch import FetchError
-from tokenmix.lab.data.images.image_set import ImageData, InMemoryImages, resize_images
+from tokenmix.lab.data.images.image_set import ImageData, InMemoryImages
 from tokenmix.lab.data.lookup import DataRequest, stored_path
 from tokenmix.lab.data.store import Stored, fetched
 
@@ -71,7 +71,7 @@ def load_emoji(request: DataRequest) -> ImageData:
         raise unknown_name("emoji vendor", vendor, VENDORS)
     name = f"emoji-{vendor}"
     tensors, notes = fetched(name, request.root, partial(fetch_emoji, vendor))
-    images = resize_images(composite(tensors["images"]), request.img_size)
+    images = composite(tensors["images"])
     sides = [torch.nonzero(tensors["test"] == side).flatten() for side in (0, 1)]
     whole = InMemoryImages(images, tensors["labels"], flip=True, fill=255)
     source = f"emoji: {notes['source']}, {VENDORS[vendor].licence}, in {stored_path(name, request.root)}"

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenmix.lab.data.images.image_set import ImageData, InMemoryImages, resize_images
+from tokenmix.lab.data.images.image_set import ImageData, InMemoryImages
 from tokenmix.lab.data.images.sets import fetch_fashion_mnist
 from tokenmix.lab.data.lookup import DataRequest
 from tokenmix.lab.data.store import fetched
@@ -26,7 +26,7 @@ def load_pairs(request: DataRequest) -> ImageData:
     for seed, (part, count) in enumerate(COUNTS.items()):
         items, same = draw_pairs(tensors[f"{part}_labels"].long(), count, seed)
         pictures = torch.cat([tensors[f"{part}_images"][side] for side in items], -1).unsqueeze(1)
-        parts.append(InMemoryImages(resize_images(pictures, request.img_size), same, flip=True, fill=0))
+        parts.append(InMemoryImages(pictures, same, flip=True, fill=0))
     source = f"pairs of Fashion-MNIST: {notes['source']}, MIT"
     train, test = parts
     return ImageData(train, test, ["different", "same"], source)

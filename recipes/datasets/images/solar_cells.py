@@ -12,7 +12,7 @@ import torch
 from recipes.datasets.packages import Wheel, read_wheel
 from tokenmix.lab.data.fetch import FetchError
 from tokenmix.lab.data.images.decode import UnreadableImage, decode_numbers
-from tokenmix.lab.data.images.image_set import ImageData, InMemoryImages, resize_images
+from tokenmix.lab.data.images.image_set import ImageData, InMemoryImages
 from tokenmix.lab.data.lookup import DataRequest, stored_path
 from tokenmix.lab.data.store import Stored, fetched
 
@@ -34,7 +34,7 @@ def load_cells(request: DataRequest) -> ImageData:
     """Of 41 blocks of 64 neighbours 33 for training and 8 for testing."""
     tensors, notes = fetched(NAME, request.root, fetch_cells)
     block = torch.arange(CELLS) // BLOCK
-    whole = InMemoryImages(resize_images(tensors["images"], request.img_size), tensors["labels"], flip=True, fill=None)
+    whole = InMemoryImages(tensors["images"], tensors["labels"], flip=True, fill=None)
     train, test = (whole.subset(torch.nonzero((block % EVERY == EVERY - 1) == side).flatten()) for side in (0, 1))
     source = f"ELPV: {notes['source']}, CC-BY-NC-SA-4.0, in {stored_path(NAME, request.root)}"
     return ImageData(train, test, ["sound", "defect"], source)

@@ -359,30 +359,29 @@ def probe(
         raise UserError("no CUDA device is available; leave device out")
     given = list(mixers) if isinstance(mixers, Sequence) and not isinstance(mixers, str) else [mixers]
     named: dict[str, Target] = {}
-    for target in [*given, *BASELINES]:
+    for target in [*BASELINES, *given]:
         label = target if isinstance(target, str) else getattr(target, "__name__", str(target))
         if isinstance(target, nn.Module) or not (isinstance(target, str) or callable(target)):
             raise UserError(f"a mixer must be a name of tokenmix.list_mixers() or a class, got {target!r}")
         named.setdefault(label, import_object(target) if isinstance(target, str) and ":" in target else target)
     structures = {label: look_at(label, target) for label, target in named.items()}
-    scores: dict[tuple[str, str], list[float]] = {}
+    scores: dict[str, dict[str, list[float]]] = {label: {} for label in named}
     seconds: dict[str, float] = {}
-    for label, target in named.items():
-        start = time.perf_counter()
+    # What was asked for first: who stops early has seen it.
+    for label in sorted(named, key=BASELINES.__contains__):
+        start, target = time.perf_counter(), named[label]
         for name in chosen:
             for seed in SEEDS if full else SEEDS[:1]:
                 with as_user_error(f"{label} fails in training on {name}: ", "; tokenmix doctor says more"):
                     found = train_one(target, TASKS[name], seed, steps=STEPS[name], device=device)
                 for task, value in found.items():
-                    scores.setdefault((task, label), []).append(value)
+                    scores[label].setdefault(task, []).append(value)
             if progress is not None:
-                progress(f"{label}, {name}: {statistics.fmean(scores[name, label]):.2f}")
+                progress(f"{label}, {name}: {statistics.fmean(scores[label][name]):.2f}")
         seconds[label] = round(time.perf_counter() - start, 1)
-    order = [*BASELINES, *(label for label in named if label not in BASELINES)]
     rows = [
         Score(task, label, tuple(values), TASKS[task.removesuffix(" x2")].guess)
-        for label in order
-        for (task, one), values in scores.items()
-        if one == label
+        for label, found in scores.items()
+        for task, values in found.items()
     ]
-    return ProbeReport(tuple(rows), {label: structures[label] for label in order}, seconds, len(SEEDS) if full else 1)
+    return ProbeReport(tuple(rows), structures, seconds, len(SEEDS) if full else 1)

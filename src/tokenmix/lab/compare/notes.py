@@ -114,10 +114,14 @@ def mixing_sentence(results: Results) -> list[str]:
     better = found.value < 0 and found.real
     if better and found.between_mixers:
         return [f"This data rewards no mixing: {control} is better by {-found.value:.4f}."]
-    close = f"is within the critical difference of {found.critical:.4f} from"
-    close = f"is, with this seed, by {-found.value:.4f} better than" if better else close
-    close = "predicts the same as" if found.same else close
-    few = " Two seeds make it large; take three or more." if found.seeds == (2, 2) and "critical" in close else ""
+    few = ""
+    if found.same:
+        close = "predicts the same as"
+    elif better:
+        close = f"is, with this seed, by {-found.value:.4f} better than"
+    else:
+        close = f"is within the critical difference of {found.critical:.4f} from"
+        few = " Two seeds make it large; take three or more." if found.seeds == (2, 2) else ""
     return [f"This comparison is no evidence on mixing: {control} {close} {other}.{few}"]
 
 

@@ -42,8 +42,8 @@ def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps | 
     """
     machine, data, number = results.environment, results.data, len(results.variants)
     what = f"{number} variant{'s' if number > 1 else ''} of {results.config['model']}"
-    maps = [example for example in examples if isinstance(example, ExampleMaps)]
     commit = machine["commit"] or "installed package"
+    maps = [example for example in examples if isinstance(example, ExampleMaps)]
     shown = [example for example in examples if isinstance(example, ShownExample)]
     return write_page(
         file,

@@ -136,8 +136,8 @@ def cells(results: Results, variant: Variant) -> list[Cell]:
         else:
             values = (v for v in map(column.value, results.variants) if v is not None)
             best = value == (max if column.higher else min)(values)
-        compared = reference is not None and reference is not variant and (timing is None or results.steady)
-        base = column.value(reference) if reference is not None and compared and not scores else None
+        alone = scores or (timing is not None and not results.steady)
+        base = None if reference is None or reference is variant or alone else column.value(reference)
         text = spread(value, variant.deviation) if scores else column.text(value)
         found.append(Cell(text, ratio(value, base) if base else "", best and len(results.variants) > 1, value))
     return found

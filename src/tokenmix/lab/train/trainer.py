@@ -141,8 +141,10 @@ class Engine:
         fewer batches than another repeats its last one, which is not counted.
         """
         task, batch = self.task, None
-        own = len(batches) if isinstance(batches, Sized) else 0
-        missing = 0 if self.alone else max(all_gather(own)) - own
+        missing = 0
+        if not self.alone:
+            assert isinstance(batches, Sized), "processes must know how many batches the others have"
+            missing = max(all_gather(len(batches))) - len(batches)
         training = [module for module in task.modules() if module.training]
         task.eval()
         # Inference mode would not let processes put the parts of a block together.

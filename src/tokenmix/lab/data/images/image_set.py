@@ -256,12 +256,10 @@ def resize_images(images: Tensor, size: tuple[int, int] | None) -> Tensor:
 
 
 def in_size(images: ImageSet, size: tuple[int, int] | None) -> ImageSet:
-    """Images in memory, whose reader may not have looked at the size, at this size; else unchanged."""
+    """Images in memory at this size, bilinear and antialiased; else unchanged: those of files are decoded at theirs."""
     if size is None or size == images.size or not isinstance(images, InMemoryImages):
         return images
-    resized = copy.copy(images)
-    resized.images, resized.size = resize_images(images.images, size), size
-    return resized
+    return InMemoryImages(resize_images(images.images, size), images.labels, flip=images.flip, fill=images.fill)
 
 
 def with_channels(images: ImageSet, channels: int | None) -> ImageSet:

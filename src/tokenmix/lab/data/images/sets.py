@@ -25,7 +25,6 @@ from tokenmix.lab.data.images.image_set import (
     ImageSet,
     InMemoryImages,
     LazyImages,
-    resize_images,
     warn_of_shrinking,
 )
 from tokenmix.lab.data.lookup import DataRequest, stored_path
@@ -157,7 +156,6 @@ def load_digits(request: DataRequest) -> ImageData:
     import sklearn
 
     images, labels, parts = _digits()
-    images = resize_images(images, request.img_size)
     # A mirrored digit is no longer a digit.
     train, test = (InMemoryImages(images[part], labels[part], flip=False, fill=0) for part in parts)
     source = f"digits: scikit-learn {sklearn.__version__}, load_digits (UCI optical digits, BSD-3-Clause), embedded"
@@ -181,7 +179,7 @@ def load_fashion_mnist(request: DataRequest) -> ImageData:
     tensors, notes = fetched("fashion-mnist", request.root, fetch_fashion_mnist)
     train, test = (
         InMemoryImages(
-            resize_images(tensors[f"{part}_images"].unsqueeze(1), request.img_size),
+            tensors[f"{part}_images"].unsqueeze(1),
             tensors[f"{part}_labels"].long(),
             fill=0,
         )
