@@ -15,7 +15,7 @@ from tokenmix.layers.external import MultiHeadExternalAttention
 from tokenmix.ops import external
 from tokenmix.ops import external_blocks as streaming
 from tokenmix.ops.external import external_attention
-from tokenmix.ops.normalize import double_normalize
+from tokenmix.ops.normalize import double_normalize, slot_offset
 
 
 @pytest.fixture(autouse=True)
@@ -106,6 +106,18 @@ def test_two_fused_softmaxes_are_the_double_normalisation(std: float) -> None:
     torch.testing.assert_close(shares, double_normalize(query @ key_memory.mT), rtol=1e-10, atol=1e-14)
 
 
+@pytest.mark.parametrize(("std", "fits"), [(1.0, True), (1000.0, False)])
+def test_one_exponential_an_entry_where_no_sum_leaves_the_range(std: float, fits: bool) -> None:
+    factors = [tensor.detach() for tensor in problem(2, 3, 37, 4, dtype=torch.float32, std=std)]
+    whole = streaming.Factors(*factors, mask=torch.rand(2, 3, 37) > 0.3)
+    out, offset = torch.zeros(2, 3, 37, 4), torch.zeros(2, 3, 1, 4)
+    assert streaming._at_once(whole, out, offset) == fits
+    if fits:
+        torch.testing.assert_close(out, streaming.reference(whole))
+        logits = factors[0] @ factors[1].mT + factors[3]
+        torch.testing.assert_close(offset.squeeze(-2), slot_offset(logits, mask=whole.mask))
+
+
 def test_slots_far_below_and_far_above_the_others() -> None:
     tensors = problem(1, 2, 9, 3, dtype=torch.float32)
     with torch.no_grad():
@@ -133,6 +145,19 @@ def test_one_graph(way: dict[str, Any]) -> None:
     (ours,) = torch.autograd.grad(out.square().sum(), x)
     (expected,) = torch.autograd.grad(reference(x, mask).square().sum(), x)
     torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [{"backend": "tiled"}, {"chunk_size": 4}])
+def test_one_graph_without_a_gradient_has_the_blocks_as_an_operator(way: dict[str, Any]) -> None:
+    torch.compiler.reset()
+    layer = MultiHeadExternalAttention(16, num_heads=4, num_slots=8, **way)
+    x, mask = torch.randn(2, 15, 16), torch.rand(2, 15) > 0.2
+    with torch.no_grad():
+        expected = layer(x, mask)
+        torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="aot_eager")(x, mask), expected)
+    args = [tensor.detach() for tensor in problem(2, 3, 9, 4)]
+    torch.library.opcheck(streaming._in_compiled_graph, (*args, None, 1, way.get("chunk_size")))
 
 
 def test_multiply_adds_of_tiles_are_counted_forward_and_backward() -> None:
@@ -164,10 +189,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_who_is_chosen(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(external, "LEAST_ENTRIES", 100)
-    many, few, one_head = problem(2, 3, 9, 4), problem(1, 2, 3, 4), problem(1, 1, 40, 4)
+    many, few, one_head = problem(2, 3, 9, 4), problem(1, 2, 4, 4), problem(1, 1, 40, 4)
     for tensors, options, expected in (
         (many, {}, "tiled"),
         (few, {}, "eager"),
+        ([t.detach() for t in few], {}, "tiled"),
         (one_head, {}, "eager"),
         (many, {"num_steps": 2}, "eager"),
         (many, {"dropout": 0.5}, "eager"),

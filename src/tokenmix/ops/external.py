@@ -29,7 +29,7 @@ class Options(TypedDict):
 WHOLE_MAP = ("sigmoid", "entmax15")
 """Normalisations of the materialized map alone."""
 
-# Several heads whose maps have more entries than this are worked on in tiles.
+# Several heads whose maps have more entries than this, or a quarter of it without a gradient, are worked on in tiles.
 LEAST_ENTRIES = 2**21
 
 
@@ -74,10 +74,10 @@ def external_attention(
         dropout: probability of dropping an entry of A; not with chunk_size.
         backend: an implementation by name; it computes the call or raises. `"eager"` materializes the map. `"tiled"`
             works on groups of heads whose map stays in the cache and recomputes it for the gradient. None is
-            `"tiled"` on a CPU, without dropout, for several heads whose maps have more than 2^21 entries, unless the
-            call is compiled, exported or traced; else `"eager"`. `"triton"` is fused on a CUDA device and never
-            materializes the map; `"sdpa"` is PyTorch's attention over the slots. All but `"eager"` have one Sinkhorn
-            step, and no dropout.
+            `"tiled"` on a CPU, without dropout, for several heads whose maps have more than 2^21 entries, or 2^19
+            without a gradient, unless the call is exported, traced, or compiled with a gradient; else `"eager"`.
+            `"triton"` is fused on a CUDA device and never materializes the map; `"sdpa"` is PyTorch's attention over
+            the slots. All but `"eager"` have one Sinkhorn step, and no dropout.
 
     All backends compute `tokenmix.ops.external_blocks.reference`. How long they take next to the two bare products:
     docs/benchmarks.md.
@@ -97,11 +97,12 @@ def external_attention(
     if chunk_size is not None and not in_graph and chunk_size < query.shape[-2]:
         return external_by_blocks(factors, num_steps=steps, chunk_size=chunk_size)
     chosen = backend or "eager"
-    # A saved graph holds PyTorch's operators only, and a compiler fuses them.
-    written = in_graph or torch.compiler.is_compiling()
+    # A saved graph holds PyTorch's operators only, and with a gradient a compiler fuses them.
+    written = in_graph or (torch.compiler.is_compiling() and factors.learned)
     if backend is None and query.is_cpu and query.dim() > 3 and dropout == 0.0 and num_steps == 1 and not written:
         entries = query.shape[:-1].numel() * key_memory.shape[0]
-        chosen = "tiled" if query.shape[-3] > 1 and entries > LEAST_ENTRIES else "eager"
+        least = LEAST_ENTRIES if factors.learned else LEAST_ENTRIES // 4
+        chosen = "tiled" if query.shape[-3] > 1 and entries > least else "eager"
     if chosen == "eager":
         return _eager(factors, normalization, num_steps, dropout)
     if num_steps != 1:

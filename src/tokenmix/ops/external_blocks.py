@@ -43,6 +43,11 @@ class Factors(NamedTuple):
     value_bias: Tensor | None = None
     mask: Tensor | None = None
 
+    @property
+    def learned(self) -> bool:
+        """Whether the output will have a gradient."""
+        return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in self)
+
     def in_autocast_type(self) -> "Factors":
         """The tensors in autocast's type, where it is on: our operators are not on its list."""
         kind = self.query.device.type
@@ -106,7 +111,10 @@ def external_by_blocks(
     mask = None if mask is None else mask.expand(factors.query.shape[:-1]).reshape(query.shape[:-1])
     blocks = _Blocks if torch.compiler.is_compiling() or merge is not None else _BlocksOfAnyMode
     given = factors._replace(query=query, mask=mask).in_autocast_type()
-    out = blocks.apply(*given, num_steps, chunk_size, merge, total)[0]
+    if torch.compiler.is_compiling() and merge is None and not factors.learned:
+        out = _in_compiled_graph(*given, num_steps, chunk_size)
+    else:
+        out = blocks.apply(*given, num_steps, chunk_size, merge, total)[0]
     # A tensor of its own, never a view.
     return out if out.shape[:-2] == leading else out.reshape(*leading, *out.shape[-2:]).clone()
 
@@ -143,6 +151,9 @@ class _Blocks(torch.autograd.Function):
         for heads, chunks in _blocks(query, slots, size, merge):
             some, there = query[heads], None if mask is None else mask[heads]
             joined = num_steps == 1 and len(chunks) == 1
+            whole = Factors(some, key_memory, value_memory, key_bias, value_bias, there)
+            if joined and merge is None and _at_once(whole, out[heads], offsets[0][heads]):
+                continue
             kept: Tensor | None = None
             for k in range(num_steps):
                 here = some.new_full((*some.shape[:-2], slots), -torch.inf, dtype=wide)
@@ -242,6 +253,68 @@ class _Blocks(torch.autograd.Function):
                         grad_query[heads][..., part, :] += narrow @ key_memory
         sums = (grad_keys, grad_values, grad_key_bias, grad_value_bias)
         return grad_query, *(None if each is None else each.to(query.dtype) for each in sums), *[None] * 5
+
+
+@torch.library.custom_op("tokenmix::external_by_blocks", mutates_args=())
+def _in_compiled_graph(
+    query: Tensor,
+    key_memory: Tensor,
+    value_memory: Tensor,
+    key_bias: Tensor | None,
+    value_bias: Tensor | None,
+    mask: Tensor | None,
+    num_steps: int,
+    chunk_size: int | None,
+) -> Tensor:
+    """The output without a gradient, as an operator: a compiler would do all heads at once, and leave the caches."""
+    with torch.no_grad():
+        given = query, key_memory, value_memory, key_bias, value_bias, mask
+        return _Blocks.forward(*given, num_steps, chunk_size, None, None)[0]
+
+
+@_in_compiled_graph.register_fake
+def _(query: Tensor, key_memory: Tensor, value_memory: Tensor, *_: object) -> Tensor:
+    return empty_like_heads(query, value_memory.shape[1])
+
+
+def _at_once(factors: Factors, out: Tensor, offset: Tensor) -> bool:
+    """Fill in `out` and `offset` with one exponential an entry, without shift, and in place.
+
+    Not if a sum is near the ends of the number range (else the result is right to the last bits), and not where numbers
+    cannot be looked at: in a graph, and on a GPU, which would have to wait. It is a function of its own so that the map
+    is free before the next one is made, in the same memory.
+    """
+    query, key_memory, value_memory, key_bias, value_bias, mask = factors
+    if (
+        type(query) is not Tensor
+        or not query.is_cpu
+        or torch.compiler.is_compiling()
+        or not query.numel() * key_memory.numel()
+    ):
+        return False
+    logits = F.linear(query, key_memory, key_bias)
+    weights = logits.to(torch.promote_types(logits.dtype, torch.float32)).exp_()
+    left_out = None if mask is None else ~mask.unsqueeze(-1)
+    if left_out is not None:
+        weights.masked_fill_(left_out, 0.0)
+    columns, tiny = weights.sum(-2, keepdim=True), torch.finfo(weights.dtype).tiny
+    if not (columns.amin() > tiny**0.5 and columns.amax() < torch.inf):
+        return False
+    rows = weights.div_(columns).sum(-1, keepdim=True)
+    if left_out is not None:
+        rows.masked_fill_(left_out, 1.0)
+    # With columns of at least tiny^(1/2), what underflows in a row is less than tiny^(1/4) of it.
+    if not rows.amin() > tiny**0.25:
+        return False
+    weights = weights.div_(rows).to(query.dtype)
+    if out.is_contiguous() and value_bias is None:
+        torch.mm(weights.flatten(0, -2), value_memory, out=out.view(-1, out.shape[-1]))
+    else:
+        out.copy_(F.linear(weights, value_memory.mT, value_bias))
+    if left_out is not None:
+        out.masked_fill_(left_out, 0.0)
+    offset.copy_(columns.log_())
+    return True
 
 
 class _VmapInfo(Protocol):
