@@ -229,7 +229,7 @@ def test_another_comparisons_folder_is_left_alone(finished: Path, tmp_path: Path
         ({"mixers": ("self", "externl")}, "unknown mixer 'externl'; did you mean external"),
         ({"mixers": ()}, "at least"),
         ({"model_kwargs": {"dept": 3}}, "dept"),
-        ({"batch_size": 1000}, "batch size 1000"),
+        ({"batch_size": 1000, "accumulate": 1000}, "fewer than the 1000 parts of a step"),
         ({"model": "mixer_nan"}, "mixer_nano"),
     ],
 )

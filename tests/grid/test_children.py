@@ -81,11 +81,17 @@ class Numbers(IndexedDataset):
 def by_engine(engine: Callable[..., Any]) -> None:
     """One cell that ends before it trains, so that most of the time is the start of its interpreter."""
     config = make_config(
-        model="mixer_nano", data="digits", limit=8, batch_size=1000, device="cpu", out=Path("run").absolute()
+        model="mixer_nano",
+        data="digits",
+        limit=8,
+        batch_size=1000,
+        accumulate=1000,
+        device="cpu",
+        out=Path("run").absolute(),
     )
     ((cell, outcome),) = engine([Cell("c", config)])
     assert cell.name == "c"
-    assert "batch size 1000" in str(outcome)
+    assert "1000 parts of a step" in str(outcome)
 
 
 def jobs() -> None:

@@ -73,9 +73,9 @@ def kill_in_mid_run(run: Path, number: signal.Signals) -> threading.Thread:
 
 def test_a_failure_is_an_outcome_and_costs_no_other_cell(tmp_path: Path) -> None:
     good, bad = cells(tmp_path)
-    bad = Cell("bad", bad.config.replace(batch_size=1000))
+    bad = Cell("bad", bad.config.replace(batch_size=1000, accumulate=1000))
     outcomes = {cell.name: outcome for cell, outcome in in_turn([bad, good])}
-    assert "batch size 1000" in str(outcomes["bad"])
+    assert "1000 parts of a step" in str(outcomes["bad"])
     assert outcomes["c0"] == ""
     assert good.is_finished
     before = (good.folder / "result.json").stat().st_mtime_ns
@@ -205,7 +205,7 @@ def test_where_no_ray_answers_is_one_line(address: str, message: str) -> None:
 def test_on_slurm_a_preempted_job_is_queued_again_and_continues(tmp_path: Path) -> None:
     submitit = pytest.importorskip("submitit")
     alone, queued = cells(tmp_path / "alone", 1, **LONG), cells(tmp_path / "queued", 1, **LONG)
-    bad = Cell("bad", queued[0].config.replace(batch_size=1000, out=tmp_path / "queued" / "bad"))
+    bad = Cell("bad", queued[0].config.replace(batch_size=1000, accumulate=1000, out=tmp_path / "queued" / "bad"))
     assert [outcome for _, outcome in in_turn(alone)] == [""]
     engine = make_engine(EngineConfig(engine="slurm", slurm={"cluster": "local"}), tmp_path / "jobs", 0)
     # What Slurm sends a job that it takes the node from.
@@ -213,7 +213,7 @@ def test_on_slurm_a_preempted_job_is_queued_again_and_continues(tmp_path: Path) 
     outcomes = {cell.name: outcome for cell, outcome in engine([*queued, bad])}
     preemption.join()
     assert outcomes["c0"] == ""
-    assert "batch size 1000" in str(outcomes["bad"])
+    assert "1000 parts of a step" in str(outcomes["bad"])
     logs = "".join(file.read_text() for file in (tmp_path / "jobs").glob("*_log.*"))
     assert "preempted" in logs
     assert "Requeued" in logs

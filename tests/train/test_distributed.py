@@ -126,7 +126,7 @@ with process_group("cpu"):
     attempt("fsdp-ema", strategy="fsdp", ema=0.9)
     disk_full_on_the_third_checkpoint()
     one_process_is_told_to_end()
-    attempt("too-large", batch_size=100)
+    attempt("too-large", batch_size=100, accumulate=100)
 (out / f"outcomes-{distributed_info().rank}.json").write_text(json.dumps(outcomes))
 """
 
@@ -280,7 +280,7 @@ while :; do sleep 0.05; done
 
 def test_a_mistake_is_told_by_one_process(two: Path):
     assert outcome(two, 0)["fsdp-ema"].startswith("UserError: ema keeps a whole copy of the weights")
-    assert outcome(two, 0)["too-large"].startswith("UserError: batch size 100 of 2 processes is larger than the 170")
+    assert outcome(two, 0)["too-large"].startswith("UserError: 170 training images are fewer than the 200 parts")
     assert outcome(two, 1)["fsdp-ema"] == outcome(two, 1)["too-large"] == "PeerFailure: 2"
     assert not (two / "too-large").exists()
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmix.errors import UserError
-from tokenmix.lab.train.plan import check_config, make_plan, seed_everything, warmup_note
+from tokenmix.lab.train.plan import batch_note, check_config, make_plan, seed_everything, warmup_note
 from tokenmix.lab.train.sources import make_config
 
 
@@ -22,15 +22,26 @@ from tokenmix.lab.train.sources import make_config
 )
 def test_batches_of_all_epochs_make_the_steps(num_train, micro, accumulate, epochs, max_steps):
     config = make_config(batch_size=micro * accumulate, accumulate=accumulate, epochs=epochs, max_steps=max_steps)
-    if num_train < config.loop.batch_size:
-        with pytest.raises(UserError, match=f"larger than the {num_train} training images"):
+    if num_train < accumulate:
+        with pytest.raises(UserError, match=f"{num_train} training images are fewer than the {accumulate} parts"):
             make_plan(config, num_train)
         return
     plan = make_plan(config, num_train)
+    step = plan.batch_size * accumulate
+    assert step <= min(num_train, config.loop.batch_size)
+    assert (batch_note(config, plan, num_train, "images") is None) == (step == config.loop.batch_size)
     batches = [plan.batches(epoch) for epoch in range(plan.epochs)]
     assert sum(batches) == plan.total_steps * accumulate
-    assert all(0 < n <= num_train // micro and n % accumulate == 0 for n in batches)
-    assert plan.total_steps == min(epochs * (num_train // config.loop.batch_size), max_steps or 10**9)
+    assert all(0 < n <= num_train // plan.batch_size and n % accumulate == 0 for n in batches)
+    assert plan.total_steps == min(epochs * (num_train // step), max_steps or 10**9)
+
+
+def test_batches_of_few_samples_are_smaller_and_told():
+    config = make_config(batch_size=64)
+    plan = make_plan(config, 40)
+    assert (plan.batch_size, plan.steps_per_epoch) == (10, 4)
+    note = batch_note(config, plan, 40, "images")
+    assert note == "40 training images do not fill a batch of 64, so batches have 10; give --batch-size"
 
 
 def test_a_run_within_its_warm_up_is_told():

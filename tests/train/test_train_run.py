@@ -343,7 +343,7 @@ def test_an_existing_run_is_not_overwritten(finished):
         ({"opt": "adamww"}, "unknown optimiser 'adamww'; did you mean .*adamw"),
         ({"device": "gpu"}, "device='gpu' is not valid; give one of auto, cpu, cuda, mps"),
         ({"precision": "16-mixed"}, "16-mixed needs a GPU; give --precision bf16-mixed"),
-        ({"batch_size": 500}, "batch size 500 is larger than the 200 training images"),
+        ({"batch_size": 500, "accumulate": 500}, "200 training images are fewer than the 500 parts of a step"),
         ({"batch_size": 33, "mixup": 0.2}, "33 is odd; give an even --batch-size"),
         ({"img_size": 9}, "image size 9 x 9 is not a multiple of the patch size"),
         ({"model_kwargs": {"img_size": 32}}, "img_size=32 is set elsewhere; use --img-size"),

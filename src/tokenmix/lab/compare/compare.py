@@ -39,12 +39,13 @@ from tokenmix.lab.compare.variants import (
     variant_of,
     with_usual_mixers,
 )
+from tokenmix.lab.data.fetch import log
 from tokenmix.lab.grid import Cell, Engine
 from tokenmix.lab.grid.engines import in_turn, make_engine, parallel_runs
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.config import CompareConfig, comparison_config
 from tokenmix.lab.train.load import check_own_mixers, load_task, start_and_swap
-from tokenmix.lab.train.plan import check_config, make_plan
+from tokenmix.lab.train.plan import batch_note, check_config, make_plan
 from tokenmix.lab.train.schema import joined
 from tokenmix.lab.train.sources import base_comparison, load_comparison
 from tokenmix.lab.train.task import TaskData, TaskModule
@@ -237,7 +238,9 @@ def _prepare(name: str, config: CompareConfig, out: Path) -> Comparison:
     start = time.monotonic()
     data = task.load_data(cells[0].config)
     read = time.monotonic() - start
-    make_plan(cells[0].config, data.num_train, unit=data.unit)
+    plan = make_plan(cells[0].config, data.num_train, unit=data.unit)
+    if note := batch_note(cells[0].config, plan, data.num_train, data.unit):
+        log(note)
     if schedule.rates_of(config) and not data.num_validation:
         raise UserError("tune chooses on validation samples, and none are held out; give --validation N, or more data")
     return Comparison(name, config, out, data, _new_variants(config, cells, data), cells, schedule.Pace(read))
@@ -292,7 +295,7 @@ def _measure(one: Comparison, jobs: int) -> Comparison:
     Measured with the threads that runs are trained with: one where `jobs` of them are trained side by side.
     """
     config, before, data = one.cells[0].config, torch.get_num_threads(), one.data
-    size = max(1, config.loop.batch_size // config.optim.accumulate)
+    size = make_plan(config, data.num_train).batch_size
     torch.set_num_threads(1 if jobs else config.loop.threads or before)
     others = OtherWork()
     try:
@@ -350,8 +353,8 @@ def _train_all(
     ended = len(cells) - len(waiting)
     if waiting:
         line = f"{len(waiting)} runs to train, about {_duration(seconds)} on this machine"
-        parts = ((one, name, cell.config) for one, name, cell in stage)
-        rates = [run.loop.batch_size / run.optim.accumulate / one.pace.step[name] for one, name, run in parts]
+        sizes = (make_plan(cell.config, one.data.num_train).batch_size for one, _, cell in stage)
+        rates = [size / one.pace.step[name] for (one, name, _), size in zip(stage, sizes)]
         line += f", {min(rates):,.0f} to {max(rates):,.0f} {stage[0][0].data.unit} a second"
         line += f", {jobs} at a time, each {slowdown:.1f} times as long as alone" if slowdown > 1.05 else ""
         console.print(line, highlight=False, markup=False)
@@ -449,7 +452,7 @@ def _report(one: Comparison, console: Console) -> Results:
         skeleton=skeleton_of(one.variants),
         train=one.data.num_train,
         test=one.data.num_test,
-        seen=plan.total_steps * config.loop.batch_size,
+        seen=plan.total_steps * plan.accumulate * plan.batch_size,
         step_batch=plan.batch_size,
         device=str(_device(one.config)),
         environment=environment(),

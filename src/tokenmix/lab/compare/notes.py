@@ -38,7 +38,7 @@ def budget_sentence(results: Results) -> str:
     return (
         f"Every variant is {config['model']}{listed} and differs from the others "
         f"only in {place}. Each was trained{start} on {seen} "
-        f"in the same order {order}, in batches of {config['batch_size']}, with "
+        f"in the same order {order}, in batches of {results.step_batch * config['accumulate']}, with "
         f"{config['opt']}, {rate}, {config['schedule']} schedule, weight decay "
         f"{config['weight_decay']:g}{augmented}. "
         f"{free} are not made equal: they are what is compared."

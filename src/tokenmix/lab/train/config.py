@@ -180,7 +180,7 @@ class BudgetConfig(Part):
     """Passes over the training samples: images, texts or point clouds."""
     max_steps: Annotated[int | None, Range(least=1)] = None
     """Stop after this many optimiser steps, if that comes first."""
-    batch_size: Annotated[int, Range(least=1)] = 128
+    batch_size: Annotated[int, Range(least=1)] = 64
     """Samples of one optimiser step on one device, divided into --accumulate parts."""
     monitor: Annotated[str, named("METRIC")] | None = None
     """Metric that picks the best epoch and that results are reported in; the task's usual one if not given."""

@@ -171,20 +171,36 @@ class Progress:
 
 
 def make_plan(config: TrainConfig, num_train: int, processes: int = 1, unit: str = "images") -> TrainingPlan:
-    """The plan for this many training samples; `UserError` if they do not fill one batch of every process."""
-    global_batch = config.loop.batch_size * processes
-    if global_batch > num_train:
+    """The plan for this many training samples; `UserError` if there is not one for each part of a step.
+
+    Where they do not fill one batch, an epoch has four steps of smaller ones, see `batch_note`.
+    """
+    micro, parts = config.loop.batch_size // config.optim.accumulate, config.optim.accumulate * processes
+    if parts > num_train:
         raise UserError(
-            f"batch size {config.loop.batch_size}{f' of {processes} processes' * (processes > 1)} is larger than the "
-            f"{num_train} training {unit}; give --batch-size {max(1, num_train // (2 * processes))} or less"
+            f"{num_train} training {unit} are fewer than the {parts} parts of a step (processes times accumulate); "
+            "give more data, or fewer parts"
         )
-    steps_per_epoch = num_train // global_batch
+    if micro * parts > num_train:
+        micro = num_train // (4 * parts)
+        micro = max(1, micro - micro % 2)  # mixup takes pairs
+    steps_per_epoch = num_train // (micro * parts)
     total = config.loop.epochs * steps_per_epoch
     if config.loop.max_steps is not None:
         total = min(total, config.loop.max_steps)
-    micro = config.loop.batch_size // config.optim.accumulate
     return TrainingPlan(
         micro, config.optim.accumulate, steps_per_epoch, math.ceil(total / steps_per_epoch), total, processes
+    )
+
+
+def batch_note(config: TrainConfig, plan: TrainingPlan, num_train: int, unit: str) -> str | None:
+    """What to say of batches that are smaller than asked for."""
+    size, processes = plan.batch_size * plan.accumulate, f" in {plan.processes} processes" * (plan.processes > 1)
+    if size == config.loop.batch_size:
+        return None
+    return (
+        f"{num_train} training {unit} do not fill a batch of {config.loop.batch_size}{processes}, so batches have "
+        f"{size}; give --batch-size"
     )
 
 
