@@ -63,7 +63,7 @@ def test_offline_is_one_line_and_at_once(tmp_path, monkeypatch) -> None:
         create_model("gmlp_small", pretrained=True, cache_dir=tmp_path)
     text = str(caught.value)
     assert "timm/gmlp_s16_224.ra3_in1k on huggingface.co, which cannot be reached" in text
-    assert "pretrained_cfg_overlay={'file': PATH}" in text
+    assert "pretrained_cfg_overlay={'file': FILE}" in text
     assert "\n" not in text
 
 

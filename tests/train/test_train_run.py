@@ -399,3 +399,34 @@ def test_no_bar_without_a_terminal(tmp_path, capfd):
     sizes, epoch = capfd.readouterr().err.splitlines()
     assert sizes == "tokenmix: images of 8 x 8 px, patches of 2 px, 16 tokens"
     assert epoch.startswith("epoch 1/1  step 3/3  loss")
+
+
+def test_published_weights_start_a_run_and_are_not_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tokenmix.models import registry
+
+    asked: list[str] = []
+
+    def fetched(name: str, given: dict[str, Any]) -> torch.nn.Module:
+        if given.get("pretrained"):
+            asked.append(name)
+        return registry.by_timm(name, **{**given, "pretrained": False})
+
+    monkeypatch.setattr(registry, "timm_model", fetched)
+    own = {"model_kwargs": {}, "limit": 64, "limit_eval": 16, "epochs": 1, "batch_size": 32}
+    run = train(config(tmp_path / "run", model="test_resnet", pretrained=True, **own), quiet=True)
+    assert set(asked) == {"test_resnet"}
+    monkeypatch.undo()
+    monkeypatch.setattr(registry, "check_source", lambda *_, **__: pytest.fail("the weights are in the run folder"))
+    assert evaluate(run)["samples"] == 16
+    assert load_run(run)[1].model.pretrained
+
+
+def test_weights_that_cannot_be_fetched_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError, match="the weights of test_resnet .*--init-from FILE"):
+        train(config(tmp_path / "run", model="test_resnet", model_kwargs={"pretrained": True}), quiet=True)
+    with pytest.raises(UserError, match="vit_nano has no pretrained weights"):
+        train(config(tmp_path / "run", pretrained=True), quiet=True)
+    assert not (tmp_path / "run").exists()

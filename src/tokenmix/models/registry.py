@@ -61,7 +61,7 @@ def create_model(name: str, **kwargs: object) -> nn.Module:
     architecture = name.split(".")[0]
     if architecture not in MODELS:
         if timm.is_model(name) or name.startswith(("hf-hub:", "local-dir:")):
-            return by_timm(name, **kwargs)
+            return timm_model(name, kwargs)
         raise unknown_name("model", name, MODELS.names())
     entry = MODELS[architecture]
     build = load_object(entry.build)
@@ -137,7 +137,7 @@ def _from_caller(kwargs: Arguments) -> Arguments:
 
 
 FILES = ("model.safetensors", "pytorch_model.bin")
-ELSEWHERE = "fetch model.safetensors where there is one and give pretrained_cfg_overlay={'file': PATH}"
+ELSEWHERE = "fetch model.safetensors where there is one and give --init-from FILE, in Python pretrained_cfg_overlay={'file': FILE}"
 
 
 def check_source(
@@ -198,7 +198,9 @@ def timm_model(name: str, given: Arguments) -> Any:
     """A model of timm's with these arguments, its weights fetched with one line on what goes wrong."""
     if not given.get("pretrained"):
         return by_timm(name, **given)
-    check_source(name, resolve_pretrained_cfg(name))
+    if ":" not in name:
+        place = given.get("pretrained_cfg"), given.get("pretrained_cfg_overlay")
+        check_source(name, resolve_pretrained_cfg(name, *place), given.get("cache_dir"))
     with fetching(name):
         return by_timm(name, **given)
 

@@ -60,6 +60,8 @@ class ModelConfig(Part):
     For image-classification and semantic-segmentation also torchvision:NAME, or a function of yours, module:factory."""
     model_kwargs: Pairs = field(default_factory=dict)
     """Arguments of the model, for example --model-kwargs depth=6 drop_path_rate=0.1."""
+    pretrained: bool = False
+    """Start from the published weights of a model or backbone of timm or torchvision; other weights by --init-from."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -41,15 +41,17 @@ def load_task(run: Path | RunFolder, options: Arguments | None = None) -> TaskMo
     weights, kind = folder.path / WEIGHTS, config.task_class
     if not weights.exists():
         raise UserError(f"{folder.path} has not finished its first epoch; {folder.to_continue}")
-    stored = None
+    # The run has weights of its own.
+    kwargs = {name: value for name, value in config.model.model_kwargs.items() if not name.startswith("pretrained")}
+    built, stored = config.replace(pretrained=False, model_kwargs=kwargs), None
     changed = config.swap.swap is not None or config.swap.insert is not None
     if max(description.get("img_size") or [0]) > LARGE and not changed:
         # A model with a weight for each token of such images may not fit into memory.
         with torch.device("meta"):
-            shapes = kind.model_from_config(config, description)
+            shapes = kind.model_from_config(built, description)
         stored = read_weights(folder)
         check_weights(shapes, stored, weights, stored_types(config))
-    task = kind(kind.model_from_config(config, description), config, description)
+    task = kind(kind.model_from_config(built, description), config, description)
     swap_mixers(task)
     # Read after the model is built, whose mistakes come first.
     put_weights(task.model, read_weights(folder) if stored is None else stored, weights, stored_types(config))

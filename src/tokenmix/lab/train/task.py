@@ -5,6 +5,7 @@ override `training_step` and `configure_optimizers` as well. `LightningTask` put
 """
 
 import copy
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,7 +31,7 @@ from tokenmix.lab.train.distributed import all_reduce_mean
 from tokenmix.lab.train.metrics import Metric, Rows, collected, joined, num_rows
 from tokenmix.lab.train.plan import Configured, make_optimizer, make_schedule
 from tokenmix.lab.train.programs import Batch, Description, ProgramHooks, own_macs
-from tokenmix.registry import Arguments
+from tokenmix.registry import MODELS, Arguments, load_object
 
 
 class TaskData(ABC):
@@ -193,6 +194,11 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
     def model_from_config(cls, config: TrainConfig, data: Description) -> nn.Module:
         """`build_model`, where arguments of the user's with which the model cannot be built are a `UserError`."""
         cls.check_arguments(config)
+        if config.model.pretrained:
+            name = config.model.model
+            taken = inspect.signature(load_object(MODELS[name].build)).parameters if name in MODELS else {}
+            part = "pretrained_backbone" if "pretrained_backbone" in taken else "pretrained"
+            config = config.replace(model_kwargs={**config.model.model_kwargs, part: True})
         with built_with(config.model.model, config.model.model_kwargs):
             return cls.build_model(config, data)
 

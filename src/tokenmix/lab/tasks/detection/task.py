@@ -74,7 +74,8 @@ class ObjectTask(ImageTask):
         )
         train = ObjectSamples(scenes, None if options.augment == "none" else augment)
         held = None if data.validation is None else ObjectSamples(data.validation)
-        mean, std = IMAGENET if config.model.model_kwargs.get("pretrained_backbone") else (data.mean, data.std)
+        theirs = config.model.pretrained or config.model.model_kwargs.get("pretrained_backbone")
+        mean, std = IMAGENET if theirs else (data.mean, data.std)
         entry = MODELS[config.model.model]
         default = inspect.signature(load_object(entry.build)).parameters["img_size"].default
         side = options.img_size or entry.arguments.get("img_size", default)
