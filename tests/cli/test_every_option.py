@@ -113,7 +113,7 @@ def test_a_bad_value_of_each_type_is_one_line(words: list[str], capsys: pytest.C
         ("compare --learning-rate 1", "give --lr RATE"),
         ("train --dropout 0.1", "give --model-kwargs drop_rate=P"),
         ("train --gpus 2", "give --device cuda --devices N"),
-        ("train --pretrained", "give --init-from RUN_OR_FILE.safetensors, or --model-kwargs pretrained=True"),
+        ("train --pretrained-weights", "did you mean --pretrained"),
         ("train --patch-size 8", "give --model-kwargs patch_size=N"),
         ("train -b 8", "give --batch-size N"),
         ("compare --mixers self external", "separate several by commas, as in --mixers self,external"),

@@ -425,7 +425,7 @@ def test_published_weights_start_a_run_and_are_not_asked_for_again(
 
 def test_weights_that_cannot_be_fetched_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(UserError, match="the weights of test_resnet .*--init-from FILE"):
+    with pytest.raises(UserError, match=r"the weights of test_resnet .*--init-from FILE"):
         train(config(tmp_path / "run", model="test_resnet", model_kwargs={"pretrained": True}), quiet=True)
     with pytest.raises(UserError, match="vit_nano has no pretrained weights"):
         train(config(tmp_path / "run", pretrained=True), quiet=True)

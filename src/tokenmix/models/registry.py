@@ -137,7 +137,10 @@ def _from_caller(kwargs: Arguments) -> Arguments:
 
 
 FILES = ("model.safetensors", "pytorch_model.bin")
-ELSEWHERE = "fetch model.safetensors where there is one and give --init-from FILE, in Python pretrained_cfg_overlay={'file': FILE}"
+ELSEWHERE = (
+    "fetch model.safetensors where there is one and give --init-from FILE, "
+    "in Python pretrained_cfg_overlay={'file': FILE}"
+)
 
 
 def check_source(

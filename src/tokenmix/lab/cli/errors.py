@@ -152,7 +152,6 @@ _OURS: dict[str, tuple[str, ...]] = {
     "--model-kwargs embed_dim=N": ("dim", "embed-dim", "hidden-size", "width"),
     "--model-kwargs num_heads=N": ("heads", "num-heads"),
     "--model-kwargs patch_size=N": ("patch-size", "patch"),
-    f"--pretrained, or {PRETRAINED}": ("pretrained-weights",),
     PRETRAINED: ("finetune", "weights", "load", "initial-checkpoint"),
     "--mixers A,B,C": ("mixer", "attention"),
     "--seeds 0,1,2": ("seed",),
