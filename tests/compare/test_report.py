@@ -168,7 +168,7 @@ def test_times_come_with_their_quartiles_and_what_disturbed_them(results: Result
 
 def test_times_whose_quartiles_overlap_are_a_tie(results: Results):
     def starred(*timings: Timing) -> list[bool]:
-        timed = [replace(v, latency=timing) for v, timing in zip(results.variants, timings, strict=True)]
+        timed = [replace(v, latency=timing, step=None) for v, timing in zip(results.variants, timings, strict=True)]
         tied = replace(results, variants=timed)
         column = next(i for i, column in enumerate(columns(tied)) if column.heading == "forward ms")
         return [cells(tied, variant)[column].best for variant in tied.variants]

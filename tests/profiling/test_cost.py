@@ -12,7 +12,7 @@ from tokenmix.errors import UserError
 from tokenmix.lab.cli import main
 from tokenmix.layers.base import near_square
 from tokenmix.layers.table import list_mixers
-from tokenmix.profiling import cost, cost_report
+from tokenmix.profiling import cost, cost_report, measure
 from tokenmix.profiling.cost import (
     CostRow,
     CostTable,
@@ -34,7 +34,7 @@ TOP = Ceilings(1e10, 1e11, 1, "float32", 1 << 20, 64)
 
 @pytest.fixture(autouse=True)
 def _known_ceilings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cost, "SPREAD", math.inf)
+    monkeypatch.setattr(measure, "SPREAD", math.inf)
     if "ceilings" not in request.node.name:
         monkeypatch.setattr(cost, "measure_ceilings", lambda device, dtype: TOP)
 

@@ -12,7 +12,7 @@ import torch
 
 from tokenmix.errors import UserError
 from tokenmix.lab.cli import main
-from tokenmix.profiling import cost, cost_report
+from tokenmix.profiling import cost, cost_report, measure
 from tokenmix.profiling.cost import CostRow, CostTable, Crossover, cost_table, faster_ranges
 from tokenmix.profiling.cost_figure import draw_cost
 from tokenmix.profiling.cost_report import footnotes, markdown, sentences, write_cost
@@ -29,7 +29,7 @@ def _ceilings(macs_per_second: float) -> Callable[..., Ceilings]:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cost, "SPREAD", math.inf)
+    monkeypatch.setattr(measure, "SPREAD", math.inf)
     monkeypatch.setattr(cost, "measure_ceilings", _ceilings(1e11))
 
 
@@ -146,7 +146,7 @@ STEADY, UNSTEADY = Timing.of([1.0, 1.0, 1.1]), Timing.of([1.0, 1.0, 3.0, 3.0])
 
 
 def _timed(monkeypatch: pytest.MonkeyPatch, unsteady: str) -> CostTable:
-    monkeypatch.setattr(cost, "SPREAD", 0.5)
+    monkeypatch.setattr(measure, "SPREAD", 0.5)
 
     def timed(functions: Any, repeats: int, device: Any) -> dict[str, Timing]:
         return {name: UNSTEADY if name == unsteady else STEADY for name in functions}

@@ -13,7 +13,7 @@ from tokenmix.errors import UserError
 from tokenmix.lab.cli import main
 from tokenmix.layers import ExternalAttention2d, SAGANAttention2d, SelfAttention
 from tokenmix.layers.table import list_mixers
-from tokenmix.profiling import cost
+from tokenmix.profiling import cost, measure
 from tokenmix.profiling.cost import cost_table
 from tokenmix.profiling.cost_report import eanet_requirements, print_requirements
 from tokenmix.profiling.machine import Ceilings, expected_peak, free_memory, too_large
@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def _known_ceilings(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cost, "SPREAD", math.inf)
+    monkeypatch.setattr(measure, "SPREAD", math.inf)
     monkeypatch.setattr(cost, "measure_ceilings", lambda *_: Ceilings(1e10, 1e11, 1, "float32", 1 << 20, 64))
 
 

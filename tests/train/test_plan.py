@@ -1,5 +1,6 @@
 """The arithmetic of a run, its seeds, and settings that no run can have."""
 
+import platform
 import random
 
 import numpy as np
@@ -9,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmix.errors import UserError
-from tokenmix.lab.train.plan import batch_note, check_config, make_plan, seed_everything, warmup_note
+from tokenmix.lab.train.plan import (
+    batch_note,
+    check_config,
+    make_plan,
+    precision_note,
+    seed_everything,
+    warmup_note,
+)
 from tokenmix.lab.train.sources import make_config
 
 
@@ -88,3 +96,12 @@ def test_impossible_settings(change, message):
     check_config(make_config())
     with pytest.raises(UserError, match=message):
         check_config(make_config(**change))
+
+
+@pytest.mark.parametrize(("capability", "told"), [("AVX2", True), ("AVX512", False)])
+def test_bfloat16_on_a_cpu_without_it_is_told(capability: str, told: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    config = make_config(precision="bf16-mixed", device="cpu")
+    assert (precision_note(config) is not None) == told
+    assert precision_note(make_config(device="cpu")) is None

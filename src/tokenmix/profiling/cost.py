@@ -38,8 +38,6 @@ SAMPLE = 0.2
 """Seconds that the calls of a cell last together, at least about."""
 RUN = 0.002
 """Seconds: of shorter calls several in a row make one time, their mean."""
-SPREAD = 0.5
-"""Times whose quartiles are farther apart than this share of their median are noisy."""
 
 PASSES: tuple[Pass, Pass] = ("forward", "step")
 FULL = "took more memory than the device has"
@@ -100,7 +98,7 @@ class CostRow:
     @property
     def unsteady(self) -> tuple[Pass, ...]:
         """The passes whose times are noisy."""
-        return tuple(w for w in PASSES if (timing := getattr(self, w)) is not None and timing.spread > SPREAD)
+        return tuple(w for w in PASSES if (timing := getattr(self, w)) is not None and timing.noisy)
 
     @property
     def macs_per_second(self) -> float | None:

@@ -17,6 +17,9 @@ from torch.autograd.profiler import profile
 from tokenmix.environment import filtered_stderr
 from tokenmix.errors import UserError
 
+SPREAD = 0.5
+"""Times whose quartiles are farther apart than this share of their median are noisy."""
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -37,6 +40,11 @@ class Timing:
     def spread(self) -> float:
         """Distance of the quartiles, as a share of the median."""
         return (self.q3 - self.q1) / self.median
+
+    @property
+    def noisy(self) -> bool:
+        """Whether the quartiles are more than `SPREAD` of the median apart, as where another program ran."""
+        return self.spread > SPREAD
 
 
 def time_interleaved(

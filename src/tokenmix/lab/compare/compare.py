@@ -45,7 +45,7 @@ from tokenmix.lab.grid.engines import in_turn, make_engine, parallel_runs
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.config import CompareConfig, comparison_config
 from tokenmix.lab.train.load import check_own_mixers, load_task, start_and_swap
-from tokenmix.lab.train.plan import batch_note, check_config, make_plan
+from tokenmix.lab.train.plan import check_config, make_plan, plan_notes
 from tokenmix.lab.train.schema import joined
 from tokenmix.lab.train.sources import base_comparison, load_comparison
 from tokenmix.lab.train.task import TaskData, TaskModule
@@ -239,7 +239,7 @@ def _prepare(name: str, config: CompareConfig, out: Path) -> Comparison:
     data = task.load_data(cells[0].config)
     read = time.monotonic() - start
     plan = make_plan(cells[0].config, data.num_train, unit=data.unit)
-    if note := batch_note(cells[0].config, plan, data.num_train, data.unit):
+    for note in plan_notes(cells[0].config, plan, data.num_train, data.unit):
         log(note)
     if schedule.rates_of(config) and not data.num_validation:
         raise UserError("tune chooses on validation samples, and none are held out; give --validation N, or more data")

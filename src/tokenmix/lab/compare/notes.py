@@ -2,6 +2,7 @@
 
 from tokenmix.lab.compare.results import ORIGINAL, Results, Variant
 from tokenmix.lab.train.task import size_note
+from tokenmix.profiling.measure import SPREAD
 from tokenmix.profiling.units import ratio
 
 CALLED = {"self": "self-attention", ORIGINAL: "the original model"}
@@ -150,7 +151,7 @@ def failed_runs(results: Results) -> list[str]:
 def uncertainty(results: Results) -> list[str]:
     """By how much scores differ by chance, and which curves had not ended."""
     again = "by the same command; finished runs are kept."
-    warning = results.warning or "times of the same call differ twofold, as if another program had run; measure again"
+    warning = results.warning or f"quartiles of a time are over {SPREAD:.0%} of its median apart; measure again"
     found = [] if results.steady else [f"Warning: {warning} {again}"]
     if len(ranked := results.ranked()) > 1:
         found += _resolution(results, ranked[0], ranked[1])

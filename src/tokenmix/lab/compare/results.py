@@ -227,9 +227,9 @@ class Results:
 
     @property
     def steady(self) -> bool:
-        """Whether times can be compared: no other program was seen, and no call's quartiles differ twofold."""
+        """Whether times can be compared: no other program was seen, and no time is noisy."""
         timings = (timing for variant in self.variants for timing in (variant.latency, variant.step) if timing)
-        return not self.warning and all(timing.q3 <= 2 * timing.q1 for timing in timings)
+        return not self.warning and not any(timing.noisy for timing in timings)
 
     def control(self) -> Variant | None:
         """The variant without mixing, if there is one."""

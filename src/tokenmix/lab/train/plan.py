@@ -3,6 +3,7 @@
 import importlib
 import math
 import os
+import platform
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -173,7 +174,7 @@ class Progress:
 def make_plan(config: TrainConfig, num_train: int, processes: int = 1, unit: str = "images") -> TrainingPlan:
     """The plan for this many training samples; `UserError` if there is not one for each part of a step.
 
-    Where they do not fill one batch, an epoch has four steps of smaller ones, see `batch_note`.
+    Where they do not fill one batch, an epoch has four steps of smaller ones, see `plan_notes`.
     """
     micro, parts = config.loop.batch_size // config.optim.accumulate, config.optim.accumulate * processes
     if parts > num_train:
@@ -202,6 +203,23 @@ def batch_note(config: TrainConfig, plan: TrainingPlan, num_train: int, unit: st
         f"{num_train} training {unit} do not fill a batch of {config.loop.batch_size}{processes}, so batches have "
         f"{size}; give --batch-size"
     )
+
+
+def precision_note(config: TrainConfig) -> str | None:
+    """What to say of bfloat16 on a CPU that has no instructions for it."""
+    without = platform.machine() in ("x86_64", "AMD64") and torch.backends.cpu.get_cpu_capability() in (
+        "DEFAULT",
+        "AVX2",
+    )
+    if device_type(config) != "cpu" or "bf16" not in config.loop.precision or not without:
+        return None
+    return f"{config.loop.precision} is emulated on this CPU and takes 5 to 12 times as long; give --precision 32"
+
+
+def plan_notes(config: TrainConfig, plan: TrainingPlan, num_train: int, unit: str) -> list[str]:
+    """What to say before a run starts."""
+    notes = batch_note(config, plan, num_train, unit), warmup_note(config, plan), precision_note(config)
+    return [note for note in notes if note is not None]
 
 
 def warmup_note(config: TrainConfig, plan: TrainingPlan) -> str | None:

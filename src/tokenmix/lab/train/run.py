@@ -48,14 +48,13 @@ from tokenmix.lab.train.distributed import (
 from tokenmix.lab.train.folder import ID, RunFolder
 from tokenmix.lab.train.load import check_own_mixers, freeze_all_but, load_task, start_and_swap, stored_types
 from tokenmix.lab.train.plan import (
-    batch_note,
     check_config,
     check_device,
     distills_layers,
     fit_to_ranks,
     make_plan,
+    plan_notes,
     seed_everything,
-    warmup_note,
 )
 from tokenmix.lab.train.task import input_sizes, size_note
 from tokenmix.lab.train.trainer import Engine, Session, finite_outputs, training
@@ -298,7 +297,7 @@ def _prepare(config: TrainConfig, run: RunFolder) -> Session:
     data = kind.load_data(config)
     rank, parts = data_parallel_rank(config)
     plan = make_plan(config, data.num_train, parts, data.unit)
-    smaller = batch_note(config, plan, data.num_train, data.unit)
+    notes = plan_notes(config, plan, data.num_train, data.unit)
     # As JSON would give it back, so that a run that continues sees what its first start saw.
     description = json.loads(to_json(data.describe()))
     seed_everything(config.loop.seed, 0, 0)
@@ -323,8 +322,7 @@ def _prepare(config: TrainConfig, run: RunFolder) -> Session:
     session = Session(task, data, plan)
     session.counts |= {"parameters": count_parameters(task.model), "macs": task.macs(), **sizes}
     if checkpoint is None:
-        notes = size_note(sizes) if sizes else None, smaller, *changed.notes, warmup_note(config, plan)
-        session.notes += filter(None, notes)
+        session.notes += filter(None, [size_note(sizes) if sizes else None, *changed.notes, *notes])
         if distributed_info().first:
             setup = {"config": dataclasses.asdict(config), "command": sys.argv, "environment": environment()}
             with _one_line_errors(run.path):
