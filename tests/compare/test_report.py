@@ -422,6 +422,16 @@ def test_an_axis_does_not_turn_noise_into_a_gap():
     assert gap(0.2) < gap(0.0) / 8
 
 
+def test_the_axis_of_a_share_stays_between_0_and_1():
+    for score in (0.03, 0.98):
+        points = [Series("a", 0, [2.0], [score])]
+        chart = scatter_chart(points, Axis("cost", str), Axis("score", str), {}, 0.5)
+        marks = [float(mark) for mark in re.findall(r'text-anchor="end">([^<]+)</text>', chart)]
+        assert len(marks) > 2
+        assert min(marks) >= 0
+        assert max(marks) <= 1
+
+
 def test_labels_of_points_do_not_cover_each_other_or_other_points():
     places = [(200.0, 100.0), (210.0, 102.0), (205.0, 110.0), (430.0, 100.0), (60.0, 230.0)]
     names = ["self", "external", "gating", "multihead-external", "less"]

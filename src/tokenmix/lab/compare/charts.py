@@ -46,7 +46,7 @@ class Axis:
             low, high = low / 1.25, high * 1.25
         else:
             pad = (high - low) * 0.06 or abs(high) * 0.05 or 1.0
-            low, high = (0.0 if across else low - pad), high + pad
+            low, high = (0.0 if across else low - pad if low < 0 else max(0.0, low - pad)), high + pad
         start, end = (LEFT, END) if across else (FLOOR, TOP)
         return replace(self, low=low, high=high, start=start, end=end, marks=ticks(low, high, log=self.log))
 
@@ -101,8 +101,10 @@ def scatter_chart(points: Sequence[Series], x: Axis, y: Axis, levels: Mapping[st
     heights = [p.ys[0] + side * (p.error or 0) for p in points for side in (-1, 1)]
     low, high = min(heights), max(heights)
     if high - low < least:
-        heights += [(low + high - least) / 2, (low + high + least) / 2]
-        low, high = heights[-2:]
+        # A share stays between 0 and 1.
+        bottom, top = 0.0 if low >= 0 else -math.inf, 1.0 if high <= 1 else math.inf
+        low, high = max(bottom, (low + high - least) / 2), min(top, (low + high + least) / 2)
+        heights += [low, high]
     reach = max(high - low, 0.1 * abs(high))
     near = {name: value for name, value in levels.items() if low - reach <= value <= high + reach}
     x = x.over([p.xs[0] for p in points], across=True)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.resources import files
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,11 +176,10 @@ class ComparisonResult(os.PathLike[str]):
                 axes.errorbar(
                     variant.macs, variant.score, yerr=variant.deviation, fmt="o", capsize=3, label=variant.name
                 )
-        for name, score in results.baselines.items():
-            axes.axhline(score, color="grey", linestyle="--", linewidth=1)
-            axes.annotate(name, (1, score), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)
+        for (name, score), style in zip(results.baselines.items(), cycle(("--", ":", "-.", "-"))):
+            axes.axhline(score, color="grey", linestyle=style, linewidth=1, label=name)
         axes.set(xscale="log", xlabel="multiply-adds of one sample", ylabel=f"test {results.measure}")
-        axes.legend(frameon=False)
+        figure.legend(frameon=False, loc="outside right upper")
         return figure
 
     def __fspath__(self) -> str:
