@@ -4,6 +4,8 @@ import base64
 import hashlib
 import io
 import os
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -179,3 +181,18 @@ def test_npm_is_asked_where_the_registry_is_not_reached(tmp_path: Path, monkeypa
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
     with pytest.raises(FetchError, match="npm is not on this machine"):
         npm_archive("nothing", "1.0.0", integrity, tmp_path)
+
+
+def test_every_data_set_is_imported_from_any_folder(tmp_path: Path) -> None:
+    """A checkout's recipes are imported by their file, without the checkout on `sys.path`."""
+    root = Path(__file__).parents[2] / "recipes"
+    names = [".".join(file.relative_to(root.parent).with_suffix("").parts) for file in root.glob("datasets/*/*.py")]
+    program = f"""
+import importlib
+from tokenmix.lab.registry import register_recipes
+register_recipes()
+for name in {names!r}:
+    importlib.import_module(name)
+"""
+    subprocess.run([sys.executable, "-P", "-c", program], cwd=tmp_path, check=True, timeout=120)
+    assert len(names) > 10

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.datasets import FashionMNIST
 
-from recipes.datasets.images import blue_marble
+from recipes.datasets.images.blue_marble import BLOCK, TEST_BLOCKS, whole_map
 from tokenmix.errors import UserError
 from tokenmix.lab.data.images.image_set import channel_statistics
 from tokenmix.lab.data.images.sets import fetch_fashion_mnist
@@ -74,7 +74,7 @@ class Composer:
     def __call__(self, index: int) -> Scene:
         """Three to eight items on a piece of the map."""
         rng = np.random.default_rng([abs(self.seed), ["train", "test"].index(self.part), index])
-        left = self.blocks[int(rng.integers(len(self.blocks)))] + int(rng.integers(blue_marble.BLOCK - self.side + 1))
+        left = self.blocks[int(rng.integers(len(self.blocks)))] + int(rng.integers(BLOCK - self.side + 1))
         top = int(rng.integers(self.image.shape[1] - self.side + 1))
         image = self.image[:, top : top + self.side, left : left + self.side].clone()
         owner = torch.full((self.side, self.side), -1)
@@ -122,16 +122,16 @@ def _paste(image: Tensor, owner: Tensor, item: Tensor, placed: _Placed, rng: np.
 def load_composed(request: DataRequest) -> SceneData:
     """2,000 scenes for training under the seed, 400 for testing that are the same for every seed."""
     side = _side(request.variant)
-    world = blue_marble.whole_map(request.root)
+    world = whole_map(request.root)
     items, notes = fetched("fashion-mnist", request.root, fetch_fashion_mnist)
-    blocks = range(world.image.shape[2] // blue_marble.BLOCK)
+    blocks = range(world.image.shape[2] // BLOCK)
     scenes = {
         part: Scenes(
             range(COUNTS[part]),
             Composer(
                 part,
                 world.image,
-                [b * blue_marble.BLOCK for b in blocks if (b in blue_marble.TEST_BLOCKS) == (part == "test")],
+                [b * BLOCK for b in blocks if (b in TEST_BLOCKS) == (part == "test")],
                 items[f"{key}_images"],
                 items[f"{key}_labels"],
                 seed=request.seed if part == "train" else 0,
@@ -158,6 +158,6 @@ def load_composed(request: DataRequest) -> SceneData:
 def _side(variant: str) -> int:
     if not variant:
         return SIDE
-    if not variant.isdecimal() or not 64 <= int(variant) <= blue_marble.BLOCK:
-        raise UserError(f"composed:{variant} is no side of a scene; give 64 to {blue_marble.BLOCK} pixels")
+    if not variant.isdecimal() or not 64 <= int(variant) <= BLOCK:
+        raise UserError(f"composed:{variant} is no side of a scene; give 64 to {BLOCK} pixels")
     return int(variant)

@@ -34,6 +34,8 @@ from tokenmix.registry import MODELS, Arguments, load_object
 # Bright ones, since what they are drawn on is a photograph, with much green, blue and grey in it.
 COLORS = ("#ffe11a", "#1ae5ff", "#ff4dff", "#ff8c1a", "#66ff33", "#ff3b3b", "#4d79ff", "#b366ff", "#99ffcc", "#ffb3c6")
 VEIL = 0.45
+BOXES, MOST = 10, 1_000
+"""Groups of boxes of a class, and training images, of the simplest method."""
 
 
 class ObjectTask(ImageTask):
@@ -146,6 +148,35 @@ class ObjectTask(ImageTask):
         each = zip(self.find(batch["images"]), batch["targets"], batch["index"].tolist(), strict=True)
         return joined([matched_rows(with_dense_masks(found), there, index, self.want) for found, there, index in each])
 
+    def plain_answers(self, data: IndexedData) -> dict[str, Rows]:
+        """The same boxes in every image: means of groups of the training boxes of each class, as frequent as these."""
+        from sklearn.cluster import KMeans
+
+        places, labels, seen = list[Tensor](), list[Tensor](), 0
+        for batch in data.batches_of("train", 1):
+            target = _without_crowds(batch["targets"][0])
+            places.append(target["boxes"] / _sides(batch["images"][0]))
+            labels.append(target["labels"])
+            seen += 1
+            if seen == MOST:
+                break
+        place, label, parts = torch.cat(places), torch.cat(labels), list[Found]()
+        for one in label.unique():
+            some = place[label == one]
+            groups = KMeans(min(BOXES, len(some.unique(dim=0))), random_state=0, n_init=1).fit(some.numpy())
+            counts = torch.from_numpy(groups.labels_).bincount()
+            centres = torch.from_numpy(groups.cluster_centers_).float()
+            parts.append({"boxes": centres, "labels": one.expand(len(counts)), "scores": counts / seen})
+        means = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        rows = list[Rows]()
+        for batch in data.test_batches(batch_size=1):
+            (image,), (target,) = batch["images"], batch["targets"]
+            found = {**means, "boxes": means["boxes"] * _sides(image)}
+            if self.want == "masks":
+                found["masks"] = _filled(found["boxes"], image.shape[1:])
+            rows.append(matched_rows(found, target, int(batch["index"]), self.want))
+        return {"mean boxes": joined(rows)}
+
     @classmethod
     def make_metrics(cls, config: TrainConfig, data: Description) -> dict[str, Metric]:
         return object_metrics(cls.want, data["classes"])
@@ -244,6 +275,22 @@ def _check_learnable(whole: ObjectSamples, config: TrainConfig, want: Literal["b
             f"no training image of {config.data.data!r}{taken} has an object with {empty}, so only background could be "
             "learned; give annotations of objects"
         )
+
+
+def _sides(image: Tensor) -> Tensor:
+    """Width, height, width, height: what boxes are divided by."""
+    height, width = image.shape[1:]
+    return torch.tensor([width, height, width, height], dtype=torch.float32)
+
+
+def _filled(boxes: Tensor, size: Sequence[int]) -> Tensor:
+    """Masks bool (M, H, W) that are the boxes."""
+    rows, columns = (torch.arange(length) + 0.5 for length in size)
+    left, top, right, bottom = boxes.unbind(1)
+    inside = [
+        (low[:, None] <= at) & (at < high[:, None]) for at, low, high in ((rows, top, bottom), (columns, left, right))
+    ]
+    return inside[0][:, :, None] & inside[1][:, None]
 
 
 def _without_crowds(target: Mapping[str, Tensor]) -> dict[str, Tensor]:
