@@ -631,3 +631,34 @@ def test_a_report_shows_what_is_there(kind: str, runs: dict[str, Path], monkeypa
         there = target["masks"].any(0) if kind == "masks" else torch.zeros_like(drawn)
         assert drawn[there.bool()].float().mean().nan_to_num(1.0) > 0.9
         assert drawn.any() == (len(target["labels"]) > 0)
+
+
+@pytest.mark.parametrize(
+    ("task", "model"), [("detection", "retinanet_nano"), ("instance-segmentation", "mask_rcnn_nano")]
+)
+def test_mean_boxes_find_what_is_always_in_one_place(
+    task: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The simplest method has one right box of a class that stays, and misses the one that moves."""
+    whole = Squares.scene
+
+    def scene(self: Squares, index: int) -> Scene:
+        found = whole(self, 1)
+        generator = torch.Generator().manual_seed(self.seed * 100 + index)
+        left, top = torch.randint(0, 40, (2,), generator=generator).tolist()
+        places = torch.tensor([[8.0, 8, 24, 30], [left, top, left + 20, top + 20]])
+        masks = torch.zeros(2, self.side, self.side, dtype=torch.bool)
+        for mask, (x0, y0, x1, y1) in zip(masks, places.int().tolist()):
+            mask[y0:y1, x0:x1] = True
+        there = Objects(places, torch.tensor([0, 1]), masks, torch.zeros(2, dtype=torch.bool))
+        return dataclasses.replace(found, objects=there, key=index)
+
+    monkeypatch.setattr(Squares, "scene", scene)
+    made = config(tmp_path, task=task, model=model, augment="none", batch_size=1)
+    kind = made.task_class
+    data = kind.load_data(made)
+    description = json.loads(json.dumps(data.describe(), default=str))
+    one = kind(kind.model_from_config(made, description), made, description)
+    ((name, rows),) = one.plain_answers(data).items()
+    assert name == "mean boxes"
+    assert 0.5 <= float(one.metrics["map"](rows)) < 0.8  # 1 for the class that stays

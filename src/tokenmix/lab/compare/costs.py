@@ -85,8 +85,9 @@ def measure_variants(
     macs = {}
     for name, task in variants.items():
         # From the model's own equations, else counted in a forward pass of one sample, as with an inserted block.
+        # A detector finds no boxes on the meta device.
         own = task.macs() if task.config.swap.insert is None else None
-        macs[name] = own or model_macs(task.model, one_sample(task))
+        macs[name] = own or model_macs(task.model, one_sample(task), torch.device("cpu"))
     benches = {name: _Bench(module, batch, config, device) for name, module in variants.items()}
     for bench in benches.values():
         bench.module.eval()
