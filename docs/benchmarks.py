@@ -16,6 +16,7 @@ from suite.results import Ratio, Results, read_results
 ROOT = Path(__file__).parents[1]
 PAGE, CHART = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "images" / "benchmarks.png"
 NAMES = {
+    "zen2": "AMD Zen 2",
     "zen3": "AMD Zen 3",
     "zen4": "AMD Zen 4",
     "zen5": "AMD Zen 5",
@@ -23,17 +24,17 @@ NAMES = {
     "amx": "Intel with AMX",
 }
 COLOURS = ("#2b5fb3", "#d9731a", "#2f8f5b", "#8a5ab5", "#777777")
-TABLES = re.compile(r"(<!-- (table|loops) -->\n).*?(<!-- end -->)", re.DOTALL)
+TABLES = re.compile(r"(<!-- (table|loops|large) -->\n).*?(<!-- end -->)", re.DOTALL)
 PARTS = {"read": "decode and augment alone", "jobs": "side by side"}
 Machine = dict[tuple[str, str], tuple[Ratio, float, float]]
 """(case, other package) -> ratio, our seconds, the other's."""
 
 
 def machines() -> list[tuple[str, list[Results]]]:
-    """Folders of `dev/benchmarks` with the allocator's defaults, the latest first."""
+    """The five latest folders of `dev/benchmarks` with the allocator's defaults, the latest first."""
     folders = [folder for folder in (ROOT / "dev" / "benchmarks").glob("*") if not folder.name.endswith("-kept")]
     found = [(f.name, [read_results(file) for file in sorted(f.glob("results/*.json"))]) for f in folders]
-    return sorted(((n, r) for n, r in found if r), key=lambda item: max(_date(r) for r in item[1]), reverse=True)
+    return sorted(((n, r) for n, r in found if r), key=lambda item: max(_date(r) for r in item[1]), reverse=True)[:5]
 
 
 def _date(results: Results) -> str:
@@ -79,18 +80,26 @@ def _cell(ratio: Ratio, spread: bool) -> str:
     return f"{median} ({ratio.q1:.2f}–{ratio.q3:.2f})" if spread else median
 
 
-def latest_loops() -> tuple[str, dict[str, Any]]:
-    """The machine that measured whole training loops last, and what it found."""
-    files = (ROOT / "dev" / "benchmarks").glob("*/end_to_end.json")
+def latest(name: str) -> dict[str, Any]:
+    """What the machine found that wrote a file of this name last."""
+    files = (ROOT / "dev" / "benchmarks").glob(f"*/{name}.json")
     found = {file.parent.name: json.loads(file.read_text()) for file in files}
-    return max(found.items(), key=lambda item: item[1]["environment"]["date"])
+    machine, results = max(found.items(), key=lambda item: item[1]["environment"]["date"])
+    return {"machine": NAMES.get(machine, machine), **results}
+
+
+def _where(found: dict[str, Any]) -> str:
+    environment = found["environment"]
+    versions = {"torch": environment["versions"]["torch"], **found["versions"]}
+    where = f"{found['machine']}: {environment['cpu']}, commit `{environment['commit'][:8]}`"
+    return f"{where}, {environment['date'][:10]}; {', '.join(map(' '.join, versions.items()))}."
 
 
 def loops() -> str:
     """Whole training loops on the machine that measured them last: rates, ratios and peak memory."""
-    name, latest = latest_loops()
+    found = latest("end_to_end")
     lines = ["| loop | tokenmix | MiB | times as fast as |", "|---|---:|---:|---|"]
-    for row in latest["rows"]:
+    for row in found["rows"]:
         title = row["name"] + (f", {PARTS[row['group']]}" if row["group"] in PARTS else "")
         ours = next(iter(row["sides"].values()))
         rate = statistics.median(ours["rates"])
@@ -101,16 +110,22 @@ def loops() -> str:
             memory = row["sides"][other]["memory"] / 2**20
             others.append(f"{other}: {ratio} ({low:.2f}–{high:.2f}), {memory:,.0f} MiB")
         lines += [f"| {' | '.join([title, *cells, '<br>'.join(others)])} |"]
-    environment = latest["environment"]
-    versions = {"torch": environment["versions"]["torch"], **latest["versions"]}
-    where = f"{NAMES.get(name, name)}: {environment['cpu']}, commit `{environment['commit'][:8]}`"
-    listed = ", ".join(map(" ".join, versions.items()))
-    return "\n".join([*lines, "", f"{where}, {environment['date'][:10]}; {listed}."])
+    return "\n".join([*lines, "", _where(found)])
+
+
+def large() -> str:
+    """Time, memory and growth of commands on large inputs."""
+    found = latest("large_inputs")
+    lines = ["| input | size | CPU s | peak MiB | growth |", "|---|---:|---:|---:|---:|"]
+    for row in found["rows"]:
+        size, cpu, memory = (row[name][-1] for name in ("sizes", "cpu", "memory"))
+        lines += [f"| {row['group']}: {row['name']} | {size:,} | {cpu:,.0f} | {memory / 2**20:,.0f} | {row['growth']:.2f} |"]
+    return "\n".join([*lines, "", _where(found)])
 
 
 def page(text: str) -> str:
     """The page with its tables written anew."""
-    made = {"table": table, "loops": loops}
+    made = {"table": table, "loops": loops, "large": large}
     return TABLES.sub(lambda found: f"{found[1]}\n{made[found[2]]()}\n\n{found[3]}", text)
 
 
@@ -121,7 +136,7 @@ def chart() -> Figure:
     figure = Figure(figsize=(8, 0.3 * len(keys) + 1), layout="constrained")
     axes = figure.add_subplot()
     for number, (title, rows) in enumerate(found):
-        here = [(y + 0.16 * (1 - number), rows[key][0]) for y, key in enumerate(keys) if key in rows]
+        here = [(y + 0.14 * (len(found) / 2 - number), rows[key][0]) for y, key in enumerate(keys) if key in rows]
         medians = [ratio.median for _, ratio in here]
         spread = [[r.median - r.q1 for _, r in here], [r.q3 - r.median for _, r in here]]
         axes.errorbar(

@@ -43,8 +43,15 @@ def test_losses_are_bold_and_none_is_left_out(tables) -> None:
 
 
 def test_every_loop_is_shown_with_the_losses_in_bold(tables) -> None:
-    _, found = tables.latest_loops()
+    found = tables.latest("end_to_end")
     ratios = [median for row in found["rows"] for median, _, _ in row["ratios"].values()]
     cells = [line.split("|")[4] for line in tables.loops().splitlines() if line.startswith("|")][2:]
     shown = [bold for cell in cells for bold in re.findall(r": (\*\*)?[\d.]+(?:\*\*)? \(", cell)]
     assert [bold == "**" for bold in shown] == [median < 1 for median in ratios]
+
+
+def test_large_inputs_are_shown_with_their_memory(tables) -> None:
+    found = tables.latest("large_inputs")
+    lines = tables.large().splitlines()
+    for row in found["rows"]:
+        assert any(f"{row['memory'][-1] / 2**20:,.0f} | {row['growth']:.2f}" in line for line in lines)
