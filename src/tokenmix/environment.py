@@ -174,3 +174,19 @@ def check_mask_memory(count: int, size: tuple[int, int]) -> None:
             f"{count} masks of {size[1]} x {size[0]} pixels fill more than {MASK_BYTES >> 20} MiB; cut the image into "
             "smaller ones"
         )
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Without transformers' bars and tables of weights."""
+    from transformers.utils import logging
+
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()

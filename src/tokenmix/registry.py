@@ -219,11 +219,17 @@ def import_object(target: str) -> Callable[..., Any]:
 
 
 TORCHVISION = "torchvision:"
+TRANSFORMERS = "transformers:"
 
 
 def is_foreign(model: str) -> bool:
     """Whether the name is "torchvision:NAME" or "module:factory", a model of neither this library nor timm."""
-    return ":" in model and not model.startswith(("hf-hub:", "local-dir:"))
+    return ":" in model and not model.startswith(("hf-hub:", "local-dir:", TRANSFORMERS))
+
+
+def is_transformers(model: str) -> bool:
+    """Whether the name is "transformers:FOLDER", or "transformers:OWNER/NAME" of the hub."""
+    return model.startswith(TRANSFORMERS)
 
 
 def may_be_others(model: str) -> bool:
@@ -233,6 +239,8 @@ def may_be_others(model: str) -> bool:
     that the import says what is missing.
     """
     if model in MODELS:
+        return False
+    if is_transformers(model):
         return False
     if ":" in model or importlib.util.find_spec("timm") is None:
         return True

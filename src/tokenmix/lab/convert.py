@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.distillation import DistillReport, distill
-from tokenmix.environment import environment
+from tokenmix.environment import environment, quiet_transformers
 from tokenmix.errors import UserError, as_user_error
 from tokenmix.files import check_regular, copy_folder, new_folder, read_bytes, read_text, write_bytes, write_json
 from tokenmix.registry import Arguments
@@ -89,26 +88,13 @@ def open_folder(folder: Path) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase
         )
     check_regular(folder / "config.json")
     # Whatever transformers raises for a folder that it does not know.
-    with as_user_error(f"{folder} cannot be opened by transformers (", "); give a complete folder"), _quiet():
+    with (
+        as_user_error(f"{folder} cannot be opened by transformers (", "); give a complete folder"),
+        quiet_transformers(),
+    ):
         model = transformers.AutoModel.from_pretrained(folder, local_files_only=True)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         return model.eval(), cast("PreTrainedTokenizerBase", tokenizer)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' bars and tables of weights."""
-    from transformers.utils import logging
-
-    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def longest(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", wanted: int) -> int:
@@ -186,7 +172,7 @@ def convert_folder(
     )
     out.parent.mkdir(parents=True, exist_ok=True)
     with new_folder(out) as partial:
-        with _quiet():
+        with quiet_transformers():
             student.save_pretrained(partial)
         # transformers leaves it readable for its owner alone.
         for file in partial.glob("*.safetensors"):

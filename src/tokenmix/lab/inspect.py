@@ -301,6 +301,8 @@ def toeplitz_share(matrix: Tensor) -> float:
 def inspect_text(task: "TextTask", title: str, given: str | None, out: Path) -> Path:
     """Write gates.png, with a sentence attention.png, and numbers.json; `UserError` where there is nothing to show."""
     model: Any = task.model.float().cpu().eval()
+    if "architecture" in task.data:
+        raise UserError(f"{title} is a model of transformers; its maps come from output_attentions=True in Python")
     mixers = ((i, layer.mixer) for i, layer in enumerate(model.base_model.layers))
     gatings = [(i, mixer.gating) for i, mixer in mixers if hasattr(mixer, "gating")]
     gates = [gating.matrix(gating.num_tokens).detach().float() for _, gating in gatings]

@@ -83,6 +83,7 @@ _text(
     "one label for each text or pair of texts; accuracy, macro F1",
     "text.classification:TextClassification",
     "text:LabelOptions",
+    other_models="tokenmix.registry:is_transformers",
 )
 _text(
     "question-answering",

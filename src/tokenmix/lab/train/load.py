@@ -41,12 +41,10 @@ def load_task(run: Path | RunFolder, options: Arguments | None = None) -> TaskMo
     weights, kind = folder.path / WEIGHTS, config.task_class
     if not weights.exists():
         raise UserError(f"{folder.path} has not finished its first epoch; {folder.to_continue}")
-    # The run has weights of its own.
-    kwargs = {name: value for name, value in config.model.model_kwargs.items() if not name.startswith("pretrained")}
-    built, stored = config.replace(pretrained=False, model_kwargs=kwargs), None
+    built, stored = without_published_weights(config), None
     changed = config.swap.swap is not None or config.swap.insert is not None
-    if max(description.get("img_size") or [0]) > LARGE and not changed:
-        # A model with a weight for each token of such images may not fit into memory.
+    if (max(description.get("img_size") or [0]) > LARGE or "architecture" in description) and not changed:
+        # A model with a weight for each token of such images, or one that a file describes, may not fit into memory.
         with torch.device("meta"):
             shapes = kind.model_from_config(built, description)
         stored = read_weights(folder)
@@ -56,6 +54,12 @@ def load_task(run: Path | RunFolder, options: Arguments | None = None) -> TaskMo
     # Read after the model is built, whose mistakes come first.
     put_weights(task.model, read_weights(folder) if stored is None else stored, weights, stored_types(config))
     return task.eval()
+
+
+def without_published_weights(config: TrainConfig) -> TrainConfig:
+    """The config of a model that gets the weights of a run."""
+    kwargs = {name: value for name, value in config.model.model_kwargs.items() if not name.startswith("pretrained")}
+    return config.replace(pretrained=False, model_kwargs=kwargs)
 
 
 def stored_types(config: TrainConfig) -> tuple[torch.dtype, ...]:

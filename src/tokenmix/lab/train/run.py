@@ -46,7 +46,14 @@ from tokenmix.lab.train.distributed import (
     raise_on_all_ranks,
 )
 from tokenmix.lab.train.folder import ID, RunFolder
-from tokenmix.lab.train.load import check_own_mixers, freeze_all_but, load_task, start_and_swap, stored_types
+from tokenmix.lab.train.load import (
+    check_own_mixers,
+    freeze_all_but,
+    load_task,
+    start_and_swap,
+    stored_types,
+    without_published_weights,
+)
 from tokenmix.lab.train.plan import (
     check_config,
     check_device,
@@ -59,7 +66,7 @@ from tokenmix.lab.train.plan import (
 from tokenmix.lab.train.task import input_sizes, size_note
 from tokenmix.lab.train.trainer import Engine, Session, finite_outputs, training
 from tokenmix.layers.base import count_parameters
-from tokenmix.registry import Arguments
+from tokenmix.registry import Arguments, is_transformers
 from tokenmix.trust import from_caller
 
 CALIBRATION = 128
@@ -214,7 +221,9 @@ def predict(
 
 def run_folder(config: TrainConfig) -> Path:
     """The folder of a run: the one to continue, the config's, or one named by model, data and seed."""
-    name = f"{config.model.model.replace(':', '-')}-{short_name(config.data.data)}-{config.loop.seed}"
+    model = config.model.model
+    model = short_name(model) if is_transformers(model) else model.replace(":", "-")
+    name = f"{model}-{short_name(config.data.data)}-{config.loop.seed}"
     return config.loop.resume or config.loop.out or Path("runs") / name
 
 
@@ -301,7 +310,8 @@ def _prepare(config: TrainConfig, run: RunFolder) -> Session:
     # As JSON would give it back, so that a run that continues sees what its first start saw.
     description = json.loads(to_json(data.describe()))
     seed_everything(config.loop.seed, 0, 0)
-    task = kind(kind.model_from_config(config, description), config, description)
+    first = config if checkpoint is None else without_published_weights(config)
+    task = kind(kind.model_from_config(first, description), config, description)
     changed = start_and_swap(task, config.loop.init_from if checkpoint is None else None)
     check_own_mixers(task)
     if isinstance(task, DistillingTask) and task.options.teacher is not None:

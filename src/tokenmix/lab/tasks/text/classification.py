@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from scipy.stats import rankdata
-from torch import Tensor
+from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.files import Values
@@ -16,6 +16,7 @@ from tokenmix.lab.tasks.classes import ClassTask, class_counts, likeliest, told
 from tokenmix.lab.tasks.text.data.labelled import load_labelled
 from tokenmix.lab.tasks.text.data.sequences import EncodedText
 from tokenmix.lab.tasks.text.encoding import tokenizing
+from tokenmix.lab.tasks.text.foreign import architecture_of, build_classifier
 from tokenmix.lab.tasks.text.task import (
     DistillingTextTask,
     TextData,
@@ -29,6 +30,7 @@ from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.metrics import Metric, Rows
 from tokenmix.lab.train.programs import Description, HubForm, PlainSamples, Shown
 from tokenmix.lab.train.task import TaskData, check_names
+from tokenmix.registry import is_transformers
 from tokenmix.text.heads import GMLPForSequenceClassification
 
 
@@ -76,6 +78,8 @@ class TextClassification(DistillingTextTask, ClassTask):
                 f"{config.data.data!r} has numbers for labels, which are of no class; leave --class-weights and "
                 "--sampler out"
             )
+        if is_transformers(config.model.model):
+            description["architecture"] = architecture_of(config, tokenizer, length)
         return TextData(
             balanced_order(train, texts.train.labels, config.options.sampler),
             test,
@@ -86,8 +90,14 @@ class TextClassification(DistillingTextTask, ClassTask):
             description=description,
         )
 
+    @classmethod
+    def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
+        if "architecture" in data:
+            return build_classifier(config, data)
+        return super().build_model(config, data)
+
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        out = self.model(**inputs_of(batch))
+        out = self.model(**inputs_of(batch, self.model))
         weighted = self.options.class_weights == "balanced"
         loss = self.class_loss(out.logits.float(), batch["labels"]) if weighted else out.loss
         return self.distilled(loss, out.logits, batch)
@@ -101,7 +111,7 @@ class TextClassification(DistillingTextTask, ClassTask):
         super().check_teacher(teacher, data)
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> Rows:
-        logits = self.model(**inputs_of(batch)).logits.float()
+        logits = self.model(**inputs_of(batch, self.model)).logits.float()
         if self.classes:
             return self.judged(logits, batch["labels"], batch["index"])
         return {"index": batch["index"], "value": logits[:, 0], "label": batch["labels"]}
@@ -128,7 +138,7 @@ class TextClassification(DistillingTextTask, ClassTask):
 
     def show(self, batch: Mapping[str, Tensor]) -> list[Shown]:
         texts = self.tokenizer().batch_decode(batch["input_ids"], skip_special_tokens=True)
-        logits = self.model(**inputs_of(batch)).logits.float().cpu()
+        logits = self.model(**inputs_of(batch, self.model)).logits.float().cpu()
         if not self.classes:
             return [Shown(t, f"{y:.3g}", f"{z:.3g}") for t, y, z in zip(texts, batch["labels"].tolist(), logits[:, 0])]
         answers = [told(likeliest(row, self.classes)) for row in logits.softmax(-1)]
@@ -149,7 +159,7 @@ class TextClassification(DistillingTextTask, ClassTask):
             longest = int(self.data["seq_len"])
             with tokenizing(f"the run's tokenizer cannot read {sentence.where}"):
                 encoded: Any = tokenizer(parts[0], *parts[1:], truncation=True, max_length=longest, return_tensors="pt")
-            logits = self.model(**encoded.to(self.device)).logits[0].float()
+            logits = self.model(**inputs_of(encoded.to(self.device), self.model)).logits[0].float()
             number = None if self.classes else {"value": round(logits.item(), 6)}
             answers.append({"text": sentence.text, **(number or likeliest(logits.softmax(-1), self.classes))})
         return answers

@@ -72,7 +72,7 @@ class MaskedLM(DistillingTextTask):
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy over the masked positions of this step's sequences."""
         count = (batch["labels"] != NO_LABEL).sum().float().clamp_min(1)
-        out = self.model(**inputs_of(batch), num_items_in_batch=count)
+        out = self.model(**inputs_of(batch, self.model), num_items_in_batch=count)
         loss, logs = self.distilled(out.loss, out.logits, batch, count)
         return self.part_weight * loss, logs
 
@@ -85,7 +85,7 @@ class MaskedLM(DistillingTextTask):
         nothing = torch.zeros(len(index), dtype=torch.int16)
         parts: list[Rows] = [{"index": index, "loss": nothing, "right": nothing, "masked": nothing}]
         if hidden.any():
-            logits, sequence = self.model(**inputs_of(batch)).logits.float(), hidden.nonzero()[:, 0]
+            logits, sequence = self.model(**inputs_of(batch, self.model)).logits.float(), hidden.nonzero()[:, 0]
             parts.append(self.judged(logits, batch["labels"][hidden], index.to(sequence.device)[sequence]))
         return joined(parts)
 
@@ -122,7 +122,7 @@ class MaskedLM(DistillingTextTask):
     def show(self, batch: Mapping[str, Tensor]) -> list[Shown]:
         tokenizer: Any = self.tokenizer()
         hidden = batch["labels"] != NO_LABEL
-        answers = self.model(**inputs_of(batch)).logits.argmax(-1).split(hidden.sum(1).tolist())
+        answers = self.model(**inputs_of(batch, self.model)).logits.argmax(-1).split(hidden.sum(1).tolist())
         found = []
         for ids, there, labels, answer in zip(batch["input_ids"], hidden, batch["labels"], answers):
             truth, prediction = (", ".join(tokenizer.decode(one).strip() for one in x) for x in (labels[there], answer))

@@ -133,7 +133,7 @@ class QuestionAnswering(TextTask):
         )
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        return self.model(**inputs_of(batch)).loss, {}
+        return self.model(**inputs_of(batch, self.model)).loss, {}
 
     def evaluate(self, batch: Batch) -> Rows:
         return agreement_rows([text for text, _ in self._answers(batch)], batch)
@@ -182,7 +182,7 @@ class QuestionAnswering(TextTask):
 
     def _answers(self, batch: Batch) -> list[tuple[str, Span]]:
         """The answer to each question, "" for none, and the best span."""
-        out, found = self.model(**inputs_of(batch)), []
+        out, found = self.model(**inputs_of(batch, self.model)), []
         start, end = out.start_logits.float(), out.end_logits.float()
         for i, asked in enumerate(batch["asked"]):
             row = batch["sample"] == i

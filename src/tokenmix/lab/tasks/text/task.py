@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.files import Values, user_path
+from tokenmix.files import Values, user_path, write_json
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.indexed import IndexedDataset
 from tokenmix.lab.tasks.text.data import read_lines
+from tokenmix.lab.tasks.text.foreign import ARCHITECTURE, folder_of
 from tokenmix.lab.tasks.text.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from tokenmix.lab.train.checkpoint import read_weights
 from tokenmix.lab.train.config import TrainConfig
@@ -20,7 +21,8 @@ from tokenmix.lab.train.distributed import distributed_info
 from tokenmix.lab.train.folder import TOKENIZER
 from tokenmix.lab.train.programs import Description, HubForm, check_sizes
 from tokenmix.lab.train.task import IndexedData, TaskData, TaskModule
-from tokenmix.registry import Arguments
+from tokenmix.registry import Arguments, is_transformers
+from tokenmix.swap.probe import model_macs
 from tokenmix.text import create_config, describe
 from tokenmix.text.blocks import extend_gate, resized_bias
 
@@ -93,6 +95,8 @@ class TextData(IndexedData):
         # What transformers' pipelines cut a text to.
         self.tokenizer.model_max_length = self.description["seq_len"]
         save_tokenizer(self.tokenizer, run / TOKENIZER)
+        if "architecture" in self.description:
+            write_json(run / TOKENIZER / ARCHITECTURE, self.description["architecture"])
 
 
 class TextTask(TaskModule):
@@ -128,7 +132,8 @@ class TextTask(TaskModule):
     @classmethod
     def check(cls, config: TrainConfig, batch_size: int) -> None:
         super().check(config, batch_size)
-        create_config(config.model.model, **config.model.model_kwargs)
+        if not is_transformers(config.model.model):
+            create_config(config.model.model, **config.model.model_kwargs)
 
     @classmethod
     def summarize_model(cls, name: str, sizes: Arguments, model_kwargs: Arguments) -> Values:
@@ -175,6 +180,8 @@ class TextTask(TaskModule):
         return weights
 
     def macs(self) -> int:
+        if "architecture" in self.data:
+            return model_macs(self.model, self.swap_example())
         return self.model.macs(int(self.data["seq_len"]))  # type: ignore[operator]
 
     def example(self) -> dict[str, Tensor]:
@@ -197,7 +204,7 @@ class TextTask(TaskModule):
         self.model.config.predict = "all"  # type: ignore[union-attr]
         self.model.save_pretrained(folder)  # type: ignore[operator]
         self.tokenizer().save_pretrained(folder)
-        return Answering(self.network.from_pretrained(folder))
+        return Answering(type(self.model).from_pretrained(folder))  # type: ignore[attr-defined]
 
     def tokenizer(self) -> "PreTrainedTokenizerFast":
         """The tokenizer that the run folder keeps."""
@@ -210,7 +217,7 @@ class DistillingTextTask(TextTask, DistillingTask):
 
     def teacher_logits(self, teacher: DistillingTask, batch: Mapping[str, Tensor]) -> Tensor:
         """On the same tokens; of a masked-language model at the masked positions."""
-        return teacher.model(**inputs_of(batch)).logits
+        return teacher.model(**inputs_of(batch, teacher.model)).logits
 
     def check_teacher(self, teacher: DistillingTask, data: TaskData) -> None:
         """Classes and tokenizer must be the same, and sequences no longer than the teacher's."""
@@ -224,9 +231,14 @@ class DistillingTextTask(TextTask, DistillingTask):
             )
 
 
-def inputs_of(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def inputs_of(batch: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """What of a batch the model takes."""
-    return {name: value for name, value in batch.items() if name in INPUTS}
+    taken = {name: value for name, value in batch.items() if name in INPUTS}
+    if (
+        getattr(getattr(model, "config", None), "type_vocab_size", 0) < 2
+    ):  # RoBERTa has one kind of token, DistilBERT none
+        taken.pop("token_type_ids", None)
+    return taken
 
 
 def tokenizer_for(config: TrainConfig, texts: Iterable[str]) -> "PreTrainedTokenizerFast":
@@ -235,6 +247,8 @@ def tokenizer_for(config: TrainConfig, texts: Iterable[str]) -> "PreTrainedToken
     """
     if config.options.tokenizer is not None:
         return load_tokenizer(config.options.tokenizer)
+    if is_transformers(config.model.model):
+        return load_tokenizer(folder_of(config.model.model))
     for source in (config.loop.init_from, getattr(config.options, "teacher", None)):
         if source is not None and (Path(source) / TOKENIZER).is_dir():
             return load_tokenizer(Path(source) / TOKENIZER)

@@ -1,0 +1,113 @@
+"""Text models of transformers: `--model transformers:FOLDER`, or OWNER/NAME of the hub."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import nn
+
+from tokenmix.environment import quiet_transformers
+from tokenmix.errors import UserError, as_user_error
+from tokenmix.files import Values, read_json, user_path
+from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.programs import Description
+from tokenmix.registry import TRANSFORMERS
+from tokenmix.trust import check_typed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+ARCHITECTURE = "architecture.json"
+"""What a run keeps of the model's config.json, next to its tokenizer."""
+LARGEST = 1_000_000
+# Of a config.json: what belongs to its weights, or names code.
+LEFT_OUT = (
+    "_name_or_path",
+    "architectures",
+    "auto_map",
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+    "id2label",
+    "label2id",
+)
+FETCHED = ["*.json", "*.txt", "*.model", "*.safetensors"]
+
+
+def folder_of(model: str) -> Path:
+    """The folder of a model; of one on the hub its files are fetched. No code in it is run.
+
+    Raises:
+        UserError: no such folder, no network, or a file names the model that nobody typed.
+    """
+    place = model.removeprefix(TRANSFORMERS)
+    check_typed(place, "a model's place", "opened")
+    folder = user_path(place)
+    if not folder.is_dir() and place.count("/") == 1:
+        from huggingface_hub import snapshot_download
+
+        remedy = "); connect to the internet, or give transformers:FOLDER"
+        with as_user_error(f"{place} cannot be fetched from huggingface.co (", remedy), quiet_transformers():
+            folder = Path(snapshot_download(place, allow_patterns=FETCHED))
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder} has no config.json; give the folder that save_pretrained wrote")
+    return folder
+
+
+def architecture_of(config: TrainConfig, tokenizer: "PreTrainedTokenizerFast", length: int) -> Values:
+    """What of the model's config.json builds it again; of a run that continues the run's own copy.
+
+    Raises:
+        UserError: a damaged file, a vocabulary of another size, or texts longer than the model takes.
+    """
+    own = None if config.options.tokenizer is None else Path(config.options.tokenizer) / ARCHITECTURE
+    file = own if own is not None and own.is_file() else folder_of(config.model.model) / "config.json"
+    try:
+        found = read_json(file)
+    except (ValueError, RecursionError):
+        raise UserError(f"{file} is no JSON; put a whole one back") from None
+    if not isinstance(found, dict) or not isinstance(found.get("model_type"), str):
+        raise UserError(f"{file} names no model_type; give the folder that save_pretrained wrote")
+    kept = {name: value for name, value in found.items() if name not in LEFT_OUT}
+    for name, value in kept.items():
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise UserError(f"{file}: {name}={value} is more than {LARGEST:,}; put a whole file back")
+    if len(tokenizer) > kept.get("vocab_size", len(tokenizer)):
+        raise UserError(
+            f"the tokenizer has {len(tokenizer):,} pieces and the model {kept['vocab_size']:,}; give its own"
+        )
+    # RoBERTa's positions begin after that of its padding.
+    most = kept.get("max_position_embeddings", length) - (2 if "roberta" in kept["model_type"] else 0)
+    if length > most:
+        raise UserError(
+            f"{config.model.model} takes {most} tokens, got --seq-len {length}; give --seq-len {most} or less"
+        )
+    return cast(Values, json.loads(json.dumps(kept)))
+
+
+def build_classifier(config: TrainConfig, data: Description) -> nn.Module:
+    """A classifier of transformers with a new head, and new weights unless `--pretrained` asks for the folder's.
+
+    Raises:
+        UserError: an architecture that transformers does not know, or weights that are missing or pickled.
+    """
+    import transformers
+
+    classes, kwargs = data["classes"], dict(config.model.model_kwargs)
+    pretrained = kwargs.pop("pretrained", False)
+    given: Values = {"num_labels": len(classes) or 1}
+    if classes:
+        given = {"id2label": dict(enumerate(classes)), "label2id": {name: i for i, name in enumerate(classes)}}
+    settings = {**data["architecture"], **given, **kwargs}
+    kind = transformers.AutoModelForSequenceClassification
+    with (
+        as_user_error(f"{config.model.model} cannot be built by transformers (", "); give another folder"),
+        quiet_transformers(),
+    ):
+        theirs = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
+        if not pretrained:
+            return cast(nn.Module, kind.from_config(theirs)).train()
+        options: Values = {"local_files_only": True, "use_safetensors": True, "ignore_mismatched_sizes": True}
+        folder = folder_of(config.model.model)
+        return kind.from_pretrained(folder, config=theirs, dtype=torch.float32, **options).train()

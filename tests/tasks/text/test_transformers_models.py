@@ -1,0 +1,166 @@
+"""Models of transformers in text classification: trained, compared, continued and opened without their folder."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    DistilBertConfig,
+    DistilBertForMaskedLM,
+    RobertaConfig,
+    RobertaForMaskedLM,
+)
+
+import tokenmix
+from tokenmix.errors import UserError
+from tokenmix.lab import cli
+from tokenmix.lab.tasks.text.tokenizer import save_tokenizer, train_tokenizer
+from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.load import load_run, load_task
+from tokenmix.lab.train.run import evaluate, predict, train
+from tokenmix.lab.train.sources import make_config
+
+SMALL: dict[str, Any] = {"vocab_size": 300, "max_position_embeddings": 40}
+BERT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "bert": (BertConfig, BertForMaskedLM, BERT),
+    "roberta": (RobertaConfig, RobertaForMaskedLM, {**BERT, "type_vocab_size": 1}),
+    "distilbert": (DistilBertConfig, DistilBertForMaskedLM, {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32}),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Reviews whose label is one of their words, and a folder of each kind of model."""
+    root = tmp_path_factory.mktemp("theirs")
+    rows = [f"On day {i} a {('bad', 'good')[i % 2]} small movie,{('neg', 'pos')[i % 2]}" for i in range(120)]
+    (root / "reviews.csv").write_text("\n".join(["text,label", *rows]))
+    tokenizer = train_tokenizer([row.split(",")[0] for row in rows], vocab_size=300)
+    for name, (config, model, sizes) in KINDS.items():
+        torch.manual_seed(0)
+        save_tokenizer(tokenizer, root / name)
+        model(config(**SMALL, **sizes, pad_token_id=tokenizer.pad_token_id)).save_pretrained(root / name)
+    return root
+
+
+def settings(folder: Path, out: Path, kind: str = "bert", **changes: Any) -> TrainConfig:
+    given: dict[str, Any] = {
+        "task": "text-classification",
+        "model": f"transformers:{folder / kind}",
+        "data": f"csv:{folder / 'reviews.csv'}#text,label",
+        "seq_len": 16,
+        "max_steps": 2,
+        "batch_size": 16,
+        "threads": 1,
+        "device": "cpu",
+        "out": out,
+    }
+    return make_config(**{**given, **changes})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_starts_with_the_weights_of_the_folder_and_opens_without_it(
+    kind: str, folder: Path, tmp_path: Path
+) -> None:
+    theirs = tmp_path / kind
+    shutil.copytree(folder / kind, theirs)
+    made = settings(tmp_path, tmp_path / "run", kind, pretrained=True, lr=1e-12, min_lr=0.0)
+    run = train(made.replace(data=f"csv:{folder / 'reviews.csv'}#text,label"), quiet=True)
+    expected = KINDS[kind][1].from_pretrained(theirs).base_model.state_dict()
+    shutil.rmtree(theirs)
+    found = load_run(run)[0].base_model.state_dict()  # type: ignore[union-attr]
+    torch.testing.assert_close({name: found[name] for name in expected}, expected, rtol=0, atol=1e-6)
+    assert evaluate(run)["samples"] == 8
+    assert predict(run, ["a good movie"])[0]["label"] in ("neg", "pos")
+
+
+def test_a_run_without_pretrained_has_new_weights_and_continues(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    given = settings(folder, out, "bert", max_steps=None, epochs=2)
+    whole = load_run(train(given.replace(out=tmp_path / "whole"), quiet=True))[0].state_dict()
+    theirs = BertForMaskedLM.from_pretrained(folder / "bert").state_dict()
+    name = "bert.encoder.layer.0.output.dense.weight"
+    assert not torch.equal(whole[name], theirs[name])
+    from tokenmix.lab.train import trainer
+
+    class Stop(trainer.StopRequest):
+        steps = 0
+
+        def ask(self) -> Any:
+            Stop.steps += 1
+            return lambda: Stop.steps == 3
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "StopRequest", Stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(given, quiet=True)
+    found = load_run(train(make_config(resume=out), quiet=True))[0].state_dict()
+    torch.testing.assert_close(found, whole, rtol=0, atol=0)
+
+
+def test_a_comparison_swaps_their_attention(folder: Path, tmp_path: Path) -> None:
+    found = tokenmix.compare(
+        task="text-classification",
+        mixers=["external", "linear"],
+        model=f"transformers:{folder / 'bert'}",
+        pretrained=True,
+        data=f"csv:{folder / 'reviews.csv'}#text,label",
+        seq_len=16,
+        max_steps=2,
+        batch_size=16,
+        threads=1,
+        controls=True,
+        out=tmp_path / "out",
+        quiet=True,
+    )
+    assert [variant.name for variant in found.results.variants] == ["original", "external", "linear", "identity"]
+    assert all(variant.macs for variant in found.results.variants)
+    task = load_task(tmp_path / "out" / "runs" / "external-seed0")
+    assert "ExternalAttention" in repr(task.model)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seq_len": 64}, "takes 40 tokens, got --seq-len 64; give --seq-len 40 or less"),
+        ({"model": "transformers:nowhere"}, "nowhere has no config.json; give the folder that save_pretrained wrote"),
+        ({"task": "masked-lm", "data": "text:x"}, "unknown model 'transformers:"),
+        ({"tokenizer": None, "model_kwargs": {"hidden_size": 15}}, "cannot be built"),
+    ],
+)
+def test_mistakes_are_one_line(changes: dict[str, Any], message: str, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        train(settings(folder, tmp_path / "run", **changes), quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_a_recipe_names_is_not_opened(folder: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(f'task = "text-classification"\nmodel = "transformers:{folder / "bert"}"\nseq_len = 16\n')
+    words = [
+        "train",
+        "--config",
+        str(recipe),
+        "--data",
+        f"csv:{folder / 'reviews.csv'}#text,label",
+        "--out",
+        f"{tmp_path}/run",
+    ]
+    assert cli.main(words) == 2
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("change", [{"hidden_size": 10**7}, {"model_type": "nothing"}, {"hidden_size": 100_000}])
+def test_a_strangers_architecture_is_one_line(change: dict[str, Any], folder: Path, tmp_path: Path) -> None:
+    run = train(settings(folder, tmp_path / "run"), quiet=True)
+    file = run / "data.json"
+    data = json.loads(file.read_text())
+    data["architecture"] |= change
+    file.write_text(json.dumps(data))
+    with pytest.raises(UserError):
+        evaluate(run)
