@@ -332,7 +332,7 @@ def _prepare(config: TrainConfig, run: RunFolder) -> Session:
     session = Session(task, data, plan)
     session.counts |= {"parameters": count_parameters(task.model), "macs": task.macs(), **sizes}
     if checkpoint is None:
-        session.notes += filter(None, [size_note(sizes) if sizes else None, *changed.notes, *notes])
+        session.notes += [*([size_note(sizes)] if sizes else []), *changed.notes, *notes]
         if distributed_info().first:
             setup = {"config": dataclasses.asdict(config), "command": sys.argv, "environment": environment()}
             with _one_line_errors(run.path):
