@@ -6,6 +6,7 @@ Keeps the results of these folders of comparisons next to their TOML files, then
 and all kept results; a test holds the page to it. The page has the rules of the verdicts.
 """
 
+import re
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -65,7 +66,8 @@ def keep(folder: Path) -> Path:
         }
         for variant in results.variants
     ]
-    note = "" if control_holds(results) else "identity ties with self-attention: no evidence on mixing"
+    tied = "" if control_holds(results) else "identity ties with self-attention: no evidence on mixing"
+    note = "; ".join(filter(None, [other_options(results.command), tied]))
     environment = {key: results.environment[key] for key in ("date", "cpu", "commit")}
     seconds = [run.seconds for variant in results.variants for run in variant.runs if run.seconds is not None]
     document = {
@@ -79,6 +81,13 @@ def keep(folder: Path) -> Path:
     file = file_of(name)
     write_json(file, document)
     return file
+
+
+def other_options(command: str) -> str:
+    """The options of a command that change what its comparison measures."""
+    parts = re.split(r" --(?=[a-z])", command)[1:]
+    kept = [part for part in parts if part.split()[0] not in ("config", "seeds", "out", "jobs", "threads", "device")]
+    return f"with {' '.join(f'--{part}' for part in kept)}" if kept else ""
 
 
 def control_holds(results: Results) -> bool:

@@ -109,3 +109,9 @@ def test_a_comparison_is_kept_and_read_back(claims: Any, tmp_path: Path, monkeyp
     kept = claims.difference_of(claims.document("compare_toy"), "self", "S-4")[0]
     assert kept == found.results.difference(a, b)
     claims.document.cache_clear()
+
+
+def test_a_kept_result_says_which_options_were_changed(claims: Any) -> None:
+    command = "tokenmix compare --config compare_pairs --seeds 0,1 --epochs 2 --out runs/a --threads 1 --tune none"
+    assert claims.other_options(command) == "with --epochs 2 --tune none"
+    assert claims.other_options("tokenmix compare --config compare_pairs --jobs 2") == ""
