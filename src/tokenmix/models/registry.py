@@ -189,18 +189,23 @@ PLACES = ("pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_
 
 def by_timm(name: str, **kwargs: Any) -> Any:
     """`timm.create_model`; `UserError` for a model of the hub or a folder, or a place of weights, that a file names."""
+    _check_places(name, kwargs)
+    return timm.create_model(name, **kwargs)
+
+
+def _check_places(name: str, kwargs: Arguments) -> None:
     if ":" in name:
         check_typed(name, "a model's place", "opened")
     for key in PLACES:
         for text in texts_in(kwargs.get(key)):
             check_typed(text, f"a place of weights, {key}", "opened")
-    return timm.create_model(name, **kwargs)
 
 
 def timm_model(name: str, given: Arguments) -> Any:
     """A model of timm's with these arguments, its weights fetched with one line on what goes wrong."""
     if not given.get("pretrained"):
         return by_timm(name, **given)
+    _check_places(name, given)
     if ":" not in name:
         place = given.get("pretrained_cfg"), given.get("pretrained_cfg_overlay")
         check_source(name, resolve_pretrained_cfg(name, *place), given.get("cache_dir"))

@@ -22,16 +22,7 @@ ARCHITECTURE = "architecture.json"
 """What a run keeps of the model's config.json, next to its tokenizer."""
 LARGEST = 1_000_000
 # Of a config.json: what belongs to its weights, or names code.
-LEFT_OUT = (
-    "_name_or_path",
-    "architectures",
-    "auto_map",
-    "dtype",
-    "torch_dtype",
-    "transformers_version",
-    "id2label",
-    "label2id",
-)
+LEFT_OUT = ("architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "id2label", "label2id")
 FETCHED = ["*.json", "*.txt", "*.model", "*.safetensors"]
 
 
@@ -69,7 +60,7 @@ def architecture_of(config: TrainConfig, tokenizer: "PreTrainedTokenizerFast", l
         raise UserError(f"{file} is no JSON; put a whole one back") from None
     if not isinstance(found, dict) or not isinstance(found.get("model_type"), str):
         raise UserError(f"{file} names no model_type; give the folder that save_pretrained wrote")
-    kept = {name: value for name, value in found.items() if name not in LEFT_OUT}
+    kept = {name: value for name, value in found.items() if name not in LEFT_OUT and not name.startswith("_")}
     for name, value in kept.items():
         if isinstance(value, int) and abs(value) > LARGEST:
             raise UserError(f"{file}: {name}={value} is more than {LARGEST:,}; put a whole file back")
