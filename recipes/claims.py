@@ -21,7 +21,7 @@ from scipy.stats import t as student
 
 from tokenmix.errors import UserError
 from tokenmix.files import read_json, write_json
-from tokenmix.lab.compare.results import Results, load_results
+from tokenmix.lab.compare.results import load_results
 from tokenmix.lab.compare.statistics import Difference, difference, holm
 
 ROOT = Path(__file__).parents[1]
@@ -66,14 +66,15 @@ def keep(folder: Path) -> Path:
         }
         for variant in results.variants
     ]
-    tied = "" if control_holds(results) else "identity ties with self-attention: no evidence on mixing"
-    note = "; ".join(filter(None, [other_options(results.command), tied]))
+    mixing = results.mixing()  # None where self-attention or identity took no part
+    shown = mixing is None or (mixing.real and mixing.value > 0)
+    tied = "identity ties with self-attention: no evidence on mixing" * (not shown)
     environment = {key: results.environment[key] for key in ("date", "cpu", "commit")}
     seconds = [run.seconds for variant in results.variants for run in variant.runs if run.seconds is not None]
     document = {
         **environment,
         **{key: getattr(results, key) for key in ("metric", "higher", "command", "unit", "seen", "baselines")},
-        "note": note,
+        "note": "; ".join(filter(None, [other_options(results.command), tied])),
         "minutes": f"{sum(seconds) / len(seconds) / 60:.1f}" if seconds else None,
         "variants": variants,
         "sampling": None if results.sampling is None else asdict(results.sampling),
@@ -85,15 +86,8 @@ def keep(folder: Path) -> Path:
 
 def other_options(command: str) -> str:
     """The options of a command that change what its comparison measures."""
-    parts = re.split(r" --(?=[a-z])", command)[1:]
-    kept = [part for part in parts if part.split()[0] not in ("config", "seeds", "out", "jobs", "threads", "device")]
-    return f"with {' '.join(f'--{part}' for part in kept)}" if kept else ""
-
-
-def control_holds(results: Results) -> bool:
-    """Whether self-attention is shown to be better than no mixing; True where one of them took no part."""
-    found = results.mixing()
-    return found is None or (found.real and found.value > 0)
+    kept = re.findall(r"(?<= )--(?!config|seeds|out |jobs|threads|device)[a-z].*?(?= --[a-z]|$)", command)
+    return f"with {' '.join(kept)}" if kept else ""
 
 
 def probed(task: str) -> dict[str, Any] | None:
