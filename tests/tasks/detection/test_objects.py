@@ -20,6 +20,7 @@ from torchmetrics.detection import MeanAveragePrecision
 from torchvision.ops import box_area, box_convert
 from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 
+import tokenmix
 from predictions import check_predictions
 from tokenmix.errors import UserError
 from tokenmix.lab.data.scenes import Objects, Scene, SceneData, Scenes
@@ -662,3 +663,28 @@ def test_mean_boxes_find_what_is_always_in_one_place(
     ((name, rows),) = one.plain_answers(data).items()
     assert name == "mean boxes"
     assert 0.5 <= float(one.metrics["map"](rows)) < 0.8  # 1 for the class that stays
+
+
+def test_a_comparison_inserts_a_block_in_a_detector(tmp_path: Path) -> None:
+    """Its costs are counted on a device, since a detector finds no boxes on meta."""
+    given = {
+        name: value for name, value in config(tmp_path).flat().items() if name in ("min_size", "max_size", "score")
+    }
+    found = tokenmix.compare(
+        task="detection",
+        model="retinanet_nano",
+        data="squares",
+        mixers=["external"],
+        insert_after="net.backbone.body.net.layer3",
+        max_steps=1,
+        batch_size=4,
+        validation=2,
+        threads=1,
+        out=tmp_path / "out",
+        quiet=True,
+        **given,
+    )
+    (results,) = found.comparisons.values()
+    assert [variant.name for variant in results.variants] == ["none", "external", "identity"]
+    assert all(variant.macs for variant in results.variants)
+    assert "mean boxes" in results.baselines
