@@ -230,5 +230,6 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Tensor], model: Classifier) ->
     """
     state_dict = model.adapt_channels(checkpoints.rename(state_dict, model))
     # The image size that the configuration next to the weights states, if there is one.
-    size = getattr(model, "pretrained_model_args", {}).get("img_size")
+    arguments: Any = getattr(model, "pretrained_model_args", {})
+    size = arguments.get("img_size")
     return checkpoints.resize(state_dict, model, img_size=None if size is None else pair(size))

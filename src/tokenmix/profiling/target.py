@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +55,8 @@ class Measured:
 
         That is the bytes of input, weights, output and the scores passed on, each moved once.
         """
-        out, own = self.x, getattr(self.module, "macs", None)
+        out = self.x
+        own: Any = getattr(self.module, "macs", None)
         if isinstance(self.module, Mixer):
             macs = self.module.macs(self.x.numel() // self.x.shape[0] // self.module.dim)
         else:
@@ -155,7 +157,8 @@ def model_with_image(
                 if "img_size" not in str(error) and "image_size" not in str(error):
                     raise
                 built = open_model(name)
-        own, resize = example_of(built, None), getattr(built, "set_input_size", None)
+        own = example_of(built, None)
+        resize: Any = getattr(built, "set_input_size", None)
         image = own[0] if isinstance(own, tuple) else None
         fits = given is None or size is None or (isinstance(image, Tensor) and image.shape[2] == size)
         if not fits and resize is not None:

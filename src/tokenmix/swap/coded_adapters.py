@@ -1,5 +1,7 @@
 """Attention that names alone do not tell: `nn.MultiheadAttention`, wherever it is used, and our own mixers."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -153,9 +155,8 @@ class TokenmixAdapter(AttentionAdapter):
             remark = f"{type(module).__name__} has no projections of attention"
             if type(module) is OffsetAttention:
                 remark += "; its shortcut, linear layer and BatchNorm go with it"
-            return AttentionWeights(
-                dim=module.dim, num_heads=getattr(module, "num_heads", None), like=like, causal=causal, remark=remark
-            )
+            heads: Any = getattr(module, "num_heads", None)
+            return AttentionWeights(dim=module.dim, num_heads=heads, like=like, causal=causal, remark=remark)
         query, key, value = Affine.parts(module.qkv.weight, module.qkv.bias)
         return AttentionWeights(
             dim=module.dim,

@@ -62,7 +62,7 @@ def example_of(model: nn.Module, img_size: int | tuple[int, int] | None) -> Exam
     if hasattr(model, "config") and hasattr(model, "main_input_name"):
         return _transformers_example(model, size, dtype)
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
-    channels = getattr(model, "in_chans", None if first is None else first.in_channels)
+    channels: Any = getattr(model, "in_chans", None if first is None else first.in_channels)
     if channels is None or size is None:
         return None
     return (torch.zeros(1, int(channels), *size, dtype=dtype, device=META),)
@@ -104,7 +104,7 @@ def _transformers_example(model: Any, size: tuple[int, int] | None, dtype: torch
 def _own_size(model: nn.Module) -> tuple[int, int] | None:
     """The attributes of our, timm's, torchvision's and transformers' models, in this order."""
     settings, config = getattr(model, "pretrained_cfg", None), getattr(model, "config", None)
-    said = (
+    said: Any = (
         getattr(model, "img_size", None),
         getattr(getattr(model, "patch_embed", None), "img_size", None),
         getattr(model, "image_size", None),

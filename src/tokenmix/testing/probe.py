@@ -305,7 +305,7 @@ def train_one(target: Target, task: ProbeTask, seed: int, *, steps: int, device:
             optimizer.step()
             schedule.step()
         found = {task.name: accuracy(net, task, task.grid, device)}
-        declared = [getattr(mixer, "capabilities", None) for mixer in net.mixers]
+        declared: list[Any] = [getattr(mixer, "capabilities", None) for mixer in net.mixers]
         any_length = all(known is not None and (known.length, known.layout) == ("any", "tokens") for known in declared)
         if task.double is not None and any_length:
             found[f"{task.name} x2"] = accuracy(net, task, task.double, device)

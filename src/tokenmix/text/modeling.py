@@ -2,7 +2,7 @@
 
 import copy
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +57,7 @@ class GMLPPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         # Called for modules that have parameters of their own, and not for what merely holds such modules. The
         # functions of `init` leave alone what has been loaded.
-        std = getattr(module, "init_std", None)
+        std: Any = getattr(module, "init_std", None)
         if isinstance(module, nn.Linear) and std is not None:
             init.normal_(module.weight, std=std)
             init.zeros_(module.bias)

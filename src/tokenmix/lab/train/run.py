@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -379,7 +379,7 @@ def _checkpoint_blocks(model: nn.Module) -> None:
         if hasattr(model, name):
             getattr(model, name)()
             return
-    switch = getattr(model, "set_grad_checkpointing", None)
+    switch: Any = getattr(model, "set_grad_checkpointing", None)
     if switch is None:
         raise UserError(f"{type(model).__name__} has no gradient checkpointing; leave --grad-checkpointing out")
     try:

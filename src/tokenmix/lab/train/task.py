@@ -107,11 +107,12 @@ def built_with(model: str, given: Arguments) -> Iterator[None]:
 
 def input_sizes(model: nn.Module, img_size: Sequence[int] | None = None) -> Values:
     """`img_size` (height, width), `patch_size` and `num_tokens`, of stages a list, as far as a model has them."""
-    stem, embed = getattr(model, "stem", None), getattr(model, "patch_embed", None)  # ours, timm's
-    size = getattr(model, "img_size", None) or getattr(embed, "img_size", None) or img_size
+    stem: Any = getattr(model, "stem", None)  # ours
+    embed: Any = getattr(model, "patch_embed", None)  # timm's
+    size: Any = getattr(model, "img_size", None) or getattr(embed, "img_size", None) or img_size
     patch = next((p for p in (getattr(part, "patch_size", None) for part in (model, stem, embed)) if p), None)
-    tokens = [height * width for height, width in getattr(model, "grid_sizes", ())]
-    tokens = tokens or getattr(model, "num_tokens", None)
+    grids: Any = getattr(model, "grid_sizes", ())
+    tokens: Any = [height * width for height, width in grids] or getattr(model, "num_tokens", None)
     if tokens is None and hasattr(embed, "num_patches"):
         tokens = embed.num_patches + (getattr(model, "num_prefix_tokens", 0) or 0)
     if size is None:

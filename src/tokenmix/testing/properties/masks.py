@@ -147,7 +147,7 @@ def empty_row(build: Build, x: Tensor) -> None:
 
 def _map(layer: nn.Module, x: Tensor, mask: Tensor | None = None) -> Tensor:
     show = getattr(layer, "attention_map", None)
-    known = getattr(layer, "capabilities", None)
+    known: Any = getattr(layer, "capabilities", None)
     if not callable(show) or (known is not None and known.map is None):
         raise NotApplicable("has no attention_map" if known is None else "its capabilities say map=None")
     shown = show(x) if mask is None else show(x, mask)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise, product
 from math import isqrt
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -53,13 +53,13 @@ def as_segmenter(model: nn.Module, num_classes: int, img_size: Sequence[int]) ->
 
 def own_rows(model: Segmenter, x: Tensor, dim: int) -> Tensor:
     """The rows of x, along `dim`, that the model gives logits of: under token parallelism this process's, else all."""
-    own = getattr(model, "own_rows", None)
+    own: Any = getattr(model, "own_rows", None)
     return x if own is None else own(x, dim)
 
 
 def all_rows(model: Segmenter, logits: Tensor) -> Tensor:
     """The logits (B, C, H, W) of all rows."""
-    gather = getattr(model, "all_rows", None)
+    gather: Any = getattr(model, "all_rows", None)
     return logits if gather is None else gather(logits)
 
 

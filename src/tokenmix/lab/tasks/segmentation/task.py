@@ -162,7 +162,8 @@ class SemanticSegmentation(ImageTask):
 
         Its middle for a model that takes only one size, or attends between positions: N x N would not fit.
         """
-        mixers = [part for part in getattr(model, "context", model).modules() if isinstance(part, Mixer)]
+        context: Any = getattr(model, "context", model)
+        mixers = [part for part in context.modules() if isinstance(part, Mixer)]
         if getattr(model, "fixed_size", False) or any(mixer.capabilities.map == "tokens" for mixer in mixers):
             pixels = read_image(file, data["channels"], tuple(data["img_size"]))
         else:
