@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenmix.lab.data.images import ImageData, load_images
-from tokenmix.lab.data.loader import make_loader
+from tokenmix.lab.data.indexed import make_loader
 from tokenmix.lab.inspect import map_numbers
 from tokenmix.losses import DiagonalityForm, diagonality_loss
 from tokenmix.models import create_model

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tokenmix.lab.data.images import ImageData, load_images, normalize
-from tokenmix.lab.data.loader import make_loader
+from tokenmix.lab.data.indexed import make_loader
 from tokenmix.models import create_model
 
 __all__ = ["GRID", "Trained", "test_images"]

@@ -34,7 +34,6 @@ BELOW = {
     "register": {"models", "text", "swap"},
     "testing": {*LEAVES, "ops", "layers"},
     "swap": {*LEAVES, "ops", "layers"},
-    "integrations": {*LEAVES, "layers", "swap"},
     "distillation": {*LEAVES, "ops", "layers", "swap"},
     "profiling": {*LEAVES, "ops", "layers", "models", "swap"},
     "inference": {*LEAVES, "ops", "layers", "models", "text", "profiling"},
@@ -46,8 +45,7 @@ BELOW["lab.train"] = BELOW["lab.data"] | {"lab.data"}
 BELOW["lab.tasks"] = BELOW["lab.train"] | {"lab.train"}
 # The tools work on run folders of any task.
 BELOW["lab.inspect"] = BELOW["lab.tasks"] | {"lab.tasks"}
-BELOW["lab.convert"] = {*LIBRARY}
-BELOW["lab.swapping"] = BELOW["lab.tasks"] | {"lab.convert", "lab.tasks"}
+BELOW["lab.swapping"] = BELOW["lab.tasks"] | {"lab.tasks"}
 BELOW["lab.grid"] = BELOW["lab.train"] | {"lab.train"}
 # A comparison's report shows the maps of every run and what each costs.
 BELOW["lab.compare"] = BELOW["lab.inspect"] | {"lab.inspect", "lab.grid"}
@@ -188,7 +186,6 @@ LIGHT = [
     "lab/cli/__init__",
     "lab/cli/command",
     "lab/cli/listing",
-    "lab/cli/errors",
     "lab/cli/names",
     "lab/cli/parsing",
     "lab/cli/runs",
@@ -281,7 +278,7 @@ def test_listing_loads_nothing_heavy(what: str) -> None:
     "words",
     [
         ["train", "detection", "--model", "vit_nano"],
-        ["info", "vit_nanoo"],
+        ["probe", "extrnal"],
         ["train", "detecton"],
     ],
 )

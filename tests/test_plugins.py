@@ -190,7 +190,7 @@ def test_recipes_of_a_checkout_need_no_search_path(tmp_path) -> None:
         (tmp_path / name / "__init__.py").write_text("class Mine: ...\n")
     # A loader process that is a new interpreter gets the data by pickle, of which the first module is the loader.
     code = (
-        "import tokenmix.lab.data.loader, sys; from recipes.datasets.images.composed import Composer; "
+        "import tokenmix.lab.data.indexed, sys; from recipes.datasets.images.composed import Composer; "
         f"assert {str(PLUGINS.parents[1])!r} not in sys.path; import benchmarks; benchmarks.Mine"
     )
     paths = [str(Path(tokenmix.__file__).parents[1]), str(tmp_path)]

@@ -25,7 +25,7 @@ ROWS = {
         "swap/test_insert.py::test_a_unet_of_monai_in_three_dimensions",
         "swap/test_insert.py::test_a_unet_of_segmentation_models_pytorch",
     ],
-    "- [-1, 1, TokenMix, [ch, f, external]]": ["integrations/test_ultralytics.py::test_widths_follow_the_scale"],
+    "- [-1, 1, TokenMix, [ch, f, external]]": ["swap/test_ultralytics.py::test_widths_follow_the_scale"],
     "tokenmix distill DIR --to external --text lines.txt --out DIR2": [
         "cli/test_distill_command.py::test_a_folder_becomes_a_folder"
     ],

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from tokenmix.profiling import Timing
-from tokenmix.profiling.measure import orders
+from tokenmix.profiling.machine import orders
 
 __all__ = ["cuda_rounds"]
 

@@ -21,10 +21,10 @@ from PIL import Image
 from recipes.datasets.images.trees import load_trees
 from recipes.program import run_program
 from tokenmix.files import replacing
-from tokenmix.integrations.ultralytics import register
 from tokenmix.lab.data.lookup import DataRequest
 from tokenmix.lab.train.config import Numbers
 from tokenmix.lab.train.schema import Names
+from tokenmix.swap.ultralytics import register
 
 HERE = Path(__file__).parent
 # Scale, and the mixer of a block behind the stage of stride 8.

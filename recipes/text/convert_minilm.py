@@ -25,11 +25,11 @@ from recipes.datasets.text.wordnet import read_wordnet
 from recipes.program import run_program
 from tokenmix.environment import environment
 from tokenmix.files import read_json, write_json
-from tokenmix.lab.convert import convert_folder, open_folder
 from tokenmix.lab.data.fetch import log
+from tokenmix.lab.swapping import convert_folder, open_folder
 from tokenmix.lab.train.schema import Names
 from tokenmix.profiling import peak_memory
-from tokenmix.profiling.measure import orders
+from tokenmix.profiling.machine import orders
 from tokenmix.swap import swap_attention
 
 WHEEL = Wheel(

@@ -25,8 +25,8 @@ from recipes.text.convert_minilm import fetch_original
 from tokenmix.distillation import distill, rank_layers
 from tokenmix.environment import environment
 from tokenmix.files import read_json, write_json
-from tokenmix.lab.convert import TextBatches, is_no_embedding, open_folder, split_texts
 from tokenmix.lab.data.fetch import log
+from tokenmix.lab.swapping import TextBatches, is_no_embedding, open_folder, split_texts
 from tokenmix.lab.train.config import Names, Numbers
 from tokenmix.lab.train.load import load_task
 from tokenmix.lab.train.run import finish_run

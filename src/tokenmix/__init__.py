@@ -45,7 +45,6 @@ _MODULES = (
     "checkpoints",
     "distillation",
     "inference",
-    "integrations",
     "lab",
     "layers",
     "losses",

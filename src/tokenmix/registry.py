@@ -218,13 +218,15 @@ def import_object(target: str) -> Callable[..., Any]:
     return found
 
 
+TIMM = "timm:"
+"""What may stand before a name of timm's."""
 TORCHVISION = "torchvision:"
 TRANSFORMERS = "transformers:"
 
 
 def is_foreign(model: str) -> bool:
     """Whether the name is "torchvision:NAME" or "module:factory", a model of neither this library nor timm."""
-    return ":" in model and not model.startswith(("hf-hub:", "local-dir:", TRANSFORMERS))
+    return ":" in model and not model.startswith(("hf-hub:", "local-dir:", TIMM, TRANSFORMERS))
 
 
 def is_transformers(model: str) -> bool:
@@ -242,11 +244,12 @@ def may_be_others(model: str) -> bool:
         return False
     if is_transformers(model):
         return False
-    if ":" in model or importlib.util.find_spec("timm") is None:
+    named = model.removeprefix(TIMM)
+    if ":" in named or importlib.util.find_spec("timm") is None:
         return True
     import timm
 
-    return timm.is_model(model)
+    return timm.is_model(named)
 
 
 def check_models(names: Iterable[str], mixers: Collection[str] | None = None) -> None:

@@ -145,6 +145,8 @@ def test_export_to_onnx(run, tmp_path):
         (["data", "get", "fashion"], "fashion-mnist"),
         (["cost", "externl"], "external"),
         (["info", "eamlp_nan"], "unknown model"),
+        (["probe", "self,extrnal"], "extrnal"),
+        (["cost", "self,extrnal"], "external"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(args, words, capsys, tmp_path, monkeypatch):
@@ -377,7 +379,7 @@ def test_what_the_parser_refuses_is_one_line(words: str, said: str, capsys: pyte
 
 
 def test_without_tyros_private_module_tyro_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenmix.lab.cli.errors.events", None)
+    monkeypatch.setattr("tokenmix.lab.cli.parsing.events", None)
     with pytest.raises(SystemExit) as stop:
         main(["train", "--lrr", "1"])
     assert stop.value.code == 2
@@ -388,7 +390,7 @@ def test_an_option_that_is_given_again_is_given(run: Path, tmp_path: Path) -> No
     shutil.copytree(run, tmp_path / "run")
     (tmp_path / "run" / "result.json").unlink()
     resume = ["train", "--resume", str(tmp_path / "run")]
-    with pytest.raises(UserError, match=r"own batch_size=64; leave 128 out"):
+    with pytest.raises(UserError, match=r"own batch_size=64; leave batch_size=128 out"):
         train(parse([*resume, "--batch-size", "128"]).config)
     assert parse([*resume, "--batch-size", "64"]).config == parse(resume).config
     given = parse([*resume, "--threads", "1"]).config

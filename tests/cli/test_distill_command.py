@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tokenmix.lab.cli import main
-from tokenmix.lab.convert import TextBatches, split_texts
+from tokenmix.lab.swapping import TextBatches, split_texts
 from tokenmix.lab.train.run import train
 from tokenmix.lab.train.sources import make_config
 from verbs import refused
@@ -262,3 +262,24 @@ def test_a_folder_that_is_none_is_refused(
 )
 def test_what_cannot_be_ranked_is_refused(words: list[str], message: str, encoder: Path, capsys: Any) -> None:
     assert message in refused(capsys, *(str(encoder) if word == "ENCODER" else word for word in words))
+
+
+def test_a_folder_of_transformers_is_swapped_and_is_no_run(encoder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["swap", str(encoder), "--to", "linear", "--where", "*.[01].*"]
+    assert main([*words, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [row["num_tokens"] for row in document["rows"]] == [20, 20]
+    assert document["macs_after"] < document["macs_before"]
+    assert main([*words, "--img-size", "32"]) == 2
+    assert "omit --img-size" in capsys.readouterr().err
+    assert main(["eval", str(encoder)]) == 2
+    assert "is a model of transformers, not a run" in capsys.readouterr().err
+
+
+def test_an_image_model_of_transformers_needs_no_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = transformers.ViTConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, image_size=32, patch_size=8
+    )
+    transformers.ViTModel(config).save_pretrained(tmp_path)
+    assert main(["swap", str(tmp_path), "--to", "external", "--json"]) == 0
+    assert [row["num_tokens"] for row in json.loads(capsys.readouterr().out)["rows"]] == [17, 17]

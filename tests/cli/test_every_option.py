@@ -11,7 +11,7 @@ import pytest
 from tokenmix.errors import UserError
 from tokenmix.lab.cli import VERBS, main
 from tokenmix.lab.cli.command import parse
-from tokenmix.lab.cli.errors import _OURS, _VERBS
+from tokenmix.lab.cli.parsing import _OURS, _VERBS
 from tokenmix.lab.registry import list_tasks
 from tokenmix.lab.train.config import BudgetConfig, CompareConfig, DataConfig, TrainConfig, default_config
 

@@ -1,9 +1,11 @@
 """`tokenmix info`: sizes that are asked for, warnings, and the published figures next to those of the preset."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 
 from tokenmix.lab.cli import main
 from tokenmix.lab.registry import get_task
@@ -107,3 +109,17 @@ def test_a_model_in_the_wrong_place_is_one_line_with_its_task(args, words, capsy
     error = capsys.readouterr().err
     assert words in error
     assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("name", "size"), [("resnet18", 224), ("timm:test_vit", 160), ("test_vit", 160)])
+def test_models_of_timm_are_counted_at_their_own_size(name: str, size: int, capsys: pytest.CaptureFixture[str]):
+    own = timm.create_model(name.removeprefix("timm:"))
+    summary = printed(capsys, name)
+    assert summary["image"] == [size, size]
+    assert summary["parameters"] == sum(p.numel() for p in own.parameters())
+    assert 0 < printed(capsys, name, "--img-size", "64")["macs"] < summary["macs"] / 4
+
+
+def test_a_folder_is_no_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["info", str(tmp_path)]) == 2
+    assert f"tokenmix cost {tmp_path}" in capsys.readouterr().err

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from tokenmix.lab.compare import costs
-from tokenmix.profiling.measure import time_interleaved
+from tokenmix.profiling.machine import time_interleaved
 
 
 @pytest.fixture(scope="package", autouse=True)

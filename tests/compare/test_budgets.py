@@ -28,7 +28,7 @@ from tokenmix.lab.compare.variants import plan_runs
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.config import CompareConfig
 from tokenmix.lab.train.sources import make_config
-from tokenmix.profiling.measure import Timing
+from tokenmix.profiling.machine import Timing
 from verbs import refused
 
 pytestmark = pytest.mark.usefixtures("few_tokens")

@@ -20,7 +20,7 @@ from tokenmix.files import one_writer
 from tokenmix.lab.cli import parse
 from tokenmix.lab.cli.listing import print_rows
 from tokenmix.lab.compare.compare import compare, repeat_command
-from tokenmix.lab.compare.pictures import choose_images
+from tokenmix.lab.compare.report import choose_images
 from tokenmix.lab.compare.results import load_results
 from tokenmix.lab.compare.variants import plan_runs, read_run, read_sampling
 from tokenmix.lab.grid import finish_cell

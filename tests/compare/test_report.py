@@ -16,13 +16,22 @@ from PIL import Image
 from tokenmix.errors import UserError
 from tokenmix.lab.compare.charts import Axis, Series, bars, cost_charts, line_chart, place_labels, scatter_chart, ticks
 from tokenmix.lab.compare.notes import budget_sentence, finding_sentence, notes, uncertainty
-from tokenmix.lab.compare.pictures import ExampleMaps, ShownExample, color_bars
-from tokenmix.lab.compare.report import write_report
-from tokenmix.lab.compare.results import Curve, Example, Results, Run, Sampling, Variant, load_results
-from tokenmix.lab.compare.table import cells, columns, table_of
+from tokenmix.lab.compare.report import ExampleMaps, ShownExample, color_bars, write_report
+from tokenmix.lab.compare.results import (
+    Curve,
+    Example,
+    Results,
+    Run,
+    Sampling,
+    Variant,
+    cells,
+    columns,
+    load_results,
+    table_of,
+)
 from tokenmix.lab.inspect import Tile
 from tokenmix.lab.train.config import CompareConfig
-from tokenmix.profiling.measure import Timing
+from tokenmix.profiling.machine import Timing
 
 EXAMPLE = Example(7, "shoe", {"self": ("shoe", 0.9), "external": ("<shirt>", 0.6)})
 CURVE = Curve([100.0, 200.0], [1.0, 2.0], [0.5, 0.75])

@@ -5,7 +5,7 @@ import resource
 import pytest
 
 from tokenmix.errors import UserError
-from tokenmix.lab.data import loader
+from tokenmix.lab.data import indexed
 
 
 @pytest.mark.parametrize(("hard", "works"), [(20, False), (4096, True), (resource.RLIM_INFINITY, True)])
@@ -15,9 +15,9 @@ def test_loader_processes_need_open_files(monkeypatch: pytest.MonkeyPatch, hard:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (20, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: given.append(limits))
     if works:
-        loader._check_open_files(2)
+        indexed._check_open_files(2)
         assert given == [(128, hard)]
     else:
         with pytest.raises(UserError, match=r"workers=2 needs 128 open files, 20 are allowed; raise ulimit -n"):
-            loader._check_open_files(2)
+            indexed._check_open_files(2)
         assert given == []

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tokenmix.lab.data.indexed import IndexedDataset
-from tokenmix.lab.data.loader import make_loader
+from tokenmix.lab.data.indexed import IndexedDataset, make_loader
 from tokenmix.lab.grid import Cell
 from tokenmix.lab.grid.engines import in_processes, make_engine
 from tokenmix.lab.train.config import EngineConfig

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.inference import Int8ExternalAttention, Int8Linear
-from tokenmix.inference.external import Folding, folded
+from tokenmix.inference.folded import Folding, folded
 from tokenmix.layers import ExternalAttention, MultiHeadExternalAttention
 from tokenmix.ops import double_normalize
 

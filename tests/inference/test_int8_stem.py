@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import tokenmix
 from tokenmix.inference import FoldedT2TStem
-from tokenmix.inference.stem import FoldedStemAttention
+from tokenmix.inference.folded import FoldedStemAttention
 from tokenmix.models.eamlp import EAMLP, Split, StemAttention
 
 

@@ -13,7 +13,7 @@ import tokenmix
 from tokenmix.errors import UserError
 from tokenmix.inference import FoldedExternalAttention, FoldedT2TStem, FusedLinear, Int8Linear, save_quantized
 from tokenmix.layers import MultiHeadExternalAttention
-from tokenmix.profiling.measure import Timing
+from tokenmix.profiling.machine import Timing
 
 FLOATS = {"float32": 1e-5, "bfloat16": 0.03}
 """The largest error of an answer relative to the largest answer, of nets with nothing that hides it."""

@@ -7,7 +7,7 @@ from matplotlib import colormaps
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.lab.compare.pictures import signed
+from tokenmix.lab.compare.report import signed
 from tokenmix.lab.inspect import SIGNED, attention_maps, map_numbers, tiles_of
 from tokenmix.layers import MIXERS
 from tokenmix.layers.external import ExternalAttention

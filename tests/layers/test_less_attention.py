@@ -12,7 +12,7 @@ from tokenmix.layers.less_attention import AttentionResidual, LessAttention
 from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.ops.less import Scores
 from tokenmix.ops.resize import resize_score_transform
-from tokenmix.profiling.measure import peak_memory
+from tokenmix.profiling.machine import peak_memory
 
 OPTIONS = [{"mode": mode, "share_heads": shared} for mode in ("factored", "dense") for shared in (True, False)]
 APART = [OPTIONS[0], OPTIONS[3]]

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix.errors import UserError
 from tokenmix.layers.sagan import SAGANAttention2d, SpectralNorm
-from tokenmix.profiling.measure import peak_memory
+from tokenmix.profiling.machine import peak_memory
 
 VARIANTS = ("official", "paper", "compact")
 

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tokenmix.errors import UserError
 from tokenmix.ops.attention import attention, attention_probabilities
-from tokenmix.profiling.measure import peak_memory
+from tokenmix.profiling.machine import peak_memory
 
 
 def loop_map(query, key, normalization, scale, mask=None, causal=False, bias=None):

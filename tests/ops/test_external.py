@@ -14,7 +14,7 @@ from torch.autograd import forward_ad, gradcheck
 
 from tokenmix.errors import UserError
 from tokenmix.ops.external import external_attention, external_attention_map
-from tokenmix.profiling.measure import peak_memory
+from tokenmix.profiling.machine import peak_memory
 
 FORMS = (("double", 1), ("double", 2), ("double", 3), ("softmax", 1))
 VARIANTS = (("sigmoid", 1), ("sigmoid", 2), ("l2", 1), ("l2", 3), ("entmax15", 1))

@@ -16,7 +16,7 @@ from tokenmix.ops.less import (
     transform_scores,
 )
 from tokenmix.ops.resize import resize_gate, resize_score_transform
-from tokenmix.profiling.measure import peak_memory
+from tokenmix.profiling.machine import peak_memory
 
 D = torch.float64
 

@@ -130,7 +130,7 @@ def test_training_and_comparing_need_no_lightning() -> None:
     done = python(f"""
 hidden = {{"lightning", "pandas"}}.__contains__
 {HIDING}
-import tokenmix.lab.compare.compare, tokenmix.lab.train.run, tokenmix.lab.inspect, tokenmix.lab.grid.engines
+import tokenmix.lab.compare.compare, tokenmix.lab.train.run, tokenmix.lab.inspect, tokenmix.lab.grid
 from tokenmix.lab.registry import get_task, list_tasks
 for name in list_tasks():
     get_task(name)

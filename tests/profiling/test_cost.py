@@ -12,7 +12,7 @@ from tokenmix.errors import UserError
 from tokenmix.lab.cli import main
 from tokenmix.layers.base import near_square
 from tokenmix.layers.table import list_mixers
-from tokenmix.profiling import cost, cost_report, measure
+from tokenmix.profiling import cost, cost_report, machine
 from tokenmix.profiling.cost import (
     CostRow,
     CostTable,
@@ -25,8 +25,7 @@ from tokenmix.profiling.cost import (
     measured_crossover,
 )
 from tokenmix.profiling.cost_report import print_costs, sentences
-from tokenmix.profiling.machine import Ceilings, measure_ceilings
-from tokenmix.profiling.measure import Timing
+from tokenmix.profiling.machine import Ceilings, Timing, measure_ceilings
 from tokenmix.profiling.target import layer_for, mixer_with_input
 
 TOP = Ceilings(1e10, 1e11, 1, "float32", 1 << 20, 64)
@@ -34,7 +33,7 @@ TOP = Ceilings(1e10, 1e11, 1, "float32", 1 << 20, 64)
 
 @pytest.fixture(autouse=True)
 def _known_ceilings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(measure, "SPREAD", math.inf)
+    monkeypatch.setattr(machine, "SPREAD", math.inf)
     if "ceilings" not in request.node.name:
         monkeypatch.setattr(cost, "measure_ceilings", lambda device, dtype: TOP)
 

@@ -12,12 +12,11 @@ import torch
 
 from tokenmix.errors import UserError
 from tokenmix.lab.cli import main
-from tokenmix.profiling import cost, cost_report, measure
+from tokenmix.profiling import cost, cost_report, machine
 from tokenmix.profiling.cost import CostRow, CostTable, Crossover, cost_table, faster_ranges
 from tokenmix.profiling.cost_figure import draw_cost
 from tokenmix.profiling.cost_report import footnotes, markdown, sentences, write_cost
-from tokenmix.profiling.machine import Ceilings, expected_peak, too_slow
-from tokenmix.profiling.measure import Timing, time_interleaved
+from tokenmix.profiling.machine import Ceilings, Timing, expected_peak, time_interleaved, too_slow
 from tokenmix.profiling.target import mixer_with_input, model_with_image
 
 CPU = torch.device("cpu")
@@ -29,7 +28,7 @@ def _ceilings(macs_per_second: float) -> Callable[..., Ceilings]:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(measure, "SPREAD", math.inf)
+    monkeypatch.setattr(machine, "SPREAD", math.inf)
     monkeypatch.setattr(cost, "measure_ceilings", _ceilings(1e11))
 
 
@@ -146,7 +145,7 @@ STEADY, UNSTEADY = Timing.of([1.0, 1.0, 1.1]), Timing.of([1.0, 1.0, 3.0, 3.0])
 
 
 def _timed(monkeypatch: pytest.MonkeyPatch, unsteady: str) -> CostTable:
-    monkeypatch.setattr(measure, "SPREAD", 0.5)
+    monkeypatch.setattr(machine, "SPREAD", 0.5)
 
     def timed(functions: Any, repeats: int, device: Any) -> dict[str, Timing]:
         return {name: UNSTEADY if name == unsteady else STEADY for name in functions}

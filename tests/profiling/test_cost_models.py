@@ -13,11 +13,10 @@ from tokenmix.errors import UserError
 from tokenmix.lab.cli import main
 from tokenmix.layers import ExternalAttention2d, SAGANAttention2d, SelfAttention
 from tokenmix.layers.table import list_mixers
-from tokenmix.profiling import cost, measure
+from tokenmix.profiling import cost, machine
 from tokenmix.profiling.cost import cost_table
 from tokenmix.profiling.cost_report import eanet_requirements, print_requirements
-from tokenmix.profiling.machine import Ceilings, expected_peak, free_memory, too_large
-from tokenmix.profiling.measure import peak_memory
+from tokenmix.profiling.machine import Ceilings, expected_peak, free_memory, peak_memory, too_large
 from tokenmix.profiling.target import mixer_with_input, model_with_image
 from tokenmix.swap.probe import model_macs
 
@@ -26,7 +25,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def _known_ceilings(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(measure, "SPREAD", math.inf)
+    monkeypatch.setattr(machine, "SPREAD", math.inf)
     monkeypatch.setattr(cost, "measure_ceilings", lambda *_: Ceilings(1e10, 1e11, 1, "float32", 1 << 20, 64))
 
 

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from processes import finish, start
 from tokenmix.errors import UserError
-from tokenmix.profiling.measure import peak_memory
+from tokenmix.profiling.machine import peak_memory
 
 
 def test_peak_of_one_tensor_is_its_size():
@@ -65,7 +65,7 @@ def test_cuda_peak():
 
 def test_profiler_says_nothing_and_own_output_remains(tmp_path: Path):
     code = (
-        "import sys, torch; from tokenmix.profiling.measure import peak_memory\n"
+        "import sys, torch; from tokenmix.profiling.machine import peak_memory\n"
         "before = [torch.ones(1000)]\n"
         "peak_memory(lambda: print('mine', file=sys.stderr) or before.clear())"
     )

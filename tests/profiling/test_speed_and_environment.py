@@ -11,7 +11,7 @@ import tokenmix.environment
 from tokenmix.environment import environment, newer_than, warn_untested
 from tokenmix.errors import UserError
 from tokenmix.models import create_model
-from tokenmix.profiling.measure import Timing, time_interleaved
+from tokenmix.profiling.machine import Timing, time_interleaved
 from tokenmix.profiling.units import count, milliseconds, ratio, size, spread
 from tokenmix.swap import swap_attention
 

@@ -49,7 +49,10 @@ def test_batches_of_few_samples_are_smaller_and_told():
     plan = make_plan(config, 40)
     assert (plan.batch_size, plan.steps_per_epoch) == (10, 4)
     note = batch_note(config, plan, 40, "images")
-    assert note == "40 training images do not fill a batch of 64, so batches have 10; give --batch-size"
+    told = (
+        "40 training images do not fill a batch of 64, so batches have 10; to choose it, give a --batch-size of at most"
+    )
+    assert note == f"{told} 40"
 
 
 def test_a_run_within_its_warm_up_is_told():

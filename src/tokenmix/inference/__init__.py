@@ -1,10 +1,9 @@
 """Copies of models for inference on CPUs, in float32, bfloat16 or int8."""
 
 from tokenmix.environment import keep_freed_memory
-from tokenmix.inference.external import FoldedExternalAttention, Int8ExternalAttention
+from tokenmix.inference.folded import FoldedExternalAttention, FoldedT2TStem, Int8ExternalAttention
 from tokenmix.inference.linear import FusedLinear, Int8Linear
 from tokenmix.inference.optimizing import TOLERANCES, load_quantized, optimize, save_quantized
-from tokenmix.inference.stem import FoldedT2TStem
 
 __all__ = [
     "TOLERANCES",

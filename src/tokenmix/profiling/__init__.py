@@ -1,7 +1,7 @@
 """Costs of mechanisms: parameters, multiply-adds, memory and speed compared with self-attention as N grows."""
 
 from tokenmix.profiling.cost import CostRow, CostTable, Crossover, cost_table, find_crossover
-from tokenmix.profiling.measure import Timing, peak_memory, time_interleaved
+from tokenmix.profiling.machine import Timing, peak_memory, time_interleaved
 
 __all__ = [
     "CostRow",

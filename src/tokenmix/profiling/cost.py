@@ -18,13 +18,15 @@ from tokenmix.profiling.machine import (
     Ceilings,
     OtherWork,
     Pass,
+    Timing,
     expected_peak,
     free_memory,
     measure_ceilings,
+    peak_memory,
+    time_interleaved,
     too_large,
     too_slow,
 )
-from tokenmix.profiling.measure import Timing, peak_memory, time_interleaved
 from tokenmix.profiling.target import Measured, Target, layer_for, targets_for
 
 Precision = Literal["fp32", "bf16", "fp16"]

@@ -24,7 +24,7 @@ from tokenmix.files import Values, make_folder, replace_file, to_json, write_jso
 from tokenmix.layers import ExternalAttention2d, SAGANAttention2d, SelfAttention
 from tokenmix.layers.base import Mixer, count_parameters
 from tokenmix.profiling.cost import CostRow, CostTable, Ends, Precision, cost_table, upper_sizes
-from tokenmix.profiling.measure import SPREAD, Timing
+from tokenmix.profiling.machine import SPREAD, Timing
 from tokenmix.profiling.target import are_mixers
 from tokenmix.profiling.units import count, milliseconds, size, to_markdown
 

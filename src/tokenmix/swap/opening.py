@@ -11,8 +11,7 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.swap.saving import FIELD, MODEL_TYPE, layer_prefix, swapped_config_class
-from tokenmix.swap.swap import swap_attention
+from tokenmix.swap.swap import FIELD, MODEL_TYPE, layer_prefix, swap_attention, swapped_config_class
 from tokenmix.trust import from_file
 
 OPENED_BY = {

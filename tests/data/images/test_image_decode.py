@@ -242,8 +242,7 @@ def test_large_jpegs_are_decoded_at_a_part_of_their_size(monkeypatch: pytest.Mon
 
 def test_pillows_limit_is_lifted_while_pixels_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    for module in ("decode", "strips"):
-        monkeypatch.setattr(f"tokenmix.lab.data.images.{module}.LARGE_PIXELS", 50)
+    monkeypatch.setattr("tokenmix.lab.data.images.decode.LARGE_PIXELS", 50)
     Image.new("RGB", (40, 40), "red").save(tmp_path / "a.tif", compression="tiff_lzw", tile=(32, 32))
     assert read_image(tmp_path / "a.tif", 3, 8)[0].min() == 255
     assert Image.MAX_IMAGE_PIXELS == 100
@@ -420,8 +419,8 @@ def test_strips_are_parts_of_the_whole(
 
     monkeypatch.setattr("tokenmix.lab.data.images.decode.PART_PIXELS", 1000)
     whole = found()
-    monkeypatch.setattr("tokenmix.lab.data.images.strips.LARGE_PIXELS", 1000)
-    monkeypatch.setattr("tokenmix.lab.data.images.strips.STRIP_PIXELS", pixels)
+    monkeypatch.setattr("tokenmix.lab.data.images.decode.LARGE_PIXELS", 1000)
+    monkeypatch.setattr("tokenmix.lab.data.images.decode.STRIP_PIXELS", pixels)
     heights, load = [], ImageFile.ImageFile.load
     monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: heights.append(self.height) or load(self))
     for one, other in zip(found(), whole, strict=True):
@@ -430,7 +429,7 @@ def test_strips_are_parts_of_the_whole(
 
 
 def test_a_large_png_that_ends_early_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tokenmix.lab.data.images.strips.LARGE_PIXELS", 1000)
+    monkeypatch.setattr("tokenmix.lab.data.images.decode.LARGE_PIXELS", 1000)
     file = file_of("RGB", "PNG")
     (tmp_path / "a.png").write_bytes(file[: len(file) // 2])
     with pytest.raises(UserError, match=r"a.png is truncated \(.*row"):

@@ -12,7 +12,7 @@ from PIL import Image
 
 from tokenmix.errors import UserError
 from tokenmix.lab.data.images import ImageData, load_images
-from tokenmix.lab.data.loader import make_loader
+from tokenmix.lab.data.indexed import make_loader
 
 Make = Callable[..., Path]
 

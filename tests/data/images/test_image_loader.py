@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tokenmix.errors import UserError
 from tokenmix.lab.data.images import InMemoryImages, load_images, normalize
-from tokenmix.lab.data.loader import EpochLoader, make_loader
+from tokenmix.lab.data.indexed import EpochLoader, make_loader
 
 
 def image_set(count: int, size: int = 8) -> InMemoryImages:

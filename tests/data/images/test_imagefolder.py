@@ -16,8 +16,7 @@ from tokenmix.errors import UserError
 from tokenmix.lab.data.images import ImageData, load_images, read_image
 from tokenmix.lab.data.images.augment import Erase
 from tokenmix.lab.data.images.image_set import RANDOM_CROP, LazyImages
-from tokenmix.lab.data.indexed import hash_indices
-from tokenmix.lab.data.loader import make_loader
+from tokenmix.lab.data.indexed import hash_indices, make_loader
 
 
 def picture(seed: int, size: tuple[int, int]) -> Image.Image:

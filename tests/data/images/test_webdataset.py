@@ -19,7 +19,7 @@ from tokenmix.lab.data.images import ImageData, load_images
 from tokenmix.lab.data.images import decode as decoding
 from tokenmix.lab.data.images import webdataset as shards_module
 from tokenmix.lab.data.images.webdataset import ShardImages, expand, shuffled
-from tokenmix.lab.data.loader import EpochLoader, make_loader
+from tokenmix.lab.data.indexed import EpochLoader, make_loader
 from tokenmix.lab.data.lookup import short_name, with_absolute_paths
 
 

@@ -9,7 +9,7 @@ import torch
 from torchvision.ops import masks_to_boxes
 
 from tokenmix.errors import UserError
-from tokenmix.lab.data.loader import make_loader
+from tokenmix.lab.data.indexed import make_loader
 from tokenmix.lab.data.scenes import (
     Objects,
     ObjectSamples,

@@ -26,8 +26,7 @@ from tokenmix.errors import UserError
 from tokenmix.lab.data.scenes import Objects, Scene, SceneData, Scenes
 from tokenmix.lab.tasks.detection import task as objects
 from tokenmix.lab.tasks.detection.metrics import OVERLAPS, RECALLS, matched_rows, object_metrics
-from tokenmix.lab.tasks.detection.task import Detection, class_color, draw_objects, image_numbers
-from tokenmix.lab.tasks.detection.tiling import find_in_windows
+from tokenmix.lab.tasks.detection.task import Detection, class_color, draw_objects, find_in_windows, image_numbers
 from tokenmix.lab.tasks.images import drawn_png
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.export import export

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tokenmix.errors import UserError
-from tokenmix.lab.data.loader import make_loader
+from tokenmix.lab.data.indexed import make_loader
 from tokenmix.lab.data.store import Names
 from tokenmix.lab.tasks.points.data import NO_PART, CloudSamples, PackedClouds
 from tokenmix.lab.tasks.points.data.clouds import Cloud, farthest, unit_ball

@@ -8,13 +8,13 @@ from sklearn.metrics import jaccard_score
 
 from tokenmix import create_model
 from tokenmix.errors import UserError
-from tokenmix.lab.tasks.segmentation import Inference, inference
-from tokenmix.lab.tasks.segmentation.inference import pixel_logits
-from tokenmix.lab.tasks.segmentation.task import SemanticSegmentation
+from tokenmix.lab.tasks.segmentation import Inference
+from tokenmix.lab.tasks.segmentation import task as inference
+from tokenmix.lab.tasks.segmentation.task import SemanticSegmentation, pixel_logits
 from tokenmix.lab.train.metrics import joined
 from tokenmix.lab.train.sources import make_config
 from tokenmix.layers import ExternalAttention2d
-from tokenmix.profiling.measure import peak_memory
+from tokenmix.profiling.machine import peak_memory
 
 KWARGS = {
     "backbone": "resnet18",

@@ -14,7 +14,7 @@ from tokenmix.errors import UserError
 from tokenmix.lab.data.scenes import SceneData
 from tokenmix.lab.data.scenes.scenes import Scene, Scenes
 from tokenmix.lab.inspect import inspect_run
-from tokenmix.lab.tasks.segmentation import inference
+from tokenmix.lab.tasks.segmentation import task as inference
 from tokenmix.lab.tasks.segmentation import task as semantic_segmentation
 from tokenmix.lab.train import trainer
 from tokenmix.lab.train.checkpoint import read_weights

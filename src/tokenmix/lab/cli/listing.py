@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -10,9 +11,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from tokenmix.errors import UserError, as_user_error, printable
-from tokenmix.files import Values, to_json
+from tokenmix.files import Values, to_json, user_path
 from tokenmix.lab.registry import DATA_SETS, TASKS, get_task
-from tokenmix.registry import MODELS, Arguments, is_foreign
+from tokenmix.registry import MODELS, Arguments, check_models, is_foreign
 
 
 def show(what: str, *, as_json: bool = False) -> None:
@@ -96,7 +97,12 @@ def _cell(value: object) -> str:
 
 def info(name: str, *, sizes: Arguments, model_kwargs: Arguments, as_json: bool) -> None:
     """Print what a model has and takes; `sizes` are those of its input that were asked for."""
-    summarize = _summarize_foreign if is_foreign(name) else get_task(MODELS[name].tasks[0]).summarize_model
+    if user_path(name).is_dir():
+        raise UserError(
+            f"{name} is a folder and no model's name; the model of a run is measured by: tokenmix cost {name}"
+        )
+    check_models([name])
+    summarize = get_task(MODELS[name].tasks[0]).summarize_model if name in MODELS else _summarize_foreign
     # Here, since the help for a verb needs no PyTorch.
     from tokenmix.lab.train.task import built_with
 
@@ -112,20 +118,34 @@ def info(name: str, *, sizes: Arguments, model_kwargs: Arguments, as_json: bool)
 
 
 def _summarize_foreign(name: str, sizes: Arguments, model_kwargs: Arguments) -> Values:
-    """Parameters and multiply-adds of a model from elsewhere on a colour image, of 224 pixels if not said."""
+    """Parameters and multiply-adds of a model from elsewhere on a colour image, of its own size or of 224 pixels."""
     import torch
 
     from tokenmix.models.foreign import IMAGENET, load_foreign
-    from tokenmix.swap.probe import model_macs
+    from tokenmix.models.interface import pair
+    from tokenmix.models.registry import create_on_meta
+    from tokenmix.swap.probe import example_of, model_macs
 
     if "num_points" in sizes:
         raise UserError(f"{name} takes images; leave --num-points out")
-    size = sizes.get("img_size", 224)
-    height, width = (size, size) if isinstance(size, int) else size
-    model = load_foreign(name, {**IMAGENET, "img_size": (height, width)}, **model_kwargs)
+    size = sizes.get("img_size")
+    if is_foreign(name):
+        height, width = pair(size or 224)
+        model = load_foreign(name, {**IMAGENET, "img_size": (height, width)}, **model_kwargs)
+        image = torch.zeros(1, 3, height, width)
+    else:
+        try:
+            model = create_on_meta(name, **model_kwargs, **({} if size is None else {"img_size": size}))
+        except TypeError as error:  # Convolutional networks have no such argument.
+            if "img_size" not in str(error):
+                raise
+            model = create_on_meta(name, **model_kwargs)
+        example: Any = example_of(model, size)
+        (image,) = example
+        height, width = image.shape[2:]
     # Whatever a stranger's forward pass may raise.
     with as_user_error(f"{name} does not run on a colour image of {height} x {width} (", "); give --img-size"):
-        macs = model_macs(model, (torch.zeros(1, 3, height, width),))
+        macs = model_macs(model, (image,))
     parameters = sum(p.numel() for p in model.parameters())
     return {"model": name, "image": [height, width], "parameters": parameters, "macs": macs}
 

@@ -8,8 +8,7 @@ import tyro
 
 from tokenmix.errors import UserError
 from tokenmix.files import Values, check_regular, to_json, user_path
-from tokenmix.lab.cli.errors import check_mixers, known_mixers
-from tokenmix.lab.cli.parsing import Printed
+from tokenmix.lab.cli.parsing import Printed, check_mixers, known_mixers
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.train.config import ModelConfig
 from tokenmix.lab.train.schema import Names, Numbers, Pairs, Part, Range, joined, named, option
@@ -36,6 +35,12 @@ Size = Annotated[
 
 
 Threads = Annotated[int | None, Range(least=1), tyro.conf.arg(help_behavior_hint="(default: PyTorch's own choice)")]
+
+
+def _words(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Names between spaces, or between commas as those of --mixers; a folder's may have a comma in it."""
+    parts = ([name] if user_path(name).exists() else name.split(",") for name in names)
+    return tuple(word for part in parts for word in part if word)
 
 
 def _set_threads(threads: int | None) -> None:
@@ -105,6 +110,9 @@ class Cost(Printed):
     out: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: none is written)")] = None
     """Folder for cost.json, cost.md, cost.png and cost.svg."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", _words(self.names))
+
     def run(self) -> None:
         mixers = known_mixers()
         runs = [n for n in self.names if n not in mixers and n not in MODELS and user_path(n).is_dir()]
@@ -134,7 +142,7 @@ class Swap(Printed, Part):
     """Show what replacing a model's attention by a mixer would change and cost; nothing is written."""
 
     model: ModelName
-    """A model of tokenmix or timm, torchvision:NAME, module:factory, or a run folder."""
+    """A model of tokenmix or timm, torchvision:NAME, module:factory, or a folder: a run's, or one of Hugging Face."""
     to: Annotated[str, named("MIXER")]
     """The mixer, a name of tokenmix list mixers or module:Class."""
     where: Annotated[str, named("GLOB")] = "*"
@@ -232,6 +240,10 @@ class Probe(Printed, Part):
     out: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: none is written)")] = None
     """Folder for probe.json, probe.md and probe.png."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "mixers", _words(self.mixers))
+
     def run(self) -> None:
         if not self.mixers:
             raise UserError("no mixer given; name one or more, for example: tokenmix probe external")
@@ -316,7 +328,7 @@ class Distill(Printed, Part):
         if not self.folder.is_dir():
             raise UserError(f"no folder {self.folder}; give a local one with config.json, weights and tokenizer")
         check_regular(self.text)
-        from tokenmix.lab.convert import convert_folder, read_texts
+        from tokenmix.lab.swapping import convert_folder, read_texts
 
         _set_threads(self.threads)
         options = {name: value for name, value in vars(self).items() if name not in ("text", "threads", "json")}

@@ -9,8 +9,7 @@ import tyro
 
 from tokenmix.errors import UserError, printable
 from tokenmix.files import read_json
-from tokenmix.lab.cli.errors import check_data, check_files, check_mixers, stray
-from tokenmix.lab.cli.parsing import Printed, parse_into, parse_known
+from tokenmix.lab.cli.parsing import Printed, check_data, check_files, check_mixers, parse_into, parse_known, stray
 from tokenmix.lab.data.lookup import data_sets
 from tokenmix.lab.registry import TASKS, check_model
 from tokenmix.lab.train.config import CompareConfig, TaskDocument, TrainConfig

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from statistics import fmean
 
-from tokenmix.lab.compare.results import Curve, Results, Variant
-from tokenmix.lab.compare.table import Column
+from tokenmix.lab.compare.results import Column, Curve, Results, Variant
 from tokenmix.profiling.units import count, milliseconds
 
 WIDTH, HEIGHT = 440, 280

@@ -25,10 +25,8 @@ from tokenmix.lab.compare.baselines import fit_baselines
 from tokenmix.lab.compare.costs import measure_slowdown, measure_variants, skeleton_of
 from tokenmix.lab.compare.grid import choose_cells, copy_runs, merge_settings, split_grid, write_grid
 from tokenmix.lab.compare.notes import budget_sentence, failed_runs, finding_sentence, notes, uncertainty
-from tokenmix.lab.compare.pictures import ExampleMaps, make_examples
-from tokenmix.lab.compare.report import ComparisonResult, write_report
-from tokenmix.lab.compare.results import Results, Run, Variant
-from tokenmix.lab.compare.table import table_of
+from tokenmix.lab.compare.report import ComparisonResult, ExampleMaps, make_examples, write_report
+from tokenmix.lab.compare.results import Results, Run, Variant, table_of
 from tokenmix.lab.compare.variants import (
     claim_folder,
     naming,
@@ -44,7 +42,7 @@ from tokenmix.lab.grid import Cell, Engine
 from tokenmix.lab.grid.engines import in_turn, make_engine, parallel_runs
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.config import CompareConfig, comparison_config
-from tokenmix.lab.train.load import check_own_mixers, load_task, start_and_swap
+from tokenmix.lab.train.load import check_own_mixers, load_task, start_and_swap, with_published_weights
 from tokenmix.lab.train.plan import check_config, make_plan, plan_notes
 from tokenmix.lab.train.schema import joined
 from tokenmix.lab.train.sources import base_comparison, load_comparison
@@ -270,7 +268,7 @@ def _new_variants(config: CompareConfig, cells: Sequence[Cell], data: TaskData) 
     for name, cell in _first_of_each(cells).items():
         run, kind = cell.config, get_task(cell.config.task)
         with naming(config, name):
-            task = kind(kind.model_from_config(run, description), run, description)
+            task = kind(kind.model_from_config(with_published_weights(run), description), run, description)
             if run.swap.swap is not None:
                 try:
                     find_sites(task.model)

@@ -22,7 +22,7 @@ from tokenmix.lab.train.task import TaskModule, input_sizes
 from tokenmix.layers.base import Mixer, count_parameters
 from tokenmix.layers.table import get_spec, is_mixer
 from tokenmix.profiling.cost import find_crossover
-from tokenmix.profiling.measure import Timing, peak_memory, time_interleaved
+from tokenmix.profiling.machine import Timing, peak_memory, time_interleaved
 from tokenmix.profiling.target import layer_for, mixer_with_input
 from tokenmix.swap.probe import model_macs
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.files import Values, copy_folder, inside, make_folder, new_folder, replace_file
 from tokenmix.lab.compare.report import write_page
-from tokenmix.lab.compare.results import Results, Variant
-from tokenmix.lab.compare.table import Cell, Heading, Row, Table
+from tokenmix.lab.compare.results import Cell, Heading, Results, Row, Table, Variant
 from tokenmix.lab.compare.variants import FREE
 from tokenmix.lab.data.lookup import data_sets, short_name
 from tokenmix.lab.grid import Cell as Run

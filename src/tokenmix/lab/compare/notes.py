@@ -2,7 +2,7 @@
 
 from tokenmix.lab.compare.results import ORIGINAL, Results, Variant
 from tokenmix.lab.train.task import size_note
-from tokenmix.profiling.measure import SPREAD
+from tokenmix.profiling.machine import SPREAD
 from tokenmix.profiling.units import ratio
 
 CALLED = {"self": "self-attention", ORIGINAL: "the original model"}

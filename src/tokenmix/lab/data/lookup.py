@@ -249,6 +249,8 @@ def parse_spec(spec: str, kind: Kind | None = None) -> tuple[DataEntry, str]:
     if name not in DATA_SETS:
         layouts = [entry.name for entry in able if entry.variant == "path"]
         if layouts and user_path(spec).exists():
+            suffix = "text" if spec.endswith(".txt") else user_path(spec).suffix[1:].lower()
+            layouts = [suffix] if suffix in layouts else layouts
             others = f", or {', '.join(f'{layout}:' for layout in layouts[1:])} before it" * (len(layouts) > 1)
             raise UserError(f"unknown data set {spec!r}; for what is at that path give {layouts[0]}:{spec}{others}")
         raise unknown_name("data set", name, [entry.name for entry in able])

@@ -16,8 +16,7 @@ from tokenmix.errors import UserError
 from tokenmix.files import Values
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.images import ImageData
-from tokenmix.lab.data.images.decode import UnreadableImage, decode_stored
-from tokenmix.lab.data.images.strips import PNG, png_chunk
+from tokenmix.lab.data.images.decode import PNG, UnreadableImage, decode_stored, png_chunk
 from tokenmix.lab.data.indexed import IndexedDataset, balanced_order
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distributed import distributed_info

@@ -199,6 +199,12 @@ def read_part(folder: Path, name: str) -> Values:
         values = None
     if not isinstance(values, dict):
         raise UserError(f"{folder / name} is damaged; put a whole one back, or start a new run")
+    if name == "config.json" and isinstance(values.get("model_type"), str):
+        raise UserError(
+            f"{folder} is a model of transformers, not a run; swap, distill and compare text-classification take it"
+        )
+    if name == "config.json" and isinstance(values.get("architecture"), str):
+        raise UserError(f"{folder} is a model of timm, not a run; give it by name: --model local-dir:{folder}")
     return values
 
 

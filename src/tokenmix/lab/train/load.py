@@ -1,6 +1,7 @@
 """A model from a run folder, or from weights to start from, with the mixers that its config swaps in or inserts."""
 
 import dataclasses
+import inspect
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tokenmix.lab.train.config import SwapConfig, TrainConfig
 from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.task import TaskModule
 from tokenmix.layers.table import checked_own_mixers, own_mixers
-from tokenmix.registry import Arguments
+from tokenmix.registry import MODELS, Arguments, load_object
 from tokenmix.swap import InsertReport, SwapReport, insert, swap_attention
 from tokenmix.swap.inserting import INSERTED
 from tokenmix.trust import from_caller
@@ -54,6 +55,16 @@ def load_task(run: Path | RunFolder, options: Arguments | None = None) -> TaskMo
     # Read after the model is built, whose mistakes come first.
     put_weights(task.model, read_weights(folder) if stored is None else stored, weights, stored_types(config))
     return task.eval()
+
+
+def with_published_weights(config: TrainConfig) -> TrainConfig:
+    """The config of a new model, where --pretrained is the argument that builds it with its publisher's weights."""
+    if not config.model.pretrained:
+        return config
+    name = config.model.model
+    taken = inspect.signature(load_object(MODELS[name].build)).parameters if name in MODELS else {}
+    part = "pretrained_backbone" if "pretrained_backbone" in taken else "pretrained"
+    return config.replace(model_kwargs={**config.model.model_kwargs, part: True})
 
 
 def without_published_weights(config: TrainConfig) -> TrainConfig:

@@ -201,7 +201,7 @@ def batch_note(config: TrainConfig, plan: TrainingPlan, num_train: int, unit: st
         return None
     return (
         f"{num_train} training {unit} do not fill a batch of {config.loop.batch_size}{processes}, so batches have "
-        f"{size}; give --batch-size"
+        f"{size}; to choose it, give a --batch-size of at most {num_train // plan.processes}"
     )
 
 

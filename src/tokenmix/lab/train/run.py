@@ -32,7 +32,7 @@ from tokenmix.files import (
     write_json,
 )
 from tokenmix.lab.data.fetch import log
-from tokenmix.lab.data.loader import worker_errors
+from tokenmix.lab.data.indexed import worker_errors
 from tokenmix.lab.data.lookup import short_name, with_absolute_paths
 from tokenmix.lab.train.checkpoint import Checkpoint, put_weights, read_latest_checkpoint
 from tokenmix.lab.train.config import TrainConfig
@@ -52,6 +52,7 @@ from tokenmix.lab.train.load import (
     load_task,
     start_and_swap,
     stored_types,
+    with_published_weights,
     without_published_weights,
 )
 from tokenmix.lab.train.plan import (
@@ -243,7 +244,7 @@ def _resolve(given: TrainConfig) -> TrainConfig:
         for name in (name for name in changes if name not in {*given.marked("resumable"), "resume"}):
             raise UserError(
                 f"--resume continues with the run's own {name}={own.get(name)!r}; "
-                f"leave {changes[name]!r} out, or start a new run with --init-from {run}"
+                f"leave {name}={changes[name]!r} out, or start a new run with --init-from {run}"
             )
         config = fit_to_ranks(saved.replace(**changes))
         if folder.is_finished:
@@ -310,7 +311,7 @@ def _prepare(config: TrainConfig, run: RunFolder) -> Session:
     # As JSON would give it back, so that a run that continues sees what its first start saw.
     description = json.loads(to_json(data.describe()))
     seed_everything(config.loop.seed, 0, 0)
-    first = config if checkpoint is None else without_published_weights(config)
+    first = (with_published_weights if checkpoint is None else without_published_weights)(config)
     task = kind(kind.model_from_config(first, description), config, description)
     changed = start_and_swap(task, config.loop.init_from if checkpoint is None else None)
     check_own_mixers(task)

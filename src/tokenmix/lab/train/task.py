@@ -5,7 +5,6 @@ override `training_step` and `configure_optimizers` as well. `LightningTask` put
 """
 
 import copy
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,8 +20,7 @@ from torch.optim import Optimizer
 
 from tokenmix.errors import UserError, one_line, unknown_name
 from tokenmix.files import Values, user_path
-from tokenmix.lab.data.indexed import IndexedDataset, subset
-from tokenmix.lab.data.loader import make_loader
+from tokenmix.lab.data.indexed import IndexedDataset, make_loader, subset
 from tokenmix.lab.data.lookup import with_absolute_paths
 from tokenmix.lab.registry import check_model
 from tokenmix.lab.train.checkpoint import initial_weights
@@ -31,7 +29,7 @@ from tokenmix.lab.train.distributed import all_reduce_mean
 from tokenmix.lab.train.metrics import Metric, Rows, collected, joined, num_rows
 from tokenmix.lab.train.plan import Configured, make_optimizer, make_schedule
 from tokenmix.lab.train.programs import Batch, Description, ProgramHooks, own_macs
-from tokenmix.registry import MODELS, Arguments, load_object
+from tokenmix.registry import Arguments
 
 
 class TaskData(ABC):
@@ -195,11 +193,6 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
     def model_from_config(cls, config: TrainConfig, data: Description) -> nn.Module:
         """`build_model`, where arguments of the user's with which the model cannot be built are a `UserError`."""
         cls.check_arguments(config)
-        if config.model.pretrained:
-            name = config.model.model
-            taken = inspect.signature(load_object(MODELS[name].build)).parameters if name in MODELS else {}
-            part = "pretrained_backbone" if "pretrained_backbone" in taken else "pretrained"
-            config = config.replace(model_kwargs={**config.model.model_kwargs, part: True})
         with built_with(config.model.model, config.model.model_kwargs):
             return cls.build_model(config, data)
 

@@ -34,7 +34,7 @@ from tokenmix.models import create_model
 from tokenmix.models.foreign import create_foreign
 from tokenmix.models.registry import by_timm, check_source, fetching
 from tokenmix.ops.less import Scores
-from tokenmix.registry import MODELS, is_foreign, list_models
+from tokenmix.registry import MODELS, TIMM, is_foreign, list_models
 
 THUMBNAIL = 32
 STATS = ("mean", "std")
@@ -183,6 +183,7 @@ class ImageClassification(ImageTask, ClassTask):
     @classmethod
     def named_teacher(cls, name: str, config: TrainConfig, data: Description) -> Self:
         """A pretrained classifier of timm's with as many classes as the data; their order is the user's affair."""
+        name = name.removeprefix(TIMM)
         if not (timm.is_model(name) or name.startswith(("hf-hub:", "local-dir:"))):
             raise UserError(
                 f"no run folder {name} to distill from, and no timm model of that name; give the folder of a run, a "

@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 
 from tokenmix.errors import UserError
-from tokenmix.integrations.ultralytics import TokenMix, register
 from tokenmix.layers import list_mixers
 from tokenmix.layers.table import get_spec
+from tokenmix.swap.ultralytics import TokenMix, register
 
 YAML = """
 nc: 2
@@ -88,7 +88,7 @@ def test_it_trains_reloads_in_a_new_process_and_exports(tmp_path: Path):
     code = f"""
 import torch
 from ultralytics import YOLO
-from tokenmix.integrations.ultralytics import TokenMix
+from tokenmix.swap.ultralytics import TokenMix
 yolo = YOLO({str(best)!r})
 assert isinstance(yolo.model.model[4], TokenMix)
 yolo.predict({str(tmp_path / "images" / "val" / "0.png")!r}, imgsz=64, device="cpu", verbose=False)

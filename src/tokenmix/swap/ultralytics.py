@@ -61,5 +61,5 @@ def register() -> None:
     try:
         tasks = importlib.import_module("ultralytics.nn.tasks")
     except ImportError:
-        raise UserError("tokenmix.integrations.ultralytics needs Ultralytics: pip install ultralytics") from None
+        raise UserError("tokenmix.swap.ultralytics needs Ultralytics: pip install ultralytics") from None
     vars(tasks)["TokenMix"] = TokenMix

@@ -1,1 +1,0 @@
-"""Our mixers under the names and conventions of other libraries. Each module imports its library when it is used."""
