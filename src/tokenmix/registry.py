@@ -252,6 +252,11 @@ def may_be_others(model: str) -> bool:
     return timm.is_model(named)
 
 
+def may_classify_images(model: str) -> bool:
+    """Whether it may be a classifier of images from elsewhere."""
+    return is_transformers(model) or may_be_others(model)
+
+
 def check_models(names: Iterable[str], mixers: Collection[str] | None = None) -> None:
     """Raise `UserError` for a name that is neither our model nor timm's; one with a colon is not checked.
 

@@ -39,7 +39,13 @@ def create_foreign(
         images (B, in_chans, H, W) to (B, num_classes), of a segmenter (B, num_classes, H, W).
     """
     sizes = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size}
-    model = load_foreign(name, sizes, kind, **kwargs)
+    return as_ours(load_foreign(name, sizes, kind, **kwargs), name, kind, **sizes)
+
+
+def as_ours(
+    model: nn.Module, name: str, kind: Kind, *, num_classes: int, in_chans: int, img_size: tuple[int, int]
+) -> nn.Module:
+    """A model from elsewhere, as `create_foreign` gives it."""
     first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
     if in_chans == 1 and first is not None and first.in_channels == 3:
         model.register_forward_pre_hook(_repeat_grey)

@@ -164,6 +164,8 @@ def model_with_image(
         if not fits and resize is not None:
             resize(size)
         example = example_of(built, size or (None if own else 224))
+        if isinstance(example, Mapping) and [*example] == ["pixel_values"]:
+            example = (*example.values(),)  # of transformers
         if not isinstance(example, tuple) or not isinstance(example[0], Tensor):
             raise UserError("its input is no image; give a model of images")
         x = torch.randn(example[0].shape, device=device, dtype=dtype)

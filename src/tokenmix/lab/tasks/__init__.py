@@ -24,7 +24,7 @@ _register(
     model="vit_nano",
     data="fashion-mnist",
     skeleton="mixer_nano",
-    other_models="tokenmix.registry:may_be_others",
+    other_models="tokenmix.registry:may_classify_images",
 )
 _register(
     "semantic-segmentation",

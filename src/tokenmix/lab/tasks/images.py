@@ -26,7 +26,7 @@ from tokenmix.lab.train.task import IndexedData, TaskModule
 from tokenmix.models.foreign import with_fresh_head
 from tokenmix.models.interface import CountedModel
 from tokenmix.models.registry import create_model
-from tokenmix.registry import MODELS, Arguments, is_foreign, load_object
+from tokenmix.registry import MODELS, Arguments, is_foreign, is_transformers, load_object
 
 LONGEST = 1000
 # Of an image that is drawn on at a time.
@@ -56,7 +56,7 @@ class ImageTask(TaskModule):
     def initial_weights(self, source: Path) -> dict[str, Tensor]:
         """As for every task; the head of a model from elsewhere starts fresh for other classes too."""
         weights = super().initial_weights(source)
-        if not is_foreign(self.config.model.model):
+        if not (is_foreign(self.config.model.model) or is_transformers(self.config.model.model)):
             return weights
         weights, theirs = with_fresh_head(weights, self.model, len(self.data["classes"]))
         if theirs is not None and distributed_info().first:
@@ -129,14 +129,22 @@ def with_size_of_start(config: TrainConfig) -> TrainConfig:
 
 
 def image_data(
-    images: ImageData, config: TrainConfig, mean: Sequence[float], std: Sequence[float], **augment: Any
+    images: ImageData,
+    config: TrainConfig,
+    mean: Sequence[float],
+    std: Sequence[float],
+    more: Values | None = None,
+    **augment: Any,
 ) -> IndexedData:
-    """Images normalised with `mean` and `std`, for training augmented; `images` has the config's limits already."""
+    """Images normalised with `mean` and `std`, for training augmented; `images` has the config's limits already.
+
+    `more` is added to their description.
+    """
     train: IndexedDataset = images.train.prepared(mean=mean, std=std, seed=config.loop.seed, **augment)
     train = balanced_order(train, images.train.labels, getattr(config.options, "sampler", "shuffle"))
     test = images.test.prepared(mean=mean, std=std)
     held = None if images.validation is None else images.validation.prepared(mean=mean, std=std)
-    made = IndexedData(train, test, held, config=config, description=images.describe())
+    made = IndexedData(train, test, held, config=config, description={**images.describe(), **(more or {})})
     made.images = images
     return made
 

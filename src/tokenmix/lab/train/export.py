@@ -30,7 +30,7 @@ from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.load import load_task
 from tokenmix.lab.train.programs import HubForm
 from tokenmix.lab.train.task import TaskModule
-from tokenmix.registry import is_foreign
+from tokenmix.registry import is_foreign, is_transformers
 
 TOLERANCE = 1e-4
 
@@ -121,7 +121,8 @@ def export_to_hub(run: Path | RunFolder, out: Path | None = None, push: str | No
     form = task.hub
     other = task.config.swap.swap or task.config.swap.insert
     name = task.config.model.model
-    if form is None or other is not None or is_foreign(name):
+    theirs = is_foreign(name) or (is_transformers(name) and form is not None and form.library != "transformers")
+    if form is None or other is not None or theirs:
         what = task.config.task if form is None else name + f" with {other} swapped in or inserted" * bool(other)
         raise UserError(
             f"no library of the hub loads a model of {what}; upload the run folder itself: hf upload "

@@ -22,6 +22,7 @@ from tokenmix.lab.data.images.augment import Erase
 from tokenmix.lab.registry import DATA_SETS, incompatible_model_error
 from tokenmix.lab.tasks.classes import ClassTask, likeliest
 from tokenmix.lab.tasks.classification import ClassificationOptions
+from tokenmix.lab.tasks.foreign import architecture_of, build_classifier
 from tokenmix.lab.tasks.images import ImageTask, image_data, image_view, with_size_of_start
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
@@ -31,10 +32,10 @@ from tokenmix.lab.train.task import IndexedData, check_names, input_sizes
 from tokenmix.layers.less_attention import LessAttention
 from tokenmix.losses import diagonality_loss
 from tokenmix.models import create_model
-from tokenmix.models.foreign import create_foreign
+from tokenmix.models.foreign import as_ours, create_foreign
 from tokenmix.models.registry import by_timm, check_source, fetching
 from tokenmix.ops.less import Scores
-from tokenmix.registry import MODELS, TIMM, is_foreign, list_models
+from tokenmix.registry import MODELS, TIMM, is_foreign, is_transformers, list_models
 
 THUMBNAIL = 32
 STATS = ("mean", "std")
@@ -110,7 +111,8 @@ class ImageClassification(ImageTask, ClassTask):
                 )
         mean, std = (images.mean, images.std) if like is None else (like["mean"], like["std"])
         augment = {name: getattr(options, name) for name in ("augment", "color_jitter", "reprob")}
-        return image_data(images, config, mean, std, **augment)
+        more = {"architecture": architecture_of(config, like)} if is_transformers(config.model.model) else {}
+        return image_data(images, config, mean, std, more, **augment)
 
     @classmethod
     def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
@@ -118,6 +120,10 @@ class ImageClassification(ImageTask, ClassTask):
         name, size = config.model.model, tuple(data["img_size"])
         if is_foreign(name):
             return create_foreign(name, "classifier", img_size=size, **given, **config.model.model_kwargs)
+        if "architecture" in data:
+            side = size[0] if len(set(size)) == 1 else size
+            model = build_classifier(config, data, "AutoModelForImageClassification", image_size=side)
+            return as_ours(model, name, "classifier", img_size=size, **given)
         build = partial(create_model, name, **given, **config.model.model_kwargs)
         return build(img_size=size) if name in MODELS else _of_size(build, size)
 
@@ -130,7 +136,7 @@ class ImageClassification(ImageTask, ClassTask):
         super().check(config, batch_size)
         ours = {*list_models(task="image-classification"), *list_models(task=config.task)}
         name = config.model.model
-        if not (name in ours or timm.is_model(name) or is_foreign(name)):
+        if not (name in ours or timm.is_model(name) or is_foreign(name) or is_transformers(name)):
             raise incompatible_model_error("image-classification", name)
         options: ClassificationOptions = config.options
         if (options.mixup or options.cutmix) and batch_size % 2:

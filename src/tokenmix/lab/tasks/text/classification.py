@@ -13,10 +13,10 @@ from tokenmix.errors import UserError
 from tokenmix.files import Values
 from tokenmix.lab.data.indexed import balanced_order
 from tokenmix.lab.tasks.classes import ClassTask, class_counts, likeliest, told
+from tokenmix.lab.tasks.foreign import architecture_of, build_classifier
 from tokenmix.lab.tasks.text.data.labelled import load_labelled
 from tokenmix.lab.tasks.text.data.sequences import EncodedText
 from tokenmix.lab.tasks.text.encoding import tokenizing
-from tokenmix.lab.tasks.text.foreign import architecture_of, build_classifier
 from tokenmix.lab.tasks.text.task import (
     DistillingTextTask,
     TextData,
@@ -79,7 +79,8 @@ class TextClassification(DistillingTextTask, ClassTask):
                 "--sampler out"
             )
         if is_transformers(config.model.model):
-            description["architecture"] = architecture_of(config, tokenizer, length)
+            description["architecture"] = architecture_of(config, like)
+            _check_texts_fit(description["architecture"], config, len(tokenizer), length)
         return TextData(
             balanced_order(train, texts.train.labels, config.options.sampler),
             test,
@@ -93,7 +94,7 @@ class TextClassification(DistillingTextTask, ClassTask):
     @classmethod
     def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
         if "architecture" in data:
-            return build_classifier(config, data)
+            return build_classifier(config, data, "AutoModelForSequenceClassification")
         return super().build_model(config, data)
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -173,3 +174,16 @@ def correlation(predicted: Tensor, true: Tensor) -> Tensor:
 def rank_correlation(predicted: Tensor, true: Tensor) -> Tensor:
     """Spearman's correlation, that of the ranks, of which equal values have the mean."""
     return correlation(*(torch.from_numpy(rankdata(values)) for values in (predicted, true)))
+
+
+def _check_texts_fit(architecture: Values, config: TrainConfig, pieces: int, length: int) -> None:
+    """Raise `UserError` for a tokenizer or texts that are larger than the model of this architecture takes."""
+    size = architecture.get("vocab_size", pieces)
+    if pieces > size:
+        raise UserError(f"the tokenizer has {pieces:,} pieces and the model {size:,}; give its own")
+    # RoBERTa's positions begin after that of its padding.
+    most = architecture.get("max_position_embeddings", length) - (2 if "roberta" in architecture["model_type"] else 0)
+    if length > most:
+        raise UserError(
+            f"{config.model.model} takes {most} tokens, got --seq-len {length}; give --seq-len {most} or less"
+        )

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.files import Values, user_path, write_json
+from tokenmix.files import Values, user_path
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.indexed import IndexedDataset
+from tokenmix.lab.tasks.foreign import folder_of
 from tokenmix.lab.tasks.text.data import read_lines
-from tokenmix.lab.tasks.text.foreign import ARCHITECTURE, folder_of
 from tokenmix.lab.tasks.text.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from tokenmix.lab.train.checkpoint import read_weights
 from tokenmix.lab.train.config import TrainConfig
@@ -95,8 +95,6 @@ class TextData(IndexedData):
         # What transformers' pipelines cut a text to.
         self.tokenizer.model_max_length = self.description["seq_len"]
         save_tokenizer(self.tokenizer, run / TOKENIZER)
-        if "architecture" in self.description:
-            write_json(run / TOKENIZER / ARCHITECTURE, self.description["architecture"])
 
 
 class TextTask(TaskModule):

@@ -1,8 +1,7 @@
-"""Text models of transformers: `--model transformers:FOLDER`, or OWNER/NAME of the hub."""
+"""Classifiers of transformers, of images or texts: `--model transformers:FOLDER`, or OWNER/NAME of the hub."""
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import nn
@@ -11,15 +10,11 @@ from tokenmix.environment import quiet_transformers
 from tokenmix.errors import UserError, as_user_error
 from tokenmix.files import Values, read_json, user_path
 from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.programs import Description
 from tokenmix.registry import TRANSFORMERS
 from tokenmix.trust import check_typed
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
-ARCHITECTURE = "architecture.json"
-"""What a run keeps of the model's config.json, next to its tokenizer."""
 LARGEST = 1_000_000
 # Of a config.json: what belongs to its weights, or names code.
 LEFT_OUT = ("architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "id2label", "label2id")
@@ -46,14 +41,17 @@ def folder_of(model: str) -> Path:
     return folder
 
 
-def architecture_of(config: TrainConfig, tokenizer: "PreTrainedTokenizerFast", length: int) -> Values:
-    """What of the model's config.json builds it again; of a run that continues the run's own copy.
+def architecture_of(config: TrainConfig, like: Description | None) -> Values:
+    """What of the model's config.json builds it again: of a run that is loaded or continues its own.
 
     Raises:
-        UserError: a damaged file, a vocabulary of another size, or texts longer than the model takes.
+        UserError: a damaged file, or a size in it that no model has.
     """
-    own = None if config.options.tokenizer is None else Path(config.options.tokenizer) / ARCHITECTURE
-    file = own if own is not None and own.is_file() else folder_of(config.model.model) / "config.json"
+    if like is not None:
+        return like["architecture"]
+    if config.loop.resume is not None:
+        return RunFolder(config.loop.resume).description["architecture"]
+    file = folder_of(config.model.model) / "config.json"
     try:
         found = read_json(file)
     except (ValueError, RecursionError):
@@ -64,24 +62,19 @@ def architecture_of(config: TrainConfig, tokenizer: "PreTrainedTokenizerFast", l
     for name, value in kept.items():
         if isinstance(value, int) and abs(value) > LARGEST:
             raise UserError(f"{file}: {name}={value} is more than {LARGEST:,}; put a whole file back")
-    if len(tokenizer) > kept.get("vocab_size", len(tokenizer)):
-        raise UserError(
-            f"the tokenizer has {len(tokenizer):,} pieces and the model {kept['vocab_size']:,}; give its own"
-        )
-    # RoBERTa's positions begin after that of its padding.
-    most = kept.get("max_position_embeddings", length) - (2 if "roberta" in kept["model_type"] else 0)
-    if length > most:
-        raise UserError(
-            f"{config.model.model} takes {most} tokens, got --seq-len {length}; give --seq-len {most} or less"
-        )
-    return cast(Values, json.loads(json.dumps(kept)))
+    return kept
 
 
-def build_classifier(config: TrainConfig, data: Description) -> nn.Module:
+def build_classifier(config: TrainConfig, data: Description, auto: str, **sizes: object) -> nn.Module:
     """A classifier of transformers with a new head, and new weights unless `--pretrained` asks for the folder's.
 
+    Args:
+        auto: the automatic class of transformers that builds it.
+        **sizes: fields of its config that a new model takes from the data, as far as it has them.
+
     Raises:
-        UserError: an architecture that transformers does not know, or weights that are missing or pickled.
+        UserError: an architecture that transformers does not know, or weights that are missing, pickled or, but for the
+            head, of other shapes.
     """
     import transformers
 
@@ -91,7 +84,9 @@ def build_classifier(config: TrainConfig, data: Description) -> nn.Module:
     if classes:
         given = {"id2label": dict(enumerate(classes)), "label2id": {name: i for i, name in enumerate(classes)}}
     settings = {**data["architecture"], **given, **kwargs}
-    kind = transformers.AutoModelForSequenceClassification
+    if not pretrained:
+        settings |= {name: size for name, size in sizes.items() if name in settings and name not in kwargs}
+    kind = getattr(transformers, auto)
     with (
         as_user_error(f"{config.model.model} cannot be built by transformers (", "); give another folder"),
         quiet_transformers(),
@@ -101,4 +96,10 @@ def build_classifier(config: TrainConfig, data: Description) -> nn.Module:
             return cast(nn.Module, kind.from_config(theirs)).train()
         options: Values = {"local_files_only": True, "use_safetensors": True, "ignore_mismatched_sizes": True}
         folder = folder_of(config.model.model)
-        return kind.from_pretrained(folder, config=theirs, dtype=torch.float32, **options).train()
+        model, info = kind.from_pretrained(
+            folder, config=theirs, dtype=torch.float32, output_loading_info=True, **options
+        )
+    other = [key for key, _, shape in info["mismatched_keys"] if shape[0] != given.get("num_labels", len(classes))]
+    if other:
+        raise UserError(f"the weights in {folder} have another {other[0]} than the model; leave --model-kwargs out")
+    return model.train()
