@@ -25,6 +25,7 @@ from tokenmix.lab.train.load import load_run
 from tokenmix.lab.train.run import evaluate, train
 from tokenmix.lab.train.sources import load_recipe, make_config
 from tokenmix.layers import create_mixer
+from tokenmix.registry import without_timm
 from tokenmix.trust import FromFile, from_caller, from_file, is_typed, only_typed, typed, typed_words
 from verbs import refused
 
@@ -365,3 +366,10 @@ def test_no_value_of_a_file_is_lost_in_a_config(strange: Path) -> None:
         FromFile
     }
     assert torch.equal(*(load_run(strange)[0].state_dict()[key] for key in ["head.weight"] * 2))
+
+
+@pytest.mark.parametrize("name", ["timm:resnet18", "resnet18", "hf-hub:a/b"])
+def test_a_name_without_its_library_is_still_of_its_file(name: str) -> None:
+    assert isinstance(without_timm(FromFile(name)), FromFile)
+    assert make_config(model=FromFile(name)).model.model == name.removeprefix("timm:")
+    assert isinstance(make_config(model=FromFile(name)).model.model, FromFile)

@@ -219,7 +219,6 @@ def import_object(target: str) -> Callable[..., Any]:
 
 
 TIMM = "timm:"
-"""What may stand before a name of timm's."""
 TORCHVISION = "torchvision:"
 TRANSFORMERS = "transformers:"
 
@@ -227,6 +226,11 @@ TRANSFORMERS = "transformers:"
 def is_foreign(model: str) -> bool:
     """Whether the name is "torchvision:NAME" or "module:factory", a model of neither this library nor timm."""
     return ":" in model and not model.startswith(("hf-hub:", "local-dir:", TIMM, TRANSFORMERS))
+
+
+def without_timm(model: str) -> str:
+    """The name without "timm:", which may stand before one of timm's; what is of a file stays `FromFile`."""
+    return type(model)(model.removeprefix(TIMM))
 
 
 def is_transformers(model: str) -> bool:
@@ -244,7 +248,7 @@ def may_be_others(model: str) -> bool:
         return False
     if is_transformers(model):
         return False
-    named = model.removeprefix(TIMM)
+    named = without_timm(model)
     if ":" in named or importlib.util.find_spec("timm") is None:
         return True
     import timm

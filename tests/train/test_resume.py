@@ -199,7 +199,7 @@ def test_resume_needs_a_run_and_a_checkpoint(tmp_path, whole):
 
 def test_resume_takes_the_runs_own_settings(tmp_path, whole):
     (tmp_path / "config.json").write_bytes((whole / "config.json").read_bytes())
-    with pytest.raises(UserError, match=r"own lr=0\.002; leave 0\.1 out"):
+    with pytest.raises(UserError, match=r"own lr=0\.002; leave lr=0\.1 out"):
         runs.train(make_config(resume=tmp_path, lr=0.1))
 
 

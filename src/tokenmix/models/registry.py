@@ -24,7 +24,7 @@ from tokenmix import checkpoints
 from tokenmix.environment import warn_untested
 from tokenmix.errors import UserError, one_line, unknown_name
 from tokenmix.models.interface import Classifier, pair
-from tokenmix.registry import MODELS, TIMM, Arguments, ModelEntry, load_object
+from tokenmix.registry import MODELS, Arguments, ModelEntry, load_object, without_timm
 from tokenmix.trust import check_typed, from_caller, texts_in, typed
 
 # Arguments of timm's factory, next to those of a model.
@@ -58,7 +58,7 @@ def create_model(name: str, **kwargs: object) -> nn.Module:
     warn_untested()
     if not isinstance(name, str):
         raise UserError(f"a model is built by its name, one of tokenmix.list_models(), got {name!r}")
-    name = name.removeprefix(TIMM)
+    name = without_timm(name)
     architecture = name.split(".")[0]
     if architecture not in MODELS:
         if timm.is_model(name) or name.startswith(("hf-hub:", "local-dir:")):

@@ -227,7 +227,7 @@ def test_blocks_of_texts_are_encoded_as_all_at_once(monkeypatch: pytest.MonkeyPa
         EncodedText(texts, tokenizer, max_length=12),
         EncodedQuestions(asked, tokenizer, max_length=90, stride=9),
     ]
-    monkeypatch.setattr("tokenmix.lab.tasks.text.tokenizer.BLOCK", 100)
+    monkeypatch.setattr("tokenmix.lab.tasks.text.encoding.BLOCK", 100)
     again = [EncodedText(texts, tokenizer, max_length=12), EncodedQuestions(asked, tokenizer, max_length=90, stride=9)]
     for one, other in zip(encoded, again):
         assert len(one) == len(other)
@@ -239,7 +239,7 @@ def test_blocks_of_texts_are_encoded_as_all_at_once(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_context_that_takes_too_much_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, tokenizer: Any):
-    monkeypatch.setattr("tokenmix.lab.tasks.text.tokenizer.BLOCK", 10)
+    monkeypatch.setattr("tokenmix.lab.tasks.text.encoding.BLOCK", 10)
     with pytest.raises(UserError, match="the context of question '7' has 170 characters; split it"):
         EncodedQuestions([Question("7", "who?", CONTEXT, ())], tokenizer, max_length=90, stride=9)
 

@@ -27,7 +27,7 @@ from tokenmix.lab.train.schema import (
     Range,
     named,
 )
-from tokenmix.registry import TIMM, load_object
+from tokenmix.registry import load_object, without_timm
 
 if TYPE_CHECKING:
     from tokenmix.lab.train.task import TaskModule
@@ -66,7 +66,7 @@ class ModelConfig(Part):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "model", self.model.removeprefix(TIMM))
+        object.__setattr__(self, "model", without_timm(self.model))
         # Ranges that the names of arguments imply in this field: rates below 1, sizes and counts at least 1.
         for name, value in self.model_kwargs.items():
             label = f"model argument {name}={value!r}"

@@ -35,7 +35,7 @@ from tokenmix.models import create_model
 from tokenmix.models.foreign import as_ours, create_foreign
 from tokenmix.models.registry import by_timm, check_source, fetching
 from tokenmix.ops.less import Scores
-from tokenmix.registry import MODELS, TIMM, is_foreign, is_transformers, list_models
+from tokenmix.registry import MODELS, is_foreign, is_transformers, list_models, without_timm
 
 THUMBNAIL = 32
 STATS = ("mean", "std")
@@ -189,7 +189,7 @@ class ImageClassification(ImageTask, ClassTask):
     @classmethod
     def named_teacher(cls, name: str, config: TrainConfig, data: Description) -> Self:
         """A pretrained classifier of timm's with as many classes as the data; their order is the user's affair."""
-        name = name.removeprefix(TIMM)
+        name = without_timm(name)
         if not (timm.is_model(name) or name.startswith(("hf-hub:", "local-dir:"))):
             raise UserError(
                 f"no run folder {name} to distill from, and no timm model of that name; give the folder of a run, a "
