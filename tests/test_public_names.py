@@ -18,6 +18,7 @@ NAMES: dict[str, list[str]] = {
         "create_model",
         "distill",
         "insert",
+        "inspect",
         "list_mixers",
         "list_models",
         "list_tasks",
@@ -202,7 +203,11 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     [
         ("create_mixer", None, "a mixer is built by its name, .* got None"),
         ("create_model", None, "a model is built by its name, .* got None"),
-        ("train", "image-classification", "train takes a TrainConfig, got 'image-classification'; make one with"),
+        (
+            "train",
+            "image-classification",
+            "train takes options by name, or a TrainConfig; got 'image-classification'; for example",
+        ),
         (
             "compare",
             {"data": "digits"},

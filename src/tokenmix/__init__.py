@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     from tokenmix.distillation import distill, rank_layers
     from tokenmix.inference import optimize
     from tokenmix.lab.compare.compare import compare
+    from tokenmix.lab.inspect import inspect
     from tokenmix.lab.registry import list_tasks
-    from tokenmix.lab.train.run import train
+    from tokenmix.lab.train.result import train
     from tokenmix.layers.table import create_mixer, list_mixers, register_mixer
     from tokenmix.models.registry import create_model
-    from tokenmix.profiling import cost_table as cost
+    from tokenmix.profiling.table import cost
     from tokenmix.registry import list_models
     from tokenmix.swap import insert, swap_attention
     from tokenmix.testing.probe import probe
@@ -26,11 +27,12 @@ __version__ = "0.2.0"
 
 _LAZY = {
     "compare": "tokenmix.lab.compare.compare:compare",
-    "cost": "tokenmix.profiling:cost_table",
+    "cost": "tokenmix.profiling.table:cost",
     "create_mixer": "tokenmix.layers.table:create_mixer",
     "create_model": "tokenmix.models.registry:create_model",
     "distill": "tokenmix.distillation:distill",
     "insert": "tokenmix.swap:insert",
+    "inspect": "tokenmix.lab.inspect:inspect",
     "list_mixers": "tokenmix.layers:list_mixers",
     "list_models": "tokenmix.registry:list_models",
     "list_tasks": "tokenmix.lab.registry:list_tasks",
@@ -39,7 +41,7 @@ _LAZY = {
     "rank_layers": "tokenmix.distillation:rank_layers",
     "register_mixer": "tokenmix.layers.table:register_mixer",
     "swap_attention": "tokenmix.swap:swap_attention",
-    "train": "tokenmix.lab.train.run:train",
+    "train": "tokenmix.lab.train.result:train",
 }
 _MODULES = (
     "checkpoints",
@@ -66,6 +68,7 @@ __all__ = [
     "create_model",
     "distill",
     "insert",
+    "inspect",
     "list_mixers",
     "list_models",
     "list_tasks",

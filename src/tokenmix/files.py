@@ -6,6 +6,7 @@ never a part, and a link at either name is never followed.
 
 import contextlib
 import errno
+import html
 import io
 import json
 import math
@@ -17,7 +18,7 @@ import socket
 import stat
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -267,6 +268,12 @@ def _finite(value: object) -> object:
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
+def to_html(rows: Sequence[Sequence[str]], about: str) -> str:
+    """A table, its header first, and a sentence above it, as notebooks show results."""
+    lines = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
+    return f"<p>{html.escape(about)}</p><table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
 def write_json(path: Path, value: object, indent: int | None = 2) -> None:
     """`replace_file` with `to_json`."""
     replace_file(path, (to_json(value, indent) + "\n").encode())
@@ -321,12 +328,17 @@ def _sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def save_figure(figure: "Figure", file: Path, dpi: float) -> None:
-    """Write a figure of matplotlib whose text may be of files: a dollar begins no formula, control characters show."""
+def plain_text(figure: "Figure") -> "Figure":
+    """A figure of matplotlib whose text may be of files: a dollar begins no formula, control characters show."""
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):
         text.set_parse_math(False)
         text.set_text("\n".join(map(printable, text.get_text().split("\n"))))
+    return figure
+
+
+def save_figure(figure: "Figure", file: Path, dpi: float) -> None:
+    """Write a figure, with `plain_text`."""
     with replacing(file) as partial:
-        figure.savefig(partial, dpi=dpi)
+        plain_text(figure).savefig(partial, dpi=dpi)

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from tokenmix.errors import UserError
-from tokenmix.lab.inspect import inspect_run
+from tokenmix.lab.inspect import inspect
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def picture(tmp_path: Path) -> Path:
 
 
 def test_a_model_by_name_with_random_weights(tmp_path: Path, picture: Path):
-    out = inspect_run("vit_nano", picture, tmp_path / "out")
+    out = inspect("vit_nano", picture).write(tmp_path / "out")
     told = json.loads((out / "numbers.json").read_text())
     assert told["trained"] is False
     assert told["answer"] is None
@@ -28,7 +28,7 @@ def test_a_model_by_name_with_random_weights(tmp_path: Path, picture: Path):
 
 def test_neither_run_nor_model(tmp_path: Path, picture: Path):
     with pytest.raises(UserError, match=r"neither a run folder nor a model; give a run folder or one of .*vit_nano"):
-        inspect_run("vit_nanoo", picture, tmp_path / "out")
+        inspect("vit_nanoo", picture).write(tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -36,13 +36,13 @@ def test_an_unreadable_image_leaves_nothing(tmp_path: Path):
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"")
     with pytest.raises(UserError, match=r"broken\.png"):
-        inspect_run("vit_nano", broken, tmp_path / "out")
+        inspect("vit_nano", broken).write(tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.filterwarnings("error")
 def test_a_name_is_neither_a_formula_nor_a_control_sequence(tmp_path: Path, picture: Path):
     for name in ("a$x^{$.png", "\x1b]0;x\x07\x9b.png"):
-        out = inspect_run("vit_nano", picture.rename(tmp_path / name), tmp_path / "out")
+        out = inspect("vit_nano", picture.rename(tmp_path / name)).write(tmp_path / "out")
         assert (out / "depth.png").exists()
         picture = tmp_path / name

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import tokenmix
 from tokenmix.errors import UserError
 from tokenmix.lab.cli import main
 from tokenmix.layers.base import near_square
@@ -347,3 +348,21 @@ def test_running_out_of_a_gpus_memory_costs_one_cell(monkeypatch: pytest.MonkeyP
         (cost.FULL, cost.FULL),
     ]
     assert [row.forward is None for row in rows.values()] == [False, False, True]
+
+
+def test_python_gets_a_table_sentences_and_a_figure():
+    report = tokenmix.cost("external", 16, 16, repeats=1)
+    assert isinstance(report, CostTable)
+    assert report.row("external", 16).macs == 16 * (2 * 16 * 64 + 2 * 16 * 16)
+    first, *rows = str(report).splitlines()
+    assert first.split()[:3] == ["name", "N", "params"]
+    assert [row.split()[0] for row in rows[:2]] == ["self", "external"]
+    assert "<td>external</td>" in report._repr_html_()
+    assert len(report.plot().axes) == 2
+    pytest.importorskip("pandas")
+    assert report.to_pandas()["tokens"].tolist() == [16, 16]
+
+
+def test_modules_in_a_list_are_named_by_their_classes():
+    models = [tokenmix.create_model("vit_nano"), tokenmix.create_model("mixer_nano")]
+    assert tokenmix.cost(models, [32], repeats=1).names == ["MixerNet", "MixerNet 2"]

@@ -187,7 +187,7 @@ def test_steady_times_have_no_mark(monkeypatch: pytest.MonkeyPatch):
 def _figure(table: CostTable) -> bytes:
     """As SVG, in which matplotlib keeps every text as a comment."""
     file = io.BytesIO()
-    draw_cost(table, file, "svg")
+    draw_cost(table).savefig(file, format="svg")
     return file.getvalue()
 
 

@@ -247,6 +247,8 @@ def optimize(
     """
     if dtype not in get_args(Dtype):
         raise unknown_name("dtype", dtype, get_args(Dtype))
+    if not isinstance(model, nn.Module):
+        raise UserError(f"optimize takes a model, an nn.Module; got {type(model).__name__}")
     _check_optimizable(model, dtype)
     unchanged = copy.deepcopy(model).eval().requires_grad_(False)
     batches = _batches(example)

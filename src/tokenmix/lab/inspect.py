@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from tokenmix.errors import UserError
-from tokenmix.files import make_folder, save_figure, user_path, write_json
+from tokenmix.errors import UserError, needs, unknown_name
+from tokenmix.files import Values, make_folder, plain_text, save_figure, to_html, user_path, write_json
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.folder import is_run
 from tokenmix.lab.train.load import load_task
@@ -21,8 +21,11 @@ from tokenmix.layers.base import Mixer, near_square
 from tokenmix.models import BlockMap
 from tokenmix.models.registry import create_model
 from tokenmix.registry import MODELS
+from tokenmix.trust import from_caller
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from tokenmix.lab.tasks.text.task import TextTask
 
 TILES = 15
@@ -221,29 +224,97 @@ def _gate_tiles(matrix: Tensor, grid: tuple[int, int], limit: int) -> list[Tile]
     return [Tile("whole matrix", matrix, signed=True, on_image=False), *rows]
 
 
-def inspect_run(target: str | Path, file: str | Path | None, out: Path) -> Path:
-    """Write one figure for each block, one of the numbers over depth, and numbers.json.
+@dataclass(frozen=True)
+class Inspection:
+    """What the mixers of a model did with one input.
+
+    Attributes:
+        target: run folder or model.
+        file: the input: an image's path, or a sentence; None if there was none.
+        trained: False for a model by name, whose weights are random.
+        answer: the run's prediction for the image.
+        blocks: numbers of each block, from the first to the last: fields of `MapNumbers`, or of text the gate's.
+        maps: attention maps, slots and gates of the image; empty for text.
+        figures: matplotlib figures by name: "block-00" and others, "depth"; of text "gates" and "attention".
+    """
+
+    target: str
+    file: str | None
+    trained: bool
+    answer: Values | None
+    blocks: tuple[Values, ...]
+    maps: tuple[BlockMap, ...]
+    figures: Mapping[str, Figure]
+
+    def write(self, out: str | Path) -> Path:
+        """Write each figure as PNG, and numbers.json; returned is the folder."""
+        out = user_path(out)
+        make_folder(out)
+        for name, figure in self.figures.items():
+            save_figure(figure, out / f"{name}.png", dpi=120)
+        told = {"target": self.target, "file": self.file, "trained": self.trained, "answer": self.answer}
+        write_json(out / "numbers.json", {**told, "blocks": self.blocks})
+        return out
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """A row for each block; pandas has to be installed."""
+        with needs("to_pandas"):
+            import pandas as pd
+
+        return pd.DataFrame(self.blocks)
+
+    def plot(self, name: str | None = None) -> Figure:
+        """One of `figures`, the last one if no name is given: of images the numbers over depth."""
+        if name is not None and name not in self.figures:
+            raise unknown_name("figure", name, self.figures)
+        return self.figures[[*self.figures][-1] if name is None else name]
+
+    def rows(self) -> list[list[str]]:
+        """Cells of the table of `blocks`, a header first."""
+        names = [name for name in (self.blocks[0] if self.blocks else {}) if name not in ("shape", "kind")]
+        return [names, *([_cell(block[name]) for name in names] for block in self.blocks)]
+
+    def __str__(self) -> str:
+        trained = "" if self.trained else " (random weights)"
+        answer = "" if self.answer is None else f", prediction {self.answer}"
+        return f"{self.target}{trained} on {self.file}{answer}"
+
+    def _repr_html_(self) -> str:
+        return to_html(self.rows(), str(self))
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+@from_caller
+def inspect(target: str | Path, file: str | Path | None = None) -> Inspection:
+    """Show what a model's mixers do with an image, or those of a text model with a sentence.
 
     Args:
-        target: a run folder, or the name of a model, which then has random weights.
-        file: an image; for a run on text a sentence or nothing, see `inspect_text`.
-        out: the folder to write into.
+        target: a run folder; or the name of a model of images, which then has random weights.
+        file: an image; for a run on text a sentence, which only attention maps need.
 
     Returns:
-        `out`.
+        `.blocks`, `.maps`, `.figures`, `.to_pandas()`, `.plot()`; `.write(folder)` writes PNG files and numbers.json.
 
     Raises:
         UserError: neither a run folder nor a model; an image that cannot be read; a model without token mixers.
     """
+    if isinstance(target, nn.Module):
+        raise UserError(
+            f"inspect takes a run folder or a model's name, got a {type(target).__name__}; "
+            "tokenmix.lab.inspect.attention_maps takes a module and images"
+        )
     task = load_task(user_path(target)) if is_run(str(target)) else None
     of = MODELS[str(target)].tasks[0] if task is None else task.config.task
     kind = get_task(of)
     if kind.looks_at == "nothing":
         raise UserError(f"{target} is of {of}; inspect works on models of images and text")
-    if kind.looks_at == "text" and task is None:
-        raise UserError(f"{str(target)!r} is a text model; inspect a run of it: tokenmix inspect RUN [SENTENCE]")
     if kind.looks_at == "text":
-        return inspect_text(cast("TextTask", task), str(target), None if file is None else str(file), out)
+        if task is None:
+            raise UserError(f"{str(target)!r} is a text model; inspect a run of it: tokenmix inspect RUN [SENTENCE]")
+        return _inspect_text(cast("TextTask", task), str(target), None if file is None else str(file))
     model: Any = create_model(str(target)).eval() if task is None else task.model.cpu().float().eval()
     if task is None:
         half = [0.5] * model.in_chans
@@ -257,23 +328,17 @@ def inspect_run(target: str | Path, file: str | Path | None, out: Path) -> Path:
     maps = attention_maps(model, images)
     numbers = map_numbers(maps)
     title = f"{Path(target).name}, {file.name}"
-    make_folder(out)
-    for i, block in enumerate(maps):
-        draw_tiles(shown, tiles_of(block, limit=TILES), f"{title}: {block.name}", out / f"block-{i:02d}.png")
-    draw_depth(numbers, title, out / "depth.png")
+    figures = {
+        f"block-{i:02d}": draw_tiles(shown, tiles_of(block, limit=TILES), f"{title}: {block.name}")
+        for i, block in enumerate(maps)
+    }
+    figures["depth"] = draw_depth(numbers, title)
     answer = None
     if task is not None:
         with torch.no_grad():
             answer = {name: value for name, value in task.predict([file])[0].items() if name != "file"}
-    told = {
-        "target": str(target),
-        "file": str(file),
-        "trained": task is not None,
-        "answer": answer,
-        "blocks": [asdict(block) for block in numbers],
-    }
-    write_json(out / "numbers.json", told)
-    return out
+    blocks = tuple(asdict(block) for block in numbers)
+    return Inspection(str(target), str(file), task is not None, answer, blocks, tuple(maps), figures)
 
 
 def toeplitz_share(matrix: Tensor) -> float:
@@ -298,24 +363,24 @@ def toeplitz_share(matrix: Tensor) -> float:
     return float(1 - (w.flatten() - means[shift]).square().sum() / total)
 
 
-def inspect_text(task: "TextTask", title: str, given: str | None, out: Path) -> Path:
-    """Write gates.png, with a sentence attention.png, and numbers.json; `UserError` where there is nothing to show."""
+def _inspect_text(task: "TextTask", title: str, given: str | None) -> Inspection:
+    """The gates, with a sentence also the attention; `UserError` where there is nothing to show."""
     model: Any = task.model.float().cpu().eval()
     if "architecture" in task.data:
         raise UserError(f"{title} is a model of transformers; its maps come from output_attentions=True in Python")
     mixers = ((i, layer.mixer) for i, layer in enumerate(model.base_model.layers))
     gatings = [(i, mixer.gating) for i, mixer in mixers if hasattr(mixer, "gating")]
     gates = [gating.matrix(gating.num_tokens).detach().float() for _, gating in gatings]
-    numbers = [
+    numbers: list[Values] = [
         {"block": i, "gate": gating.gate, "toeplitz_share": toeplitz_share(w), "rms": float(w.square().mean().sqrt())}
         for (i, gating), w in zip(gatings, gates)
     ]
     if not numbers and given is None:
         raise UserError(f"{title} has no gates, and its attention depends on the text: give a sentence")
-    make_folder(out)
+    figures = {}
     if numbers:
         titles = [f"block {row['block']}: {row['toeplitz_share']:.3f}" for row in numbers]
-        draw_matrices(gates, titles, f"{title}: gates", out / "gates.png")
+        figures["gates"] = draw_matrices(gates, titles, f"{title}: gates")
     if given is not None:
         from tokenmix.lab.tasks.text.task import read_sentences
 
@@ -325,16 +390,14 @@ def inspect_text(task: "TextTask", title: str, given: str | None, out: Path) -> 
             maps = model(input_ids=words["input_ids"], output_attentions=True).attentions
         if maps is not None:
             titles = [f"block {i}" for i in range(len(maps))]
-            draw_matrices([one[0].mean(0) for one in maps], titles, f"{title}: {sentence}", out / "attention.png")
-    told = {"target": title, "text": given, "blocks": numbers}
-    write_json(out / "numbers.json", told)
-    return out
+            figures["attention"] = draw_matrices([one[0].mean(0) for one in maps], titles, f"{title}: {sentence}")
+    return Inspection(title, given, True, None, tuple(numbers), (), figures)
 
 
 COLUMNS = 4
 
 
-def draw_tiles(image: Tensor, tiles: Sequence[Tile], title: str, file: Path) -> None:
+def draw_tiles(image: Tensor, tiles: Sequence[Tile], title: str) -> Figure:
     """One figure: the image, then every tile over it, each on its own colour scale (its range is printed below)."""
     values = image.detach().float().cpu()
     values = (values - values.min()) / (values.max() - values.min()).clamp_min(1e-8)
@@ -361,7 +424,7 @@ def draw_tiles(image: Tensor, tiles: Sequence[Tile], title: str, file: Path) -> 
             axis.imshow(values, cmap=colours, vmin=low, vmax=high, interpolation="nearest")
         axis.set_title(tile.label, fontsize=8)
         axis.set_xlabel(f"{low:.2g} to {high:.2g}", fontsize=7)
-    save_figure(figure, file, dpi=120)
+    return plain_text(figure)
 
 
 def _panel(count: int, title: str) -> tuple[Figure, list[Axes]]:
@@ -375,7 +438,7 @@ def _panel(count: int, title: str) -> tuple[Figure, list[Axes]]:
     return figure, axes
 
 
-def draw_matrices(matrices: Sequence[Tensor], titles: Sequence[str], title: str, file: Path) -> None:
+def draw_matrices(matrices: Sequence[Tensor], titles: Sequence[str], title: str) -> Figure:
     """Square matrices side by side, each on its own colour scale: signed around 0, else from 0 (its largest value)."""
     figure, axes = _panel(len(matrices), title)
     for axis, matrix, label in zip(axes, matrices, titles):
@@ -384,10 +447,10 @@ def draw_matrices(matrices: Sequence[Tensor], titles: Sequence[str], title: str,
         axis.imshow(values, cmap=SIGNED if signed else "magma", vmin=-high if signed else 0, vmax=high)
         axis.set_title(label, fontsize=8)
         axis.set_xlabel(f"{'±' if signed else '0 to '}{high:.2g}", fontsize=7)
-    save_figure(figure, file, dpi=120)
+    return plain_text(figure)
 
 
-def draw_depth(numbers: Sequence[MapNumbers], title: str, file: Path) -> None:
+def draw_depth(numbers: Sequence[MapNumbers], title: str) -> Figure:
     """Saturation, entropy, diagonality and distance to the block before, over depth."""
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axis = figure.subplots()
@@ -399,4 +462,4 @@ def draw_depth(numbers: Sequence[MapNumbers], title: str, file: Path) -> None:
     axis.set(xlabel="block", xticks=list(depth), ylim=(-0.03, 1.03), title=title)
     axis.grid(alpha=0.3)
     axis.legend(frameon=False, fontsize=8)
-    save_figure(figure, file, dpi=120)
+    return plain_text(figure)

@@ -1,7 +1,6 @@
 """Time and memory over size on logarithmic axes: one line per name, the reference dashed, crossings marked."""
 
 from itertools import chain
-from typing import BinaryIO, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,7 +15,7 @@ COLOURS = ("#222222", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#5
 MARKERS = "osD^vPX*"
 
 
-def draw_cost(table: CostTable, file: BinaryIO, suffix: Literal["png", "svg"]) -> None:
+def draw_cost(table: CostTable) -> Figure:
     """Forward time on the left, peak memory of a forward pass on the right."""
     figure = Figure(figsize=(10.5, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -48,7 +47,7 @@ def draw_cost(table: CostTable, file: BinaryIO, suffix: Literal["png", "svg"]) -
         _refine(left, 10, (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0))
         _refine(right, 2, (1.0, 1.25, 1.5, 1.75))
         left.legend(frameon=False, fontsize=9)
-    figure.savefig(file, format=suffix, dpi=140)
+    return figure
 
 
 def _refine(axes: Axes, base: int, steps: tuple[float, ...]) -> None:

@@ -9,13 +9,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
-from rich import box
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 from torch import nn
 
 from tokenmix.environment import environment
@@ -27,6 +23,9 @@ from tokenmix.profiling.cost import CostRow, CostTable, Ends, Precision, cost_ta
 from tokenmix.profiling.machine import SPREAD, Timing
 from tokenmix.profiling.target import are_mixers
 from tokenmix.profiling.units import count, milliseconds, size, to_markdown
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 COSTS = ("params", "MACs", "fwd ms", "step ms", "fwd mem", "step mem")
 RATES = ("GMAC/s", "of peak", "GB/s", "of peak", "bound by")
@@ -48,6 +47,9 @@ def print_costs(
     as_json: bool = False,
 ) -> None:
     """`tokenmix cost`: print the tables, or JSON, and write the folder asked for."""
+    from rich.console import Console
+    from rich.progress import track
+
     if not subjects:
         raise UserError("nothing to measure: name mixers or models, or ask for the paper's table with --table eanet")
     if threads is not None:
@@ -96,14 +98,14 @@ def write_cost(table: CostTable, folder: Path) -> None:
     write_json(folder / "cost.json", table.to_json())
     for suffix in ("png", "svg"):
         picture = io.BytesIO()
-        draw_cost(table, picture, suffix)
+        draw_cost(table).savefig(picture, format=suffix, dpi=140)
         replace_file(folder / f"cost.{suffix}", picture.getvalue())
     replace_file(folder / "cost.md", markdown(table).encode())
 
 
 def markdown(table: CostTable) -> str:
     """Both tables, what they say, and on what they were measured."""
-    costs = [[row.name, f"{row.size:,}", *_costs(row)] for row in table.rows]
+    head, *costs = cost_rows(table)
     rates = [[row.name, f"{row.size:,}", *_rates(table, row)] for row in table.rows]
     where: Values = environment()
     measured = f"{where['cpu']}, torch {where['versions']['torch']}, {where['threads']} threads, {where['date']}"
@@ -111,9 +113,9 @@ def markdown(table: CostTable) -> str:
     parts = [
         "# Costs",
         f"{_title(table)}. Measured on {measured}.",
-        to_markdown(["name", _axis(table), *COSTS], costs),
+        to_markdown(head, costs),
         f"Rates of a forward pass; {_ceiling_line(table)}.",
-        to_markdown(["name", _axis(table), *RATES], rates),
+        to_markdown(["name", axis_of(table), *RATES], rates),
         f"Warning: {table.warning}." if table.warning else "",
         notes,
         "![Time and memory over size](cost.svg)",
@@ -121,10 +123,13 @@ def markdown(table: CostTable) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _rich(table: CostTable, title: str, headings: Sequence[str], cells: Sequence[Sequence[str]]) -> Table:
+def _rich(table: CostTable, title: str, headings: Sequence[str], cells: Sequence[Sequence[str]]) -> "Table":
+    from rich import box
+    from rich.table import Table
+
     shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0))
     shown.add_column("mixer" if table.axis == "tokens" else "model", no_wrap=True)
-    for heading in (_axis(table), *headings):
+    for heading in (axis_of(table), *headings):
         shown.add_column(heading, justify="right", no_wrap=True)
     for i, (row, texts) in enumerate(zip(table.rows, cells)):
         last = i + 1 == len(table.rows) or table.rows[i + 1].name != row.name
@@ -132,7 +137,13 @@ def _rich(table: CostTable, title: str, headings: Sequence[str], cells: Sequence
     return shown
 
 
-def _axis(table: CostTable) -> str:
+def cost_rows(table: CostTable) -> list[list[str]]:
+    """Cells of the table of costs, a header first."""
+    return [["name", axis_of(table), *COSTS], *([row.name, f"{row.size:,}", *_costs(row)] for row in table.rows)]
+
+
+def axis_of(table: CostTable) -> str:
+    """Heading of the sizes."""
     return "N" if table.axis == "tokens" else "px"
 
 
@@ -282,6 +293,10 @@ def eanet_requirements() -> dict[str, Requirement]:
 
 def print_requirements(*, as_json: bool) -> None:
     """`tokenmix cost --table eanet`."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
     rows = list(eanet_requirements().values())
     if as_json:
         print(to_json({"schema": 2, "size": SIZE, "trust": TRUST, "rows": rows}))

@@ -6,6 +6,8 @@ from dataclasses import dataclass, fields, is_dataclass
 
 from torch import nn
 
+from tokenmix.files import to_html
+
 
 class Report:
     """What is known of a model that was changed or trained: a dataclass."""
@@ -41,8 +43,7 @@ class TableReport(Report, ABC):
         return "\n".join([*lines, self._about()])
 
     def _repr_html_(self) -> str:
-        rows = ("".join(f"<td>{cell}</td>" for cell in row) for row in self.rows())
-        return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table><p>{self._about()}</p>"
+        return to_html(self.rows(), self._about())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenmix.errors import UserError, as_user_error, unknown_name
-from tokenmix.files import to_json
+from tokenmix.files import to_html, to_json
 from tokenmix.layers.base import Mixer
 from tokenmix.layers.table import MixerSpec, build_on_grid, build_stack, get_spec, spec_of
 from tokenmix.registry import import_object
@@ -343,9 +343,7 @@ class ProbeReport:
         return "\n".join([*lines, "* solved", "", *(line for m in self.mixers for line in self.sentences(m))])
 
     def _repr_html_(self) -> str:
-        rows = ("".join(f"<td>{cell}</td>" for cell in row) for row in self.rows())
-        said = "<br>".join(line for mixer in self.mixers for line in self.sentences(mixer))
-        return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table><p>{said}</p>"
+        return to_html(self.rows(), " ".join(line for mixer in self.mixers for line in self.sentences(mixer)))
 
     def plot(self) -> "Figure":
         """A matplotlib figure: a row of bars for each task, with lines for guessing."""

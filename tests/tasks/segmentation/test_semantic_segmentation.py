@@ -13,7 +13,7 @@ from predictions import check_predictions
 from tokenmix.errors import UserError
 from tokenmix.lab.data.scenes import SceneData
 from tokenmix.lab.data.scenes.scenes import Scene, Scenes
-from tokenmix.lab.inspect import inspect_run
+from tokenmix.lab.inspect import inspect
 from tokenmix.lab.tasks.segmentation import task as inference
 from tokenmix.lab.tasks.segmentation import task as semantic_segmentation
 from tokenmix.lab.train import trainer
@@ -252,7 +252,7 @@ def test_training_images_of_one_class_are_named(tmp_path, monkeypatch, capsys):
 
 
 def test_inspect_lays_slots_over_the_image(run, pictures, tmp_path):
-    out = inspect_run(run, pictures[1], tmp_path / "maps")
+    out = inspect(run, pictures[1]).write(tmp_path / "maps")
     told = json.loads((out / "numbers.json").read_text())
     assert [block["kind"] for block in told["blocks"]] == ["slots"]
     assert sum(told["answer"]["shares"].values()) == pytest.approx(1, abs=1e-5)

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 import tyro
 
 from tokenmix.errors import UserError, printable
-from tokenmix.files import read_json
 from tokenmix.lab.cli.parsing import Printed, check_data, check_files, check_mixers, parse_into, parse_known, stray
 from tokenmix.lab.data.lookup import data_sets
 from tokenmix.lab.registry import TASKS, check_model
@@ -227,15 +226,15 @@ class Inspect:
         is_run(self.target)  # what is wrong with it is said at once
         check_files([self.file] if self.file else [])
         from tokenmix.lab.cli.listing import print_rows
-        from tokenmix.lab.inspect import inspect_run
+        from tokenmix.lab.inspect import inspect
 
-        out = inspect_run(self.target, self.file, self.out)
-        found = read_json(out / "numbers.json")
-        if found["blocks"]:
-            print_rows([{key: row[key] for key in row if key not in ("shape", "kind")} for row in found["blocks"]])
-        if found.get("answer") is not None:
-            print(printable(f"prediction: {found['answer']}") + ("" if found["trained"] else " (random weights)"))
-        print(f"{len(list(out.glob('*.png')))} figures and numbers.json in {out}")
+        found = inspect(self.target, self.file)
+        out = found.write(self.out)
+        if found.blocks:
+            print_rows([{key: row[key] for key in row if key not in ("shape", "kind")} for row in found.blocks])
+        if found.answer is not None:
+            print(printable(f"prediction: {found.answer}"))
+        print(f"{len(found.figures)} figures and numbers.json in {out}")
 
 
 @dataclass(frozen=True)

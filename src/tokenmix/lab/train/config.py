@@ -65,6 +65,11 @@ class ModelConfig(Part):
     """Start from the published weights of a model or backbone of timm or torchvision; other weights by --init-from."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.model, str):
+            raise UserError(
+                f"model takes a name, got a {type(self.model).__name__}; a network of yours is named by a function "
+                "that builds it: model='module:factory'"
+            )
         super().__post_init__()
         object.__setattr__(self, "model", without_timm(self.model))
         # Ranges that the names of arguments imply in this field: rates below 1, sizes and counts at least 1.

@@ -1,0 +1,103 @@
+"""`tokenmix.cost`: a table of costs as Python and notebooks show it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from tokenmix.errors import needs
+from tokenmix.files import to_html
+from tokenmix.profiling.cost import CostTable, Precision, cost_table
+from tokenmix.profiling.cost_report import cost_rows, footnotes, sentences
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class CostReport(CostTable):
+    """Costs of mixers or models: a `CostTable` with a table, sentences and a figure."""
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """A row for each name and size, in seconds and bytes; pandas has to be installed."""
+        with needs("to_pandas"):
+            import pandas as pd
+
+        size = "tokens" if self.axis == "tokens" else "img_size"
+        return pd.DataFrame(
+            {
+                "name": row.name,
+                size: row.size,
+                "parameters": row.parameters,
+                "macs": row.macs,
+                "forward_seconds": row.forward.median if row.forward else None,
+                "step_seconds": row.step.median if row.step else None,
+                "forward_memory": row.forward_memory,
+                "step_memory": row.step_memory,
+                "unsteady": bool(row.unsteady),
+            }
+            for row in self.rows
+        )
+
+    def plot(self) -> "Figure":
+        """Forward time and peak memory over size, on logarithmic axes."""
+        from tokenmix.profiling.cost_figure import draw_cost
+
+        return draw_cost(self)
+
+    def _lines(self) -> list[str]:
+        return [*([f"warning: {self.warning}"] if self.warning else []), *sentences(self), *footnotes(self)]
+
+    def __str__(self) -> str:
+        rows = cost_rows(self)
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+        return "\n".join([*lines, "", *self._lines()])
+
+    def _repr_html_(self) -> str:
+        return to_html(cost_rows(self), " ".join(f"{line}." for line in self._lines()))
+
+
+def cost(
+    names: str | nn.Module | Sequence[str | nn.Module] | Mapping[str, str | nn.Module],
+    sizes: int | Sequence[int] | None = None,
+    dim: int | None = None,
+    *,
+    device: str = "cpu",
+    precision: Precision = "fp32",
+    repeats: int = 7,
+    **kwargs: Any,
+) -> CostReport:
+    """Measure mixers at several numbers of tokens next to self-attention, or models at several image sizes.
+
+    Args:
+        names: mixers of `list_mixers()`; or models of images, as names (ours, timm's, torchvision's) or modules. A
+            mapping gives each a name for the table; a module in a list is named by its class.
+        sizes: numbers of tokens N, 196, 1,024 and 4,096 if not given; or sides of the image, the model's own if not.
+        dim: width D of the tokens, 256 if not given.
+        device: cpu or cuda.
+        precision: of weights and input.
+        repeats: rounds of timing, fewer where they take long.
+        **kwargs: arguments for the layers that accept them, such as `num_heads`.
+
+    Returns:
+        Parameters, multiply-adds, time and memory: `print` it, `.to_pandas()`, `.plot()`, `.row(name, size)`.
+
+    Raises:
+        UserError: as `tokenmix.profiling.cost_table`.
+    """
+    if not isinstance(names, Mapping):
+        subjects: dict[str, str | nn.Module] = {}
+        for one in [names] if isinstance(names, str | nn.Module) else names:
+            name = base = one if isinstance(one, str) else type(one).__name__
+            number = 1
+            while not isinstance(one, str) and name in subjects:
+                number += 1
+                name = f"{base} {number}"
+            subjects[name] = one
+        names = subjects
+    several = [sizes] if isinstance(sizes, int) else sizes
+    table = cost_table(names, several, dim, device=device, precision=precision, repeats=repeats, **kwargs)
+    return CostReport(**vars(table))
