@@ -70,9 +70,10 @@ def _watched(model: nn.Module, images: Tensor) -> list[BlockMap]:
             found.append(BlockMap(mixers[mixer], kind, used, grid))
 
     hooks = [mixer.register_forward_hook(note, with_kwargs=True) for mixer in mixers if mixer not in inside]
+    run: Any = getattr(model, "watched", model)
     try:
         if hooks:
-            model(images)
+            run(images)
     finally:
         for hook in hooks:
             hook.remove()

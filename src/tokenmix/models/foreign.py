@@ -18,7 +18,7 @@ from tokenmix.trust import check_typed, is_typed
 ELSEWHERE = "connect to the internet, or give --init-from FILE.safetensors"
 IMAGENET = {"num_classes": 1000, "in_chans": 3}
 """What a classifier is built for where no data says it."""
-Kind = Literal["classifier", "segmenter"]
+Kind = Literal["classifier", "segmenter", "detector"]
 
 
 def create_foreign(
@@ -149,9 +149,8 @@ def _torchvision(name: str, sizes: Arguments, kind: Kind | None, given: Argument
 
     kwargs = {key: value for key, value in given.items() if key not in ("pretrained", "weights")}
     weights = given.get("weights") or ("DEFAULT" if given.get("pretrained") else None)
-    known = models.list_models(
-        module={None: None, "classifier": models, "segmenter": models.segmentation}[kind]  # type: ignore[arg-type]
-    )
+    rooms = {None: None, "classifier": models, "segmenter": models.segmentation, "detector": models.detection}
+    known = models.list_models(module=rooms[kind])  # type: ignore[arg-type]
     if name not in known:
         raise unknown_name(f"{kind or 'model'} of torchvision", name, known)
     build = partial(models.get_model, name, weights=None)
@@ -180,7 +179,7 @@ def _torchvision(name: str, sizes: Arguments, kind: Kind | None, given: Argument
     with fetching(f"torchvision:{name}", ELSEWHERE):
         fetched = rows[weights].get_state_dict(progress=False, check_hash=True, weights_only=True)
     try:
-        fitting, _ = with_fresh_head(fetched, model, sizes.get("num_classes"))
+        fitting, _ = with_fresh_head(fetched, model, sizes.get("num_classes"), several=kind == "detector")
         missing = model.load_state_dict(fitting, strict=False).missing_keys
     except RuntimeError as error:
         raise UserError(
@@ -192,20 +191,29 @@ def _torchvision(name: str, sizes: Arguments, kind: Kind | None, given: Argument
 
 
 def with_fresh_head(
-    weights: Mapping[str, Tensor], model: nn.Module, num_classes: int | None
+    weights: Mapping[str, Tensor], model: nn.Module, num_classes: int | None, *, several: bool = False
 ) -> tuple[dict[str, Tensor], int | None]:
     """The weights with the model's own head, if they differ from the model's in the number of classes alone.
+
+    Args:
+        weights: of another model, by name.
+        model: the model.
+        num_classes: of its head.
+        several: a head may have several rows for each class, as a detector's has for boxes and anchors.
 
     Returns:
         The weights, and how many classes theirs is for; None if the head is that of `weights`.
     """
     own = model.state_dict()
     other = {key: value for key, value in own.items() if key in weights and weights[key].shape != value.shape}
-    theirs = {weights[key].shape[:1].numel() for key in other}
-    fitting = all(weights[key].shape == (*theirs, *value.shape[1:]) for key, value in other.items())
-    if len(theirs) != 1 or not fitting or any(value.shape[:1] != (num_classes,) for value in other.values()):
-        return dict(weights), None
-    return {**weights, **other}, theirs.pop()
+    theirs = set[int]()
+    for key, value in other.items():
+        ours, given = value.shape, weights[key].shape
+        rows = max(1, ours[:1].numel() // num_classes) if several and num_classes else 1
+        if not (ours and given) or ours[1:] != given[1:] or ours[0] != rows * (num_classes or 0) or given[0] % rows:
+            return dict(weights), None
+        theirs.add(given[0] // rows)
+    return ({**weights, **other}, theirs.pop()) if len(theirs) == 1 else (dict(weights), None)
 
 
 def _repeat_grey(model: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

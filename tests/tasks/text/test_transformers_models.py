@@ -40,6 +40,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("theirs")
     rows = [f"On day {i} a {('bad', 'good')[i % 2]} small movie,{('neg', 'pos')[i % 2]}" for i in range(120)]
     (root / "reviews.csv").write_text("\n".join(["text,label", *rows]))
+    asked = [
+        {"id": str(i), "question": "which day?", "answers": [{"text": str(i), "answer_start": 7}]} for i in range(120)
+    ]
+    paragraphs = [{"context": row.split(",")[0], "qas": [question]} for row, question in zip(rows, asked)]
+    for part in ("train", "dev"):
+        (root / f"{part}-v1.1.json").write_text(json.dumps({"data": [{"title": "days", "paragraphs": paragraphs}]}))
     tokenizer = train_tokenizer([row.split(",")[0] for row in rows], vocab_size=300)
     for name, (config, model, sizes) in KINDS.items():
         torch.manual_seed(0)
@@ -77,6 +83,42 @@ def test_a_run_starts_with_the_weights_of_the_folder_and_opens_without_it(
     torch.testing.assert_close({name: found[name] for name in expected}, expected, rtol=0, atol=1e-6)
     assert evaluate(run)["samples"] == 8
     assert predict(run, ["a good movie"])[0]["label"] in ("neg", "pos")
+
+
+def other(task: str, folder: Path, out: Path, kind: str = "bert", **changes: Any) -> TrainConfig:
+    """Settings of a task without classes."""
+    data = {"masked-lm": f"csv:{folder / 'reviews.csv'}#text", "question-answering": f"squad:{folder}"}
+    return settings(folder, out, kind, **{"task": task, "data": data[task], "seq_len": 32, **changes})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("task", ["masked-lm", "question-answering"])
+def test_tasks_without_classes_take_them(task: str, kind: str, folder: Path, tmp_path: Path) -> None:
+    more = {"doc_stride": 4} if task == "question-answering" else {}
+    made = other(task, folder, tmp_path / "run", kind, pretrained=True, lr=1e-12, min_lr=0.0, **more)
+    run = train(made, quiet=True)
+    model: Any = load_run(run)[0]
+    expected = KINDS[kind][1].from_pretrained(folder / kind)
+    # The head of a masked-language model is the folder's own as well.
+    whole = expected.state_dict() if task == "masked-lm" else expected.base_model.state_dict()
+    found = model.state_dict() if task == "masked-lm" else model.base_model.state_dict()
+    torch.testing.assert_close({name: found[name] for name in whole}, whole, rtol=0, atol=1e-6)
+    metrics = evaluate(run)
+    if task == "masked-lm":
+        assert metrics["perplexity"] > 1
+        assert predict(run, ["a [MASK] movie"])[0]["filled"]
+    else:
+        assert 0 <= metrics["f1"] <= 1
+        assert predict(run, ["which day?\tOn day 3 a bad small movie"])[0]["answer"] is not None
+
+
+def test_the_loss_is_theirs(folder: Path, tmp_path: Path) -> None:
+    task = load_task(train(other("masked-lm", folder, tmp_path / "run"), quiet=True))
+    data = type(task).load_data(task.config, like=task.data)
+    batch = next(iter(data.test_batches(batch_size=4)))
+    names = ("input_ids", "attention_mask", "labels")
+    theirs = task.model(**{name: batch[name] for name in names}).loss
+    torch.testing.assert_close(task.loss(batch)[0], theirs)
 
 
 def test_a_run_without_pretrained_has_new_weights_and_continues(folder: Path, tmp_path: Path) -> None:
@@ -124,18 +166,41 @@ def test_a_comparison_swaps_their_attention(folder: Path, tmp_path: Path) -> Non
     assert "ExternalAttention" in repr(task.model)
 
 
+@pytest.mark.parametrize("task", ["masked-lm", "question-answering"])
+def test_a_comparison_on_a_task_without_classes(task: str, folder: Path, tmp_path: Path) -> None:
+    given = other(task, folder, tmp_path / "out")
+    found = tokenmix.compare(
+        task=task,
+        mixers=["external"],
+        model=given.model.model,
+        pretrained=True,
+        data=given.data.data,
+        seq_len=32,
+        max_steps=2,
+        batch_size=16,
+        threads=1,
+        out=tmp_path / "out",
+        quiet=True,
+        **({"doc_stride": 4} if task == "question-answering" else {}),
+    )
+    assert [variant.name for variant in found.results.variants] == ["original", "external", "identity"]
+    assert all(variant.macs and variant.score is not None for variant in found.results.variants)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"seq_len": 64}, "takes 40 tokens, got --seq-len 64; give --seq-len 40 or less"),
         ({"model": "transformers:nowhere"}, "nowhere has no config.json; give the folder that save_pretrained wrote"),
-        ({"task": "masked-lm", "data": "text:x"}, "unknown model 'transformers:"),
+        ({"task": "point-classification", "data": "clouds:x"}, "point-classification has no option seq_len"),
         ({"tokenizer": None, "model_kwargs": {"hidden_size": 15}}, "cannot be built"),
     ],
 )
 def test_mistakes_are_one_line(changes: dict[str, Any], message: str, folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         train(settings(folder, tmp_path / "run", **changes), quiet=True)
+    with pytest.raises(UserError, match="takes 40 tokens, got --seq-len 64"):
+        train(other("question-answering", folder, tmp_path / "run", seq_len=64), quiet=True)
     assert not (tmp_path / "run").exists()
 
 

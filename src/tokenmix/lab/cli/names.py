@@ -130,8 +130,11 @@ class Cost(Printed):
             from tokenmix.lab.train.load import load_task
 
             task = load_task(user_path(name))
-            if task.looks_at != "images":
-                raise UserError(f"{name} is a run of {task.config.task}; cost measures runs on images")
+            if task.looks_at != "images" or hasattr(task.model, "find"):
+                raise UserError(
+                    f"{name} is a run of {task.config.task}; cost measures runs of image-classification and "
+                    "semantic-segmentation, and compare those of every task"
+                )
             subjects[name] = task.model
             options["img_size"] = options["img_size"] or tuple(task.data["img_size"][:1])
         cost_report.print_costs(subjects, precision=self.dtype, as_json=self.json, **options)

@@ -40,6 +40,7 @@ _register(
     "detection.task:Detection",
     "detection:ObjectOptions",
     model="faster_rcnn_nano",
+    other_models="tokenmix.registry:is_foreign",
 )
 _register(
     "instance-segmentation",
@@ -47,6 +48,7 @@ _register(
     "detection.task:InstanceSegmentation",
     "detection:ObjectOptions",
     model="mask_rcnn_nano",
+    other_models="tokenmix.registry:is_foreign",
 )
 _register(
     "image-generation",
@@ -71,7 +73,9 @@ _register(
     "points:CloudOptions",
     model="eapct_part_nano",
 )
-_text = partial(_register, model="gmlp_text_nano", skeleton="bert_text_nano")
+_text = partial(
+    _register, model="gmlp_text_nano", skeleton="bert_text_nano", other_models="tokenmix.registry:is_transformers"
+)
 _text(
     "masked-lm",
     "masked words of running text; perplexity at masked positions",
@@ -83,7 +87,6 @@ _text(
     "one label for each text or pair of texts; accuracy, macro F1",
     "text.classification:TextClassification",
     "text:LabelOptions",
-    other_models="tokenmix.registry:is_transformers",
 )
 _text(
     "question-answering",

@@ -1,4 +1,4 @@
-"""Classifiers of transformers, of images or texts: `--model transformers:FOLDER`, or OWNER/NAME of the hub."""
+"""Models of transformers, of images or texts: `--model transformers:FOLDER`, or OWNER/NAME of the hub."""
 
 from pathlib import Path
 from typing import cast
@@ -9,7 +9,9 @@ from torch import nn
 from tokenmix.environment import quiet_transformers
 from tokenmix.errors import UserError, as_user_error
 from tokenmix.files import Values, read_json, user_path
+from tokenmix.lab.data.fetch import log
 from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.distributed import distributed_info
 from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.programs import Description
 from tokenmix.registry import TRANSFORMERS
@@ -65,8 +67,8 @@ def architecture_of(config: TrainConfig, like: Description | None) -> Values:
     return kept
 
 
-def build_classifier(config: TrainConfig, data: Description, auto: str, **sizes: object) -> nn.Module:
-    """A classifier of transformers with a new head, and new weights unless `--pretrained` asks for the folder's.
+def build_theirs(config: TrainConfig, data: Description, auto: str, **sizes: object) -> nn.Module:
+    """A model of transformers with the task's head, and new weights unless `--pretrained` asks for the folder's.
 
     Args:
         auto: the automatic class of transformers that builds it.
@@ -78,9 +80,9 @@ def build_classifier(config: TrainConfig, data: Description, auto: str, **sizes:
     """
     import transformers
 
-    classes, kwargs = data["classes"], dict(config.model.model_kwargs)
+    classes, kwargs = data.get("classes"), dict(config.model.model_kwargs)
     pretrained = kwargs.pop("pretrained", False)
-    given: Values = {"num_labels": len(classes) or 1}
+    given: Values = {} if classes is None else {"num_labels": len(classes) or 1}
     if classes:
         given = {"id2label": dict(enumerate(classes)), "label2id": {name: i for i, name in enumerate(classes)}}
     settings = {**data["architecture"], **given, **kwargs}
@@ -99,7 +101,11 @@ def build_classifier(config: TrainConfig, data: Description, auto: str, **sizes:
         model, info = kind.from_pretrained(
             folder, config=theirs, dtype=torch.float32, output_loading_info=True, **options
         )
-    other = [key for key, _, shape in info["mismatched_keys"] if shape[0] != given.get("num_labels", len(classes))]
+    head = None if classes is None else len(classes) or 1
+    other = [key for key, _, shape in info["mismatched_keys"] if shape[0] != head]
     if other:
         raise UserError(f"the weights in {folder} have another {other[0]} than the model; leave --model-kwargs out")
+    fresh = dict.fromkeys(key.rpartition(".")[0] or key for key in sorted(info["missing_keys"]))
+    if fresh and classes is None and distributed_info().first:
+        log(f"{folder} has no {', '.join(fresh)}; these weights start fresh")
     return model.train()

@@ -5,6 +5,7 @@ True boxes are matched to anchors and proposals in blocks, so that memory does n
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -159,13 +160,44 @@ class Pyramid(nn.Module):
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """Images (B, 3, H, W) to maps (B, width, h, w), finest first."""
-        with torch.autocast(images.device.type, dtype=self.half_type, enabled=self.half_type is not None):
+        half = nullcontext() if self.half_type is None else torch.autocast(images.device.type, dtype=self.half_type)
+        with half:
             maps = self.neck(self.body(images))
         return {name: x.float() if self.half_type is not None else x for name, x in maps.items()}
 
     def neck(self, maps: Sequence[Tensor]) -> dict[str, Tensor]:
         """The pyramid of a backbone's maps."""
         return self.fpn({str(i): x for i, x in enumerate(maps)})
+
+
+@torch.no_grad()
+def counted_macs(net: nn.Module, img_size: tuple[int, int]) -> int:
+    """Multiply-adds of a detector of torchvision's on one image, of its second stage for the most boxes it looks at."""
+    twin: Any = on_meta(net)
+
+    def run(images: Tensor) -> None:
+        found = twin.backbone(images)
+        levels = [found] if isinstance(found, Tensor) else list(found.values())
+        if not hasattr(twin, "roi_heads"):
+            twin.head(levels)
+            return
+        twin.rpn.head(levels)
+        roi, width = twin.roi_heads, levels[0].shape[1]
+        boxes = (twin.rpn.post_nms_top_n(), width, *roi.box_roi_pool.output_size)
+        roi.box_predictor(roi.box_head(images.new_empty(boxes)))
+        if roi.has_mask():
+            boxes = (roi.detections_per_img, width, *roi.mask_roi_pool.output_size)
+            roi.mask_predictor(roi.mask_head(images.new_empty(boxes)))
+
+    return count_macs(run, torch.empty(1, 3, *img_size, device="meta"))[1]
+
+
+def check_pictures(images: object, targets: object, *, training: bool) -> None:
+    """Raise `UserError` unless a detector can be called with these."""
+    if not isinstance(images, Sequence) or any(len(image.shape) != 3 or image.shape[0] != 3 for image in images):
+        raise UserError("a detector takes a list of images (3, height, width); list(images) makes one of a batch")
+    if training and targets is None:
+        raise UserError("a detector in training needs targets; call eval() for detections")
 
 
 class Detector(OnMaps, nn.Module):
@@ -257,10 +289,7 @@ class Detector(OnMaps, nn.Module):
 
     def find(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> Any:
         """As `forward`, but detections have masks as `PlacedMasks`."""
-        if isinstance(images, Tensor) or any(len(image.shape) != 3 or image.shape[0] != 3 for image in images):
-            raise UserError("a detector takes a list of images (3, height, width); list(images) makes one of a batch")
-        if self.training and targets is None:
-            raise UserError("a detector in training needs targets; call eval() for detections")
+        check_pictures(images, targets, training=self.training)
         device = self.net.transform.device = next(self.parameters()).device
         kind = device.type
         self.net.backbone.half_type = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
@@ -294,6 +323,10 @@ class Detector(OnMaps, nn.Module):
     def macs(self) -> int:
         """Multiply-adds of one image of `img_size`; see `cost_table`."""
         return sum(row.macs for row in self.cost_table())
+
+    def counted_macs(self) -> int:
+        """The same as counted in a pass, which sees blocks that were inserted too."""
+        return counted_macs(self.net, self.img_size)
 
     def cost_table(self) -> list[PartCost]:
         """Parameters and multiply-adds of backbone, pyramid and heads; the R-CNNs' of as many boxes as they look at."""

@@ -22,7 +22,7 @@ from tokenmix.lab.data.images.augment import Erase
 from tokenmix.lab.registry import DATA_SETS, incompatible_model_error
 from tokenmix.lab.tasks.classes import ClassTask, likeliest
 from tokenmix.lab.tasks.classification import ClassificationOptions
-from tokenmix.lab.tasks.foreign import architecture_of, build_classifier
+from tokenmix.lab.tasks.foreign import architecture_of, build_theirs
 from tokenmix.lab.tasks.images import ImageTask, image_data, image_view, with_size_of_start
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
@@ -122,7 +122,7 @@ class ImageClassification(ImageTask, ClassTask):
             return create_foreign(name, "classifier", img_size=size, **given, **config.model.model_kwargs)
         if "architecture" in data:
             side = size[0] if len(set(size)) == 1 else size
-            model = build_classifier(config, data, "AutoModelForImageClassification", image_size=side)
+            model = build_theirs(config, data, "AutoModelForImageClassification", image_size=side)
             return as_ours(model, name, "classifier", img_size=size, **given)
         build = partial(create_model, name, **given, **config.model.model_kwargs)
         return build(img_size=size) if name in MODELS else _of_size(build, size)

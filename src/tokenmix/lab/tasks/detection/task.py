@@ -37,9 +37,10 @@ from tokenmix.lab.train.metrics import Metric, Rows, joined
 from tokenmix.lab.train.programs import Batch, Description, Shown, View
 from tokenmix.lab.train.task import IndexedData, check_names
 from tokenmix.models.detection.detector import IMAGENET, Detector
-from tokenmix.models.detection.pictures import PlacedMasks, with_dense_masks
+from tokenmix.models.detection.other import other_detector
+from tokenmix.models.detection.pictures import PictureTransform, PlacedMasks, with_dense_masks
 from tokenmix.models.registry import create_model
-from tokenmix.registry import MODELS, Arguments, load_object
+from tokenmix.registry import MODELS, Arguments, is_foreign, load_object
 
 Found = Values
 # How far a box may end from the edge of a window and still be taken for one that the edge cuts.
@@ -164,9 +165,7 @@ class ObjectTask(ImageTask):
         held = None if data.validation is None else ObjectSamples(data.validation)
         theirs = config.model.pretrained or config.model.model_kwargs.get("pretrained_backbone")
         mean, std = IMAGENET if theirs else (data.mean, data.std)
-        entry = MODELS[config.model.model]
-        default = inspect.signature(load_object(entry.build)).parameters["img_size"].default
-        side = options.img_size or entry.arguments.get("img_size", default)
+        side = options.img_size or _own_side(config.model.model)
         own = {"mean": list(mean), "std": list(std), "img_size": [side, side]}
         described = {
             "classes": list(data.classes),
@@ -195,6 +194,11 @@ class ObjectTask(ImageTask):
             if options.img_size is not None:
                 sides = {name: value or options.img_size for name, value in sides.items()}
             given |= {name: value for name, value in sides.items() if value is not None}
+        if is_foreign(config.model.model):
+            for name in ("image_mean", "image_std", "img_size"):
+                del given[name]
+            given["masks"] = cls.want == "masks"
+            return other_detector(config.model.model, **given, **config.model.model_kwargs)
         return create_model(config.model.model, **given, **config.model.model_kwargs)
 
     @classmethod
@@ -203,7 +207,7 @@ class ObjectTask(ImageTask):
         if config.loop.precision == "bf16":
             raise UserError("boxes need float32: give --precision bf16-mixed, in which only the backbone is bfloat16")
         options: ObjectOptions = config.options
-        if _fixed_size(config.model.model) and (options.min_size or options.max_size):
+        if (options.min_size or options.max_size) and _fixed_size(config.model.model):
             raise UserError(
                 f"{config.model.model} takes square images of one size, for which its learned matrices are built: give "
                 "--img-size instead of min_size and max_size"
@@ -213,7 +217,10 @@ class ObjectTask(ImageTask):
     def view(cls, model: nn.Module, file: Path, data: Description) -> View:
         """The whole image at the detector's own scale."""
         detector: Any = model
-        seen, _ = detector.net.transform([stored_picture(file)])
+        picture = stored_picture(file)
+        # Only our own transform takes 8 bits.
+        own = isinstance(detector.net.transform, PictureTransform)
+        seen, _ = detector.net.transform([picture if own else picture.float() / 255])
         levels = seen.tensors[0] * channel_columns(detector.std) + channel_columns(detector.mean)
         return View(shown_image(levels), seen.tensors)
 
@@ -384,8 +391,19 @@ def _without_crowds(target: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: target[name][keep] for name in ("boxes", "labels", "masks") if name in target}
 
 
+def _own_side(model: str) -> int:
+    """Side of the images that a model of ours is built for; of one from elsewhere what torchvision's mostly take."""
+    if is_foreign(model):
+        return 800
+    entry = MODELS[model]
+    default = inspect.signature(load_object(entry.build)).parameters["img_size"].default
+    return entry.arguments.get("img_size", default)
+
+
 def _fixed_size(model: str) -> bool:
-    """Whether it takes only squares of one size."""
+    """Whether it is a model of ours that takes only squares of one size."""
+    if is_foreign(model):
+        return False
     return "min_size" not in inspect.signature(load_object(MODELS[model].build)).parameters
 
 

@@ -7,13 +7,12 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from scipy.stats import rankdata
-from torch import Tensor, nn
+from torch import Tensor
 
 from tokenmix.errors import UserError
 from tokenmix.files import Values
 from tokenmix.lab.data.indexed import balanced_order
 from tokenmix.lab.tasks.classes import ClassTask, class_counts, likeliest, told
-from tokenmix.lab.tasks.foreign import architecture_of, build_classifier
 from tokenmix.lab.tasks.text.data.labelled import load_labelled
 from tokenmix.lab.tasks.text.data.sequences import EncodedText
 from tokenmix.lab.tasks.text.encoding import tokenizing
@@ -30,7 +29,6 @@ from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.metrics import Metric, Rows
 from tokenmix.lab.train.programs import Description, HubForm, PlainSamples, Shown
 from tokenmix.lab.train.task import TaskData, check_names
-from tokenmix.registry import is_transformers
 from tokenmix.text.heads import GMLPForSequenceClassification
 
 
@@ -40,7 +38,8 @@ class TextClassification(DistillingTextTask, ClassTask):
     Texts longer than `seq_len` are cut, of a pair the longer one; the description counts them.
     """
 
-    hub: ClassVar[HubForm | None] = hub_form("text-classification", "AutoModelForSequenceClassification")
+    auto: ClassVar[str] = "AutoModelForSequenceClassification"
+    hub: ClassVar[HubForm | None] = hub_form("text-classification", auto)
     network: ClassVar[type[Any]] = GMLPForSequenceClassification
     baselines: ClassVar[tuple[str, ...]] = ("majority", "TF-IDF")
 
@@ -78,9 +77,7 @@ class TextClassification(DistillingTextTask, ClassTask):
                 f"{config.data.data!r} has numbers for labels, which are of no class; leave --class-weights and "
                 "--sampler out"
             )
-        if is_transformers(config.model.model):
-            description["architecture"] = architecture_of(config, like)
-            _check_texts_fit(description["architecture"], config, len(tokenizer), length)
+        description |= cls.theirs(config, like, len(tokenizer), length)
         return TextData(
             balanced_order(train, texts.train.labels, config.options.sampler),
             test,
@@ -90,12 +87,6 @@ class TextClassification(DistillingTextTask, ClassTask):
             length=length,
             description=description,
         )
-
-    @classmethod
-    def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
-        if "architecture" in data:
-            return build_classifier(config, data, "AutoModelForSequenceClassification")
-        return super().build_model(config, data)
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         out = self.model(**inputs_of(batch, self.model))
@@ -174,16 +165,3 @@ def correlation(predicted: Tensor, true: Tensor) -> Tensor:
 def rank_correlation(predicted: Tensor, true: Tensor) -> Tensor:
     """Spearman's correlation, that of the ranks, of which equal values have the mean."""
     return correlation(*(torch.from_numpy(rankdata(values)) for values in (predicted, true)))
-
-
-def _check_texts_fit(architecture: Values, config: TrainConfig, pieces: int, length: int) -> None:
-    """Raise `UserError` for a tokenizer or texts that are larger than the model of this architecture takes."""
-    size = architecture.get("vocab_size", pieces)
-    if pieces > size:
-        raise UserError(f"the tokenizer has {pieces:,} pieces and the model {size:,}; give its own")
-    # RoBERTa's positions begin after that of its padding.
-    most = architecture.get("max_position_embeddings", length) - (2 if "roberta" in architecture["model_type"] else 0)
-    if length > most:
-        raise UserError(
-            f"{config.model.model} takes {most} tokens, got --seq-len {length}; give --seq-len {most} or less"
-        )

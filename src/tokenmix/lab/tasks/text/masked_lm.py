@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.files import Values
@@ -22,12 +22,22 @@ from tokenmix.lab.tasks.text.task import (
     tokenizer_for,
 )
 from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.metrics import Metric, Rows, joined, quotient
 from tokenmix.lab.train.programs import Description, HubForm, PlainSamples, Shown
 from tokenmix.registry import Arguments
 from tokenmix.text.heads import NO_LABEL, GMLPForMaskedLM
 
 BEST = 5
+
+
+def masked_logits(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """Logits at the masked positions (M, V). Ours computes no others; a model of transformers those of all tokens."""
+    inputs = inputs_of(batch, model)
+    if not isinstance(model, GMLPForMaskedLM):
+        del inputs["labels"]  # of which it would compute a loss over all tokens
+    logits = model(**inputs).logits
+    return logits if logits.dim() == 2 else logits[batch["labels"] != NO_LABEL]
 
 
 class MaskedLM(DistillingTextTask):
@@ -38,7 +48,8 @@ class MaskedLM(DistillingTextTask):
 
     monitor: str = "perplexity"
     baselines: ClassVar[tuple[str, ...]] = ("unigram",)
-    hub: ClassVar[HubForm | None] = hub_form("fill-mask", "AutoModelForMaskedLM")
+    auto: ClassVar[str] = "AutoModelForMaskedLM"
+    hub: ClassVar[HubForm | None] = hub_form("fill-mask", auto)
     network: ClassVar[type[Any]] = GMLPForMaskedLM
     fields: ClassVar[Arguments] = {"predict": "labelled"}
 
@@ -66,15 +77,24 @@ class MaskedLM(DistillingTextTask):
             tokenizer=tokenizer,
             config=config,
             length=length,
-            description={"source": corpus.source},
+            description={"source": corpus.source, **cls.theirs(config, like, len(tokenizer), length)},
         )
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy over the masked positions of this step's sequences."""
         count = (batch["labels"] != NO_LABEL).sum().float().clamp_min(1)
-        out = self.model(**inputs_of(batch, self.model), num_items_in_batch=count)
-        loss, logs = self.distilled(out.loss, out.logits, batch, count)
+        if "architecture" in self.data:
+            logits = masked_logits(self.model, batch)
+            entropy = F.cross_entropy(logits.float(), batch["labels"][batch["labels"] != NO_LABEL], reduction="sum")
+            entropy = entropy / count
+        else:
+            out = self.model(**inputs_of(batch, self.model), num_items_in_batch=count)
+            entropy, logits = out.loss, out.logits
+        loss, logs = self.distilled(entropy, logits, batch, count)
         return self.part_weight * loss, logs
+
+    def teacher_logits(self, teacher: DistillingTask, batch: Mapping[str, Tensor]) -> Tensor:
+        return masked_logits(teacher.model, batch)
 
     def count(self, batch: Mapping[str, Tensor]) -> int:
         return int((batch["labels"] != NO_LABEL).sum())
@@ -85,7 +105,7 @@ class MaskedLM(DistillingTextTask):
         nothing = torch.zeros(len(index), dtype=torch.int16)
         parts: list[Rows] = [{"index": index, "loss": nothing, "right": nothing, "masked": nothing}]
         if hidden.any():
-            logits, sequence = self.model(**inputs_of(batch, self.model)).logits.float(), hidden.nonzero()[:, 0]
+            logits, sequence = masked_logits(self.model, batch).float(), hidden.nonzero()[:, 0]
             parts.append(self.judged(logits, batch["labels"][hidden], index.to(sequence.device)[sequence]))
         return joined(parts)
 
@@ -108,6 +128,8 @@ class MaskedLM(DistillingTextTask):
 
     def macs(self) -> int:
         """Multiply-adds of one sequence, with the head at as many positions as are masked on average."""
+        if "architecture" in self.data:
+            return super().macs()
         length = int(self.data["seq_len"])
         places = round(self.config.options.mask_prob * (length - 2))
         return self.model.macs(length, num_predicted=places)  # type: ignore[operator]
@@ -122,7 +144,7 @@ class MaskedLM(DistillingTextTask):
     def show(self, batch: Mapping[str, Tensor]) -> list[Shown]:
         tokenizer: Any = self.tokenizer()
         hidden = batch["labels"] != NO_LABEL
-        answers = self.model(**inputs_of(batch, self.model)).logits.argmax(-1).split(hidden.sum(1).tolist())
+        answers = masked_logits(self.model, batch).argmax(-1).split(hidden.sum(1).tolist())
         found = []
         for ids, there, labels, answer in zip(batch["input_ids"], hidden, batch["labels"], answers):
             truth, prediction = (", ".join(tokenizer.decode(one).strip() for one in x) for x in (labels[there], answer))

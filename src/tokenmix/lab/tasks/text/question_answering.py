@@ -108,7 +108,8 @@ class QuestionAnswering(TextTask):
     """
 
     monitor: str = "f1"
-    hub: ClassVar[HubForm | None] = hub_form("question-answering", "AutoModelForQuestionAnswering")
+    auto: ClassVar[str] = "AutoModelForQuestionAnswering"
+    hub: ClassVar[HubForm | None] = hub_form("question-answering", auto)
     network: ClassVar[type[Any]] = GMLPForQuestionAnswering
 
     @classmethod
@@ -121,6 +122,7 @@ class QuestionAnswering(TextTask):
         encoded = partial(_encoded, tokenizer=tokenizer, length=length, stride=stride)
         lengths = [len(q.answers[0][0].split()) for q in data.train if q.answers]
         description = {"doc_stride": stride, "unanswerable": data.unanswerable, "source": data.source}
+        description |= cls.theirs(config, like, len(tokenizer), length)
         description["answer_words"] = round(median(lengths)) if lengths else 1
         return TextData(
             encoded([data.train[i] for i in kept]),

@@ -11,7 +11,7 @@ from tokenmix.errors import UserError
 from tokenmix.files import Values, user_path
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.indexed import IndexedDataset
-from tokenmix.lab.tasks.foreign import folder_of
+from tokenmix.lab.tasks.foreign import architecture_of, build_theirs, folder_of
 from tokenmix.lab.tasks.text.data import read_lines
 from tokenmix.lab.tasks.text.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from tokenmix.lab.train.checkpoint import read_weights
@@ -98,12 +98,14 @@ class TextData(IndexedData):
 
 
 class TextTask(TaskModule):
-    """A task on sequences of tokens, with a model of `tokenmix.text`.
+    """A task on sequences of tokens, with a model of `tokenmix.text` or of transformers.
 
-    `network` is the model's class, `fields` are those of its config that neither the data nor the user decide.
+    `network` is our model's class, `fields` are those of its config that neither the data nor the user decide, `auto`
+    is the automatic class that builds transformers' models.
     """
 
     network: ClassVar[type[Any]]
+    auto: ClassVar[str]
     fields: ClassVar[Arguments] = {}
     looks_at: ClassVar[Literal["images", "text", "nothing"]] = "text"
     set_elsewhere: ClassVar[Mapping[str, str]] = {
@@ -114,7 +116,31 @@ class TextTask(TaskModule):
     }
 
     @classmethod
+    def theirs(cls, config: TrainConfig, like: Description | None, pieces: int, length: int) -> Values:
+        """Of a model of transformers its architecture, for the description.
+
+        Raises:
+            UserError: a tokenizer of more `pieces`, or texts of more tokens, than the model takes.
+        """
+        if not is_transformers(config.model.model):
+            return {}
+        architecture = architecture_of(config, like)
+        size = architecture.get("vocab_size", pieces)
+        if pieces > size:
+            raise UserError(f"the tokenizer has {pieces:,} pieces and the model {size:,}; give its own")
+        # RoBERTa's positions begin after that of its padding.
+        unused = 2 if "roberta" in architecture["model_type"] else 0
+        most = architecture.get("max_position_embeddings", length + unused) - unused
+        if length > most:
+            raise UserError(
+                f"{config.model.model} takes {most} tokens, got --seq-len {length}; give --seq-len {most} or less"
+            )
+        return {"architecture": architecture}
+
+    @classmethod
     def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
+        if "architecture" in data:
+            return build_theirs(config, data, cls.auto)
         given = {"vocab_size": data["vocab_size"], "pad_token_id": data["pad_token_id"]}
         given |= {"max_position_embeddings": data["seq_len"], **cls.fields}
         if "classes" in data:
@@ -199,7 +225,8 @@ class TextTask(TaskModule):
 
     def save_for_hub(self, folder: Path) -> nn.Module:
         """In transformers' form, with the tokenizer; logits are those of all positions, also with labels."""
-        self.model.config.predict = "all"  # type: ignore[union-attr]
+        if "architecture" not in self.data:
+            self.model.config.predict = "all"  # type: ignore[union-attr]
         self.model.save_pretrained(folder)  # type: ignore[operator]
         self.tokenizer().save_pretrained(folder)
         return Answering(type(self.model).from_pretrained(folder))  # type: ignore[attr-defined]

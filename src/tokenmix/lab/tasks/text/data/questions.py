@@ -162,7 +162,7 @@ class EncodedQuestions(IndexedDataset):
         stride: int = 128,
         max_question: int = 64,
     ) -> None:
-        room = max_length - max_question - 3
+        room = max_length - max_question - tokenizer.num_special_tokens_to_add(pair=True)
         if not 0 <= stride < room:
             raise UserError(
                 f"max_length {max_length} leaves {room} tokens for the context next to a question of {max_question}, "
@@ -194,6 +194,7 @@ class EncodedQuestions(IndexedDataset):
                     stride=stride,
                     return_overflowing_tokens=True,
                     return_offsets_mapping=True,
+                    return_token_type_ids=True,
                 )
             for part, place in enumerate(whole["overflow_to_sample_mapping"]):
                 sample.append(block.start + place)
