@@ -238,6 +238,11 @@ def is_transformers(model: str) -> bool:
     return model.startswith(TRANSFORMERS)
 
 
+def is_elsewhere(model: str) -> bool:
+    """Whether the name is that of a model of torchvision's, the user's or transformers'."""
+    return is_foreign(model) or is_transformers(model)
+
+
 def may_be_others(model: str) -> bool:
     """Whether it may be a model of torchvision's, one that the user's function builds, or one of timm's.
 

@@ -1,6 +1,7 @@
 """Runs of torchvision's models and of models that a user's function builds, in every verb."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -13,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torchvision.models import WeightsEnum
 
+import tokenmix
 from tokenmix import registry
 from tokenmix.errors import UserError
 from tokenmix.lab.cli import main
@@ -253,15 +255,19 @@ def test_mistakes_are_one_line(words: list[str], message: str, capsys: pytest.Ca
     assert not Path("run").exists()
 
 
-def test_a_segmenter_from_elsewhere_in_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+def write_scenes(place: Path) -> None:
     for part, count in (("train", 4), ("val", 2)):
         for i in range(count):
             mask = torch.zeros(20 + 4 * (i % 2), 24, dtype=torch.uint8)
             mask[:, 4 + 5 * i :] = 1
             for kind, pixels in (("images", mask * 200), ("masks", mask)):
-                folder = Path("scenes", part, kind)
+                folder = place / part / kind
                 folder.mkdir(parents=True, exist_ok=True)
                 Image.fromarray(pixels.numpy()).save(folder / f"{i}.png")
+
+
+def test_a_segmenter_from_elsewhere_in_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    write_scenes(Path("scenes"))
     data = ["semantic-segmentation", "--data", "masks:scenes", "--crop", "16", "--validation", "0"]
     words = [*data, "--max-steps", "2", "--batch-size", "2", "--out", "run", "--insert", "external"]
     printed(capsys, "train", *words, "--insert-after", "body", "--model", "their_net:Pixels")
@@ -286,3 +292,33 @@ def test_a_segmenter_of_torchvision_answers_for_pixels() -> None:
     torch.testing.assert_close(model(x), model.forward(x)["out"])
     with pytest.raises(UserError, match="unknown segmenter of torchvision 'resnet18'"):
         create("torchvision:resnet18", "segmenter", **sizes)
+
+
+def test_a_segmenter_of_transformers() -> None:
+    from transformers import SegformerConfig, SegformerForSemanticSegmentation
+
+    sizes: dict[str, Any] = {"depths": [1] * 4, "hidden_sizes": [8, 16, 24, 32], "num_attention_heads": [1] * 4}
+    sizes["sr_ratios"] = [1] * 4
+    SegformerForSemanticSegmentation(SegformerConfig(num_labels=7, decoder_hidden_size=16, **sizes)).save_pretrained(
+        "segformer"
+    )
+    write_scenes(Path("scenes"))
+    given: dict[str, Any] = {"data": "masks:scenes", "crop": 16, "validation": 0, "max_steps": 2, "batch_size": 2}
+    run = tokenmix.train(
+        task="semantic-segmentation",
+        model="transformers:segformer",
+        pretrained=True,
+        insert="external",
+        insert_after="segformer.stages.3",
+        threads=1,
+        out="theirs",
+        quiet=True,
+        lr=1e-12,
+        min_lr=0.0,
+        **given,
+    )
+    expected = dict(SegformerForSemanticSegmentation.from_pretrained("segformer").segformer.named_parameters())
+    shutil.rmtree("segformer")
+    found = dict(load_run(run.path)[0].segformer.named_parameters())  # type: ignore[union-attr]
+    torch.testing.assert_close({name: found[name] for name in expected}, expected, rtol=0, atol=1e-6)
+    assert 0 <= run.best <= 1

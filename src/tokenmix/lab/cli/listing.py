@@ -81,7 +81,7 @@ def print_rows(rows: Sequence[Values]) -> None:
 
 
 def _cell(value: object) -> str:
-    if value is None:
+    if value is None or value != value:  # NaN
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"

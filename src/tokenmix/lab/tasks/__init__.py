@@ -32,7 +32,7 @@ _register(
     "segmentation.task:SemanticSegmentation",
     "segmentation:SegmentationOptions",
     model="eanet_seg_nano",
-    other_models="tokenmix.registry:is_foreign",
+    other_models="tokenmix.registry:is_elsewhere",
 )
 _register(
     "detection",

@@ -26,7 +26,7 @@ from tokenmix.lab.train.task import IndexedData, TaskModule
 from tokenmix.models.foreign import with_fresh_head
 from tokenmix.models.interface import CountedModel
 from tokenmix.models.registry import create_model
-from tokenmix.registry import MODELS, Arguments, is_foreign, is_transformers, load_object
+from tokenmix.registry import MODELS, Arguments, is_elsewhere, load_object
 
 LONGEST = 1000
 # Of an image that is drawn on at a time.
@@ -56,7 +56,7 @@ class ImageTask(TaskModule):
     def initial_weights(self, source: Path) -> dict[str, Tensor]:
         """As for every task; the head of a model from elsewhere starts fresh for other classes too."""
         weights = super().initial_weights(source)
-        if not (is_foreign(self.config.model.model) or is_transformers(self.config.model.model)):
+        if not is_elsewhere(self.config.model.model):
             return weights
         weights, theirs = with_fresh_head(weights, self.model, len(self.data["classes"]))
         if theirs is not None and distributed_info().first:

@@ -110,10 +110,10 @@ class PointSegmentation(PointTask):
         return {
             "instance_miou": Metric.mean(itemgetter("iou")),
             "category_miou": Metric.of_sums(lambda sums: quotient(sums).nanmean(-1), by_category),
-            "iou_by_category": Metric.of_sums(quotient, by_category, names=(), undefined=-1.0),
+            "iou_by_category": Metric.of_sums(quotient, by_category, names=()),
             "part_miou": Metric.of_sums(lambda sums: iou_of(sums).nanmean(-1), counts),
             "accuracy": Metric.of_sums(accuracy_of, counts),
-            "iou_by_part": Metric.of_sums(iou_of, counts, names=(), undefined=-1.0),
+            "iou_by_part": Metric.of_sums(iou_of, counts, names=()),
             "loss": Metric.of_sums(quotient, losses, higher_is_better=False),
         }
 

@@ -26,6 +26,7 @@ from tokenmix.lab.data.images import read_image
 from tokenmix.lab.data.indexed import spread
 from tokenmix.lab.data.scenes import PixelSamples, SceneAugment, SceneData, load_scenes, repeated
 from tokenmix.lab.data.scenes.coco import encode_mask
+from tokenmix.lab.tasks.foreign import architecture_of, build_theirs
 from tokenmix.lab.tasks.images import (
     PART_ROWS,
     ImageTask,
@@ -44,10 +45,10 @@ from tokenmix.lab.train.programs import Batch, Description, PlainSamples, Shown,
 from tokenmix.lab.train.task import IndexedData, check_names
 from tokenmix.layers.base import Mixer
 from tokenmix.layers.external import ExternalAttention2d
-from tokenmix.models.foreign import create_foreign
+from tokenmix.models.foreign import as_ours, create_foreign
 from tokenmix.models.registry import create_model
 from tokenmix.models.segmentation import Segmenter
-from tokenmix.registry import is_foreign
+from tokenmix.registry import is_foreign, is_transformers
 
 # The largest image that is seen whole, in pixels and in logits, and a tile of larger ones, in pixels.
 WHOLE = (1 << 22, 1 << 28)
@@ -317,6 +318,7 @@ class SemanticSegmentation(ImageTask):
                 "channels": 3,
                 "img_size": size,
                 "skipped": [asdict(one) for one in data.skipped],
+                **({"architecture": architecture_of(config, like)} if is_transformers(config.model.model) else {}),
             },
         )
 
@@ -326,6 +328,10 @@ class SemanticSegmentation(ImageTask):
         given |= config.model.model_kwargs
         if is_foreign(config.model.model):
             return create_foreign(config.model.model, "segmenter", in_chans=data["channels"], **given)
+        if "architecture" in data:
+            sizes = {name: given[name] for name in ("num_classes", "img_size")}
+            theirs = build_theirs(config, data, "AutoModelForSemanticSegmentation")
+            return as_ours(theirs, config.model.model, "segmenter", in_chans=data["channels"], **sizes)
         model: Any = create_model(config.model.model, **given)
         # Convolutions of a CPU and of half precision on a GPU are faster with the channels last.
         return model if model.fixed_size else model.to(memory_format=torch.channels_last)
@@ -392,7 +398,7 @@ class SemanticSegmentation(ImageTask):
         return {
             "accuracy": Metric.of_sums(accuracy_of, itemgetter("counts")),
             "miou": Metric.of_sums(lambda sums: iou_of(sums).nanmean(-1), itemgetter("counts")),
-            "class_iou": Metric.of_sums(iou_of, itemgetter("counts"), names=data["classes"], undefined=-1.0),
+            "class_iou": Metric.of_sums(iou_of, itemgetter("counts"), names=data["classes"]),
             "loss": Metric.of_sums(quotient, losses, higher_is_better=False),
         }
 
