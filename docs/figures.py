@@ -94,6 +94,18 @@ def mark(axes: Axes, picture: Tensor, query: tuple[int, int] | None, tokens: int
         axes.add_patch(plt.Rectangle(corner, side, side, fill=False, edgecolor=ORANGE, linewidth=1.8))
 
 
+def colour_bars(figure: Figure) -> None:
+    """A bar for each kind of map in a figure: every map has its own largest value."""
+    axes = figure.get_axes()
+    used = {image.get_cmap().name for one in axes for image in one.get_images()}
+    for name, low, ticks in (("Blues", 0, {0: "0", 1: "max"}), (SIGNED, -1, {-1: "−max", 0: "0", 1: "max"})):
+        if name in used:
+            shown = mpl.cm.ScalarMappable(mpl.colors.Normalize(low, 1), name)
+            bar = figure.colorbar(shown, ax=axes, shrink=0.7, aspect=18, pad=0.015, ticks=list(ticks))
+            bar.ax.set_yticklabels(list(ticks.values()), fontsize=7)
+            bar.outline.set_linewidth(0.5)
+
+
 def bare(axes: Axes) -> None:
     """No ticks, a thin frame."""
     axes.set_xticks([])
@@ -321,7 +333,7 @@ def tiny_attention(trained: Trained) -> Figure:
         for before in model.blocks[:block]:
             x, _ = before(x)
         used = mixer.tiny_attention_map(model.blocks[block].norm1(x))
-    figure, rows = plt.subplots(2, 3, figsize=(4.6, 3.2), layout="constrained")
+    figure, rows = plt.subplots(2, 3, figsize=(6.0, 3.4), layout="constrained")
     for i, row in enumerate(rows):
         photo(row[0], pictures[i], query)
         signed(row[1], mixer.gating.weight.detach()[place(query)].view(GRID))
@@ -355,7 +367,7 @@ def attention_residual(trained: Trained) -> Figure:
         residual.head_weight.copy_(torch.eye(4))
         shrunk = residual(scores, GRID)
     matrix = scores.matrix()
-    figure, rows = plt.subplots(2, 3, figsize=(4.7, 3.2), layout="constrained")
+    figure, rows = plt.subplots(2, 3, figsize=(6.0, 3.4), layout="constrained")
     query = (10, 6)
     for i, row in enumerate(rows):
         photo(row[0], pictures[i])
@@ -410,12 +422,13 @@ FIGURES: dict[str, Callable[[Trained], Figure]] = {
 def save(figure: Figure, file: Path) -> None:
     """SVG with nothing that changes from run to run; PNG packed as tightly as it goes."""
     file.parent.mkdir(exist_ok=True)
+    colour_bars(figure)
     if file.suffix == ".svg":
         figure.savefig(file, metadata={"Date": None})
     else:
         buffer = BytesIO()
         figure.savefig(buffer, dpi=150, format="png")
-        Image.open(buffer).convert("RGB").quantize(256).save(file, optimize=True)
+        Image.open(buffer).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(file, optimize=True)
     plt.close(figure)
 
 
