@@ -56,9 +56,9 @@ class ModelConfig(Part):
     """Model options."""
 
     model: Annotated[Needed, named("MODEL")] = "vit_nano"
-    """A model for the task, see `tokenmix list models`; for images also any of timm's.
-    For image-classification and semantic-segmentation also torchvision:NAME, or a function of yours, module:factory.
-    For image- and text-classification also transformers:FOLDER, or OWNER/NAME of the hub."""
+    """A model for the task, see `tokenmix list models`; for image-classification also any of timm's.
+    For classes, masks and boxes of images also torchvision:NAME, or a function of yours, module:factory.
+    For text, and for classes and masks of images, also transformers:FOLDER, or OWNER/NAME of the hub."""
     model_kwargs: Pairs = field(default_factory=dict)
     """Arguments of the model, for example --model-kwargs depth=6 drop_path_rate=0.1."""
     pretrained: bool = False

@@ -114,7 +114,7 @@ class LaViTBackbone(nn.Module):
     """A LaViT without its head, with a norm after each stage that is returned.
 
     Images must be of `img_size`, since Theta and Psi are matrices over the positions of a grid; `set_input_size`
-    interpolates them over the queries' and the keys' grid, scaled by the ratio of tokens (docs/models/index.md).
+    interpolates them over the queries' and the keys' grid, scaled by the ratio of tokens.
 
     Args:
         backbone: name of a LaViT.
