@@ -160,7 +160,8 @@ def _table(content: bytes, name: str) -> dict[str, np.ndarray]:
     Between semicolons, or between blanks that follow no comma, a comma is a decimal comma. A first line of names, such
     as x,y,z, is left out.
     """
-    text = re.sub(r"(#|//)[^\r\n]*", "", _text(content, name)).lstrip()
+    whole = re.sub(r"(#|//)[^\r\n]*", "", _text(content, name))
+    text = whole.lstrip()
     head = re.match(r'[A-Za-z_ \t,;"]+(?=[\r\n])', text)
     if head and not {*re.findall(r"\w+", head[0].lower())} & {"nan", "inf", "infinity"}:
         text = text[head.end() :]
@@ -170,11 +171,10 @@ def _table(content: bytes, name: str) -> dict[str, np.ndarray]:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "loadtxt: input contained no data")
             values = np.loadtxt(io.StringIO(text, newline=None), ndmin=2)
-    except ValueError as error:
+    except ValueError:
         commas = "; its commas were read as decimal commas" * bool(decimal)
-        raise UserError(
-            f"{name} is not a table of numbers ({str(error).partition(';')[0]}{commas}); correct it"
-        ) from None
+        before = len(re.findall("\r\n|\r|\n", whole[: len(whole) - len(text)]))
+        raise UserError(f"{name} is not a table of numbers ({_fault(text, before)}{commas}); correct it") from None
     if not len(values):
         raise UserError(f"{name} has no points; give a file with at least one")
     if values.shape[1] not in (3, 6, 7):
@@ -182,6 +182,21 @@ def _table(content: bytes, name: str) -> dict[str, np.ndarray]:
             f"{name} has {values.shape[1]} columns; give 3 (x y z), 6 (with normals or colours) or 7 (with a part too)"
         )
     return _named(values, name)
+
+
+def _fault(table: str, before: int) -> str:
+    """The first line that is no row of the table; `before` ends of lines precede the table."""
+    columns = None
+    for number, line in enumerate(table.splitlines(), before + 1):
+        words = line.split()
+        for word in words:
+            try:
+                float(word)
+            except ValueError:
+                return f"line {number} has {word!r}"
+        if words and len(words) != (columns := columns or len(words)):
+            return f"line {number} has {len(words)} numbers instead of {columns}"
+    return "a number is out of range"
 
 
 def _named(values: np.ndarray, name: str) -> dict[str, np.ndarray]:
