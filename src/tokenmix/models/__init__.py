@@ -1,6 +1,6 @@
-"""Models: one skeleton per family with its mixer passed in.
+"""Models: one class per family, with the mixer as an argument.
 
-Importing this package registers the image classifiers of the registry with timm.
+Importing this package registers our image classifiers with timm.
 """
 
 from tokenmix.errors import needs
