@@ -138,7 +138,7 @@ def external_forward(
     mask: Tensor | None,
     double: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The output (B, H, N, d_v) for a query (B, H, N, d) and a mask (B, H, N); and L (B, H, S), empty without `double`."""
+    """The output (B, H, N, d_v) for a query (B, H, N, d) and a mask (B, H, N), and L (B, H, S), empty if not double."""
     slots, width = value_memory.shape
     out = empty_like_heads(query, width)
     offset = query.new_empty((query.shape[0] if double else 0, query.shape[1], slots), dtype=torch.float32)
