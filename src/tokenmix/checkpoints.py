@@ -118,10 +118,7 @@ def convert(state_dict: Mapping[str, Tensor], source: Source, to: nn.Module) -> 
 
 
 def rename(state_dict: Mapping[str, Tensor], to: nn.Module) -> dict[str, Tensor]:
-    """Rename the state dict of a whole model to our layout, from the authors' EAMLP or EANet, timm's gMLP, or ours.
-
-    Shapes are not checked: image size, classes and channels may differ from those of `to`. See `convert` and `resize`.
-    """
+    """Rename a whole model's state dict (EAMLP, EANet, timm's gMLP, or ours) to our layout; shapes are not checked."""
     state_dict = _unwrapped(state_dict)
     for source, mark in MARKS.items():
         if any(mark in key for key in state_dict):
@@ -202,7 +199,6 @@ def to_timm_gmlp(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _unwrapped(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Remove the prefix of `DataParallel`, if there is one."""
     wrapped = all(key.startswith("module.") for key in state_dict)
     return {key.removeprefix("module.") if wrapped else key: value for key, value in state_dict.items()}
 

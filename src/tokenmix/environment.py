@@ -168,7 +168,6 @@ MASK_BYTES = 1 << 31
 
 
 def check_mask_memory(count: int, size: tuple[int, int]) -> None:
-    """Raise `UserError` if the masks of all objects of an image need more than `MASK_BYTES`."""
     if count * size[0] * size[1] > MASK_BYTES:
         raise UserError(
             f"{count} masks of {size[1]} x {size[0]} pixels fill more than {MASK_BYTES >> 20} MiB; cut the image into "
@@ -178,7 +177,6 @@ def check_mask_memory(count: int, size: tuple[int, int]) -> None:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Hide transformers' progress bars and weight reports."""
     from transformers.utils import logging
 
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

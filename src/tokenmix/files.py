@@ -189,10 +189,7 @@ def write_bytes(path: Path, data: bytes | Iterable[bytes]) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a new empty file next to `path`; on exit it is synced and renamed to `path`, or removed after an error.
-
-    Raises `UserError` if `path` exists and is not a file.
-    """
+    """Yield a new file; on exit it is synced and renamed to `path` (`UserError` if not a file), or removed on error."""
     if os.path.lexists(path) and not path.is_symlink() and not stat.S_ISREG(path.lstat().st_mode):
         raise UserError(f"{path} is a folder, a pipe or a device; give another name for the file")
     partial = path.with_name(f"{PARTIAL}{secrets.token_hex(8)}{path.suffix}")
@@ -249,10 +246,7 @@ def open_to_append(path: Path) -> TextIO:
 
 
 def to_json(value: object, indent: int | None = 2) -> str:
-    """JSON text with NaN and infinity as null, and other objects as `str`.
-
-    A list of numbers, such as a row of a confusion matrix, is one line.
-    """
+    """JSON text: non-finite numbers are null, other objects `str`; a list of numbers (matrix row) is one line."""
     text = json.dumps(_finite(value), indent=indent, default=str, allow_nan=False)
     # JSON strings contain no line break, so this only matches lists.
     return re.sub(r"\[\n([^\[\]{}\"]*?)\n\s*\]", lambda m: f"[{' '.join(m[1].split())}]", text)
@@ -336,6 +330,5 @@ def plain_text(figure: "Figure") -> "Figure":
 
 
 def save_figure(figure: "Figure", file: Path, dpi: float) -> None:
-    """Write a figure, with `plain_text`."""
     with replacing(file) as partial:
         plain_text(figure).savefig(partial, dpi=dpi)

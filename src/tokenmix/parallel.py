@@ -293,10 +293,7 @@ def split_convolution(conv: nn.Conv2d, shard: "TokenShard") -> None:
 
 
 def _add_edges(shard: "TokenShard", conv: nn.Conv2d, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
-    """Add the neighbours' contribution to a convolution of zero-padded rows, by linearity.
-
-    No tensor of the size of the map is copied or kept for the backward pass.
-    """
+    """Add the neighbours' part of a convolution of zero-padded rows, by linearity, without copies of the map."""
     (x,), (kernel, stride, padding, dilation) = args, _vertical(conv)
     reach, height = (kernel - 1) * dilation, x.shape[2]
     below = max(0, reach - padding - stride + 1)
@@ -357,10 +354,7 @@ class TokenShard:
         return whole, slice(start, start + counts[self.rank])
 
     def edges(self, x: Tensor, above: int, below: int) -> tuple[Tensor, Tensor]:
-        """The `above` rows before and the `below` rows after a map x (B, C, H_r, W); none at a border.
-
-        Use both results, even empty ones, or the processes wait for each other in the backward pass.
-        """
+        """The rows before and after a map x (B, C, H_r, W). Use both results, or the backward pass hangs."""
         height, here, last = x.shape[2], self.rank, self.size - 1
         if height < max(above, below):
             raise UserError(
@@ -400,10 +394,7 @@ class _Sum(torch.autograd.Function):
 
 
 class _Exchange(torch.autograd.Function):
-    """Send `sent[r]` rows of x to process r in order, and receive `received[r]` rows from process r.
-
-    The version with a gradient in torch.distributed.nn.functional is deprecated in torch 2.14.
-    """
+    """Send `sent[r]` rows of x to process r in order, and receive `received[r]` rows from it, with a gradient."""
 
     @staticmethod
     def forward(

@@ -1,7 +1,4 @@
-"""Names and sizes of the models, without PyTorch. Importing this module registers them.
-
-The model families are in `tokenmix.models` and `tokenmix.text`; importing them takes seconds.
-"""
+"""Names and sizes of the models, without PyTorch; importing this module registers them."""
 
 from collections.abc import Mapping
 from functools import partial

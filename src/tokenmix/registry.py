@@ -42,8 +42,6 @@ def load_object(target: Target) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """Base class of registry entries."""
-
     name: str
     about: str
 
@@ -263,12 +261,11 @@ def may_be_others(model: str) -> bool:
 
 
 def may_classify_images(model: str) -> bool:
-    """Whether the model may be an image classifier from another library or the user."""
     return is_transformers(model) or may_be_others(model)
 
 
 def check_models(names: Iterable[str], mixers: Collection[str] | None = None) -> None:
-    """Raise `UserError` for a name of neither our models, timm's nor `mixers`. Names with a colon are not checked."""
+    """Raise `UserError` unless each name is a model of ours or timm's, in `mixers`, or has a colon."""
     for name in names:
         if name in (mixers or ()) or name in MODELS or may_be_others(name):
             continue

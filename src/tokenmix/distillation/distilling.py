@@ -239,7 +239,6 @@ def distill(
 
 
 def _layer_names(teacher: nn.Module, student: nn.Module, layers: str | Sequence[str] | None) -> list[str]:
-    """The modules of both models selected by `layers`."""
     if layers is None:
         return []
     theirs = {name for name, _ in student.named_modules()}

@@ -291,7 +291,6 @@ def neighbour_overlap(student: Tensor, teacher: Tensor) -> float:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode in the block; the previous mode is restored."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

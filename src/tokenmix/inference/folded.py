@@ -48,8 +48,7 @@ class FoldedExternalAttention(Mixer):
     After training, the constant memories are multiplied into the adjacent projections. The features of the heads, (N, e
     D) numbers, are never computed.
 
-    Shape:
-        x (B, N, dim), mask (B, N) bool to (B, N, dim); map (B, heads, N, num_slots).
+    Shape: x (B, N, dim), mask (B, N) bool to (B, N, dim); map (B, heads, N, num_slots).
     """
 
     capabilities = Capabilities(linear=True, map="slots")
@@ -80,13 +79,11 @@ class FoldedExternalAttention(Mixer):
         return zero_masked(self.values(self._map(kept, mask).transpose(1, 2).flatten(2)), mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """A (B, heads, N, num_slots)."""
         check_input(self, x)
         mask = check_mask(mask, x, x.shape[1])
         return self._map(zero_masked(x, mask), mask)
 
     def macs(self, num_tokens: int) -> int:
-        """N 2 H D S."""
         return 2 * num_tokens * self.dim * self.heads * self.num_slots
 
     def _map(self, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -117,8 +114,7 @@ class FoldedExternalAttention(Mixer):
 class Int8ExternalAttention(FoldedExternalAttention):
     """`FoldedExternalAttention` with both products in int8; the map is rounded to 8 bits of its calibration range.
 
-    Shape:
-        x (B, N, dim), mask (B, N) bool to (B, N, dim); map (B, heads, N, num_slots).
+    Shape: x (B, N, dim), mask (B, N) bool to (B, N, dim); map (B, heads, N, num_slots).
     """
 
     scores: Int8Linear  # pyrefly: ignore[bad-override-mutable-attribute]
@@ -195,7 +191,6 @@ def folded(layer: Folding) -> tuple[Map, Map]:
 
 
 def num_heads(layer: Folding) -> int:
-    """Number of heads that share the memories."""
     return layer.num_heads * layer.expansion if isinstance(layer, MultiHeadExternalAttention) else 1
 
 
@@ -246,8 +241,7 @@ class FoldedStemAttention(nn.Module):
     patch. C x is a convolution in float32, and var x comes from pooled moments, so no patch is stored. The rest is
     `StemAttention`, with the products of attention and MLP in `dtype`.
 
-    Shape:
-        a map (B, C, H, W) to tokens (B, N, dim).
+    Shape: a map (B, C, H, W) to tokens (B, N, dim).
     """
 
     weight: Tensor
@@ -286,22 +280,19 @@ class FoldedStemAttention(nn.Module):
         return y.add_(self.mlp(self.norm2(y)))
 
     def features(self, x: Tensor) -> Tensor:
-        """h (B, N, dim)."""
         _, stride, padding = self.split
         # In channels-last layout, a pixel's features are a token without a copy.
         found = convolve(x, self.weight, None, stride, padding)
         return found.permute(0, 2, 3, 1).flatten(1, 2).mul_(_inverse_deviation(x, self.split, self.eps)).add_(self.bias)
 
     def macs(self, num_tokens: int) -> int:
-        """Multiply-adds of one sample."""
         return num_tokens * (self.in_dim * self.dim + 2 * self.dim**2) + self.attention.macs(num_tokens)
 
 
 class FoldedT2TStem(T2TStem):
     """The T2T stem with token products in `dtype`; unfold operations and the last projection are convolutions.
 
-    Shape:
-        images (B, C, H, W) to tokens (B, N, D), as `T2TStem`.
+    Shape: images (B, C, H, W) to tokens (B, N, D), as `T2TStem`.
     """
 
     def __init__(self, source: T2TStem, dtype: Dtype) -> None:

@@ -87,8 +87,7 @@ class Int8Linear(Packing[PackedInt8]):
     (`tokenmix.inference.operators.largest_weight`). s and z are fixed from `low` and `high`, the range of x in
     calibration. A sample's output therefore does not depend on the rest of the batch.
 
-    Shape:
-        (..., in_features) float32 to (..., out_features) float32.
+    Shape: (..., in_features) float32 to (..., out_features) float32.
 
     Raises:
         UserError: the input requires a gradient, or the layer is moved to another dtype or device.
@@ -202,8 +201,7 @@ class FusedLinear(Packing[Tensor]):
 
     In bfloat16, x, W, b and the product are rounded; the output is float32.
 
-    Shape:
-        (..., in_features) float32 to (..., out_features) float32.
+    Shape: (..., in_features) float32 to (..., out_features) float32.
 
     Raises:
         UserError: the input requires a gradient.

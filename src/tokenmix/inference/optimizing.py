@@ -114,7 +114,6 @@ def plan_copy(model: nn.Module, seen: set[str]) -> CopyPlan:
 
 
 def plan_of(model: nn.Module) -> CopyPlan:
-    """The plan of a copy."""
     plan: CopyPlan = {}
     for name, module in model.named_modules():
         kind = kind_of(module)
@@ -175,7 +174,6 @@ def _empty(module: nn.Module, kind: str, dtype: Dtype) -> nn.Module:
 
 
 def fill(place: nn.Module, source: nn.Module, ranges: Mapping[str, Range]) -> None:
-    """Copy a module into its replacement, given its input ranges."""
     if isinstance(place, FusedLinear | Int8Linear):
         assert isinstance(source, nn.Linear)
         place.fill(source.weight.detach(), source.bias, ranges["x"])
@@ -312,7 +310,6 @@ def _check_answers(result: nn.Module, first: Tensor, expected: object, dtype: Dt
 
 
 def _tensors(answer: object) -> Iterator[Tensor]:
-    """The floating-point tensors in a model's output."""
     if isinstance(answer, Tensor):
         if answer.is_floating_point():
             yield answer

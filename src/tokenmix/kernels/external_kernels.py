@@ -50,10 +50,7 @@ def take_part(mask, strides, batch, head, tokens, num_tokens):
 
 @triton.jit
 def _products(rows, memory, slots, S: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
-    """Tokens times rows of a memory, (tokens, slots) in float32.
-
-    `rows` has base, strides, tokens and their mask; `memory` has a pointer, strides and the first columns.
-    """
+    """Tokens `rows` (base, strides, tokens, mask) times rows of `memory` (pointer, strides, columns), in float32."""
     columns = tl.arange(0, BLOCK)
     tile = load_tile(rows[0], rows[2], columns, rows[1], rows[3], WIDTH)
     out = tl.dot(tile, tl.trans(memory[2]), input_precision=PRECISION)

@@ -23,8 +23,6 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 class Factory(TypedDict, total=False):
-    """`device` and `dtype` of torch's constructors."""
-
     device: Device
     dtype: torch.dtype | None
 
@@ -101,10 +99,7 @@ class Mixer(nn.Module):
         raise _missing(self, "forward(x, mask=None)")
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The attention map of `forward(x, mask)`, with the shape of `capabilities.map`.
-
-        Rows of attention weights sum to 1; rows of masked tokens are 0.
-        """
+        """The map of `forward(x, mask)`, see `capabilities.map`. Attention rows sum to 1, masked tokens' are 0."""
         self.map_kind()
         raise _missing(self, "attention_map(x, mask=None)", ", or state map=None in its capabilities")
 
@@ -117,7 +112,6 @@ class Mixer(nn.Module):
         return self.capabilities.map
 
     def extra_repr(self) -> str:
-        """Constructor arguments that the layer stores as plain values."""
         kept = {name: vars(self).get(name) for name in inspect.signature(type(self)).parameters}
         return ", ".join(f"{name}={value!r}" for name, value in kept.items() if isinstance(value, (int, float, str)))
 
@@ -126,10 +120,7 @@ class Mixer(nn.Module):
         raise _missing(self, "macs(num_tokens)")
 
     def mix(self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None) -> tuple[Tensor, Scores | None]:
-        """`forward` in a stack: takes the scores of the previous layer and returns scores for the next layer.
-
-        A mechanism without scores returns `carry` unchanged.
-        """
+        """`forward` in a stack: takes scores of the previous layer, returns scores for the next (default: `carry`)."""
         return self(x, mask), carry
 
     def mix_map(self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None) -> Tensor:
@@ -179,10 +170,7 @@ def near_square(num_tokens: int) -> tuple[int, int]:
 
 
 def check_input(layer: Mixer, x: Tensor, weight: Tensor | None = None, *, maps: bool = False) -> None:
-    """Raise `UserError` unless x is a floating-point batch with the dtype of `weight` (default: of the layer).
-
-    The expected shape is (B, N, dim), or (B, dim, H, W) with `maps`.
-    """
+    """Raise `UserError` unless x is a float (B, N, dim), or (B, dim, H, W) with `maps`, in the dtype of `weight`."""
     name, dim = type(layer).__name__, layer.dim
     check_tensor(f"the input of {name}", x)
     axes, width = (4, 1) if maps else (3, -1)
@@ -260,7 +248,6 @@ class GridMixer(Mixer):
 
     @property
     def capabilities(self) -> Capabilities:  # type: ignore[override]
-        """Capabilities of the inner mixer."""
         return self.inner.capabilities
 
     def _map(self, x: Tensor) -> Tensor:

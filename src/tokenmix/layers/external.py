@@ -51,7 +51,6 @@ class Memory(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw both memories again."""
         std = (2.0 / self.key_memory.shape[1]) ** 0.5
         self.key_memory.normal_(std=std)
         if self.tie == "init" and self.value_memory is not None:
@@ -111,8 +110,7 @@ class ExternalAttention(Mixer):
         tie: `"none"`, two memories; `"init"`, equal at the start and trained separately; `"hard"`, one memory for both.
         normalization, num_steps, chunk_size, backend: see `tokenmix.ops.external_attention`.
 
-    Shape:
-        x (B, N, dim), any N; mask (B, N) bool; map (B, 1, N, num_slots).
+    Shape: x (B, N, dim), any N; mask (B, N) bool; map (B, 1, N, num_slots).
 
     Reference: Guo et al., Beyond Self-attention: External Attention using Two Linear Layers, arXiv 2105.02358,
     Algorithm 1.
@@ -184,8 +182,7 @@ class MultiHeadExternalAttention(Mixer):
         attention_dropout: rate on the attention map; not with chunk_size.
         num_slots, tie, normalization, num_steps, chunk_size, backend: as in `ExternalAttention`.
 
-    Shape:
-        x (B, N, dim), any N; mask (B, N) bool; map (B, expansion * num_heads, N, num_slots).
+    Shape: x (B, N, dim), any N; mask (B, N) bool; map (B, expansion * num_heads, N, num_slots).
 
     Cost: 2 e D^2 + 2 e D S multiply-adds per token; 8 D^2 + 512 D as published. Multi-head self-attention costs 4 D^2 +
     2 N D, so external attention is cheaper only above N = 2 D + 256 tokens. At 224 px with patch 16 it costs nearly
@@ -261,8 +258,7 @@ class ExternalAttention2d(Mixer):
         dim: channels.
         num_slots, tie, normalization, num_steps, chunk_size, backend: as in `ExternalAttention`.
 
-    Shape:
-        x (B, dim, H, W), any H and W; mask (B, H * W) bool, row by row; map (B, 1, H * W, num_slots).
+    Shape: x (B, dim, H, W), any H and W; mask (B, H * W) bool, row by row; map (B, 1, H * W, num_slots).
 
     Reference: Guo et al., Beyond Self-attention, arXiv 2105.02358, and the released segmentation network, which has one
     such block between backbone and classifier.

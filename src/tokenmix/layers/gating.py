@@ -41,8 +41,7 @@ class SpatialGatingUnit(Mixer):
     Attributes:
         out_dim: C/2 for `split`, C otherwise.
 
-    Shape:
-        (B, N, C) with N <= n to (B, N, out_dim). N < n tokens use the leading N x N block of W.
+    Shape: (B, N, C) with N <= n to (B, N, out_dim). N < n tokens use the leading N x N block of W.
 
     Reference: Liu et al., Pay Attention to MLPs, arXiv 2105.08050, section 2.1.
     """
@@ -117,10 +116,7 @@ class SpatialGatingUnit(Mixer):
         return out if self.inside else zero_masked(out, mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The (N, N) matrix W for the tokens of x, without a batch axis.
-
-        `mask` is only checked. In `forward`, columns of masked tokens meet zeros and their rows are dropped.
-        """
+        """The (N, N) matrix W for the tokens of x; `mask` is only checked, because W is the same for all samples."""
         self.checked(x, mask)
         return self.matrix(x.shape[1])
 
@@ -129,11 +125,7 @@ class SpatialGatingUnit(Mixer):
         return gate_matrix(self.weight, n, causal=self.causal)
 
     def set_grid(self, old: Sequence[int], new: Sequence[int]) -> None:
-        """Interpolate W and b (`tokenmix.ops.resize_gate`); a Toeplitz gate only for tokens in one line.
-
-        Raises:
-            UserError: the gate is Toeplitz and the grid has several rows.
-        """
+        """Interpolate W and b (`tokenmix.ops.resize_gate`); `UserError` for a Toeplitz gate on several rows."""
         if self.gate != "dense" and len(old) > 1:
             raise UserError(
                 f"a {self.gate} gate cannot be resized from grid {tuple(old)} to {tuple(new)}, since a shift along "
@@ -163,8 +155,7 @@ class TinyAttention(Mixer):
         attention_dim: head width d: 64 in aMLP-base, 128 in aMLP-large.
         causal: token i sees tokens up to i.
 
-    Shape:
-        (B, N, D) to (B, N, out_dim).
+    Shape: (B, N, D) to (B, N, out_dim).
 
     Reference: Liu et al., Pay Attention to MLPs, arXiv 2105.08050, section 4.3 (aMLP).
     """
@@ -231,8 +222,7 @@ class GatedMLP(Mixer):
         attention_dim: head width of tiny attention (aMLP: 64 or 128); 0 for none.
         dropout: rate on the output.
 
-    Shape:
-        (B, N, D) with N <= n to (B, N, D).
+    Shape: (B, N, D) with N <= n to (B, N, D).
 
     Reference: Liu et al., Pay Attention to MLPs, arXiv 2105.08050, sections 2 (gMLP) and 4.3 (aMLP).
     """
@@ -293,10 +283,7 @@ class GatedMLP(Mixer):
 
     # No `*` before the optional arguments: the ONNX exporter of traced graphs passes them by position.
     def forward(self, x: Tensor, mask: Tensor | None = None, attention: Tensor | None = None) -> Tensor:
-        """Mix the tokens of x (B, N, D).
-
-        `attention` (B, 1, N, N) replaces the map of tiny attention, so that gradients reach the map. This costs more.
-        """
+        """Mix x (B, N, D); `attention` (B, 1, N, N) replaces the map of tiny attention, which gradients then reach."""
         x, mask = self.checked(x, mask)
         z = self.act(self.proj_in(x))
         addend = None if self.tiny_attention is None else self.tiny_attention(x, mask, attention)
@@ -335,8 +322,7 @@ class TokenMLP(Mixer):
         hidden_tokens: T, width of the MLP (default D / 2, as published).
         dropout: rate on the output.
 
-    Shape:
-        x (B, N, D) to (B, N, D), exactly N tokens.
+    Shape: x (B, N, D) to (B, N, D), exactly N tokens.
 
     Cost: 2 N T D multiply-adds.
 
@@ -377,10 +363,7 @@ class TokenMLP(Mixer):
 
     @torch.no_grad()
     def set_grid(self, old: Sequence[int], new: Sequence[int]) -> None:
-        """Interpolate the rows of W_2 and b_2, and the columns of W_1, over the token grid.
-
-        W_1 is scaled by N_old / N_new, so that its sum over tokens keeps its size.
-        """
+        """Interpolate W_1, W_2 and b_2 over the token grid; W_1 is scaled by N_old / N_new, to keep its sum."""
         if prod(old) != self.num_tokens:
             raise UserError(
                 f"the grid {tuple(old)} has {prod(old)} tokens, the layer has {self.num_tokens}; give one of as many"

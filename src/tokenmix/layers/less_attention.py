@@ -50,8 +50,7 @@ class LessAttention(Mixer):
         share_heads: one Theta and one Psi for all heads, 2 n^2 weights; otherwise one per head, 2 H n^2.
         residual: add the transformed scores of the previous layer to the layer's own scores.
 
-    Shape:
-        x (B, N, D) to (B, N, D), N <= num_tokens; map (B, H, N, N).
+    Shape: x (B, N, D) to (B, N, D), N <= num_tokens; map (B, H, N, N).
 
     Cost: let m = 2 for each less-attention layer since the last vanilla layer, this one excluded. Mixing costs 2 N^2 (D
     + m), attention N^2 (2 D + H (m + 2)), values and output 2 N D^2, and `"own"` scores 2 N D^2 more. The layer needs
@@ -143,10 +142,7 @@ class LessAttention(Mixer):
         self.num_tokens = self.theta.shape[-1]
 
     def macs(self, num_tokens: int) -> int:
-        """The cost formula of the class with m = 0: directly after a vanilla layer, without a dense part.
-
-        With `residual`, the layer is counted as receiving scores.
-        """
+        """The cost formula of the class with m = 0 and no dense part; with `residual`, the layer receives scores."""
         check_whole(num_tokens=num_tokens)
         projections = (4 if self.qk is not None else 2) * num_tokens * self.dim**2
         if self.residual_scale is not None:
@@ -203,9 +199,8 @@ class AttentionResidual(nn.Module):
         init_scale: initial LayerScale, one number per output head.
         eps: added to the variance in the norm.
 
-    Shape:
-        scores (B, H_in, h*w, h*w), dense or in factors, to (B, H_out, h'*w', h'*w'), h' = ceil(h / 2). With `"kept"`
-        keys, (B, H_in, h*w, S) to (B, H_out, h'*w', S).
+    Shape: scores (B, H_in, h*w, h*w), dense or in factors, to (B, H_out, h'*w', h'*w'), h' = ceil(h / 2). With `"kept"`
+    keys, (B, H_in, h*w, S) to (B, H_out, h'*w', S).
 
     Reference: Zhang et al., arXiv 2406.00427.
     """

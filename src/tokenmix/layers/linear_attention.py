@@ -24,8 +24,7 @@ class LinearAttention(Mixer):
     Args:
         dim, num_heads, qkv_bias, dropout: as in `SelfAttention`.
 
-    Shape:
-        x (B, N, D) to (B, N, D); `attention_map` (B, H, N, N), not computed by `forward`.
+    Shape: x (B, N, D) to (B, N, D); `attention_map` (B, H, N, N), not computed by `forward`.
 
     Cost: 4 N D^2 + 2 N D (d + 1) multiply-adds with heads of width d.
 
@@ -105,8 +104,7 @@ class EMAttention(Mixer):
         num_steps: T, expectation-maximisation steps.
         temperature: tau; 1 in the paper.
 
-    Shape:
-        x (B, N, D) to (B, N, D); `attention_map` Z (B, H, N, S).
+    Shape: x (B, N, D) to (B, N, D); `attention_map` Z (B, H, N, S).
 
     Cost: 2 N D^2 + (2 T + 1) N S D multiply-adds.
 

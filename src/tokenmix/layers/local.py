@@ -22,8 +22,7 @@ class IdentityMixer(Mixer):
     Args:
         dim: width D.
 
-    Shape:
-        x (B, N, D) to (B, N, D).
+    Shape: x (B, N, D) to (B, N, D).
 
     Reference: Yu et al., MetaFormer Baselines for Vision, arXiv 2210.13452 (IdentityFormer).
     """
@@ -55,8 +54,7 @@ class Pooling2d(Mixer):
         dim: channels.
         pool_size: side of the window, odd.
 
-    Shape:
-        x (B, dim, H, W) to the same; mask (B, H * W).
+    Shape: x (B, dim, H, W) to the same; mask (B, H * W).
 
     Cost: no multiply-adds; pool_size^2 additions per value.
 
@@ -119,8 +117,7 @@ class DepthwiseConvolution(_Depthwise):
         dim: width D.
         kernel_size: tokens per window, odd.
 
-    Shape:
-        x (B, N, D) to (B, N, D).
+    Shape: x (B, N, D) to (B, N, D).
 
     Cost: k N D multiply-adds, including the padding.
 
@@ -147,8 +144,7 @@ class DepthwiseConvolution2d(_Depthwise):
         dim: channels.
         kernel_size: side of the window, odd.
 
-    Shape:
-        x (B, dim, H, W) to the same; mask (B, H * W).
+    Shape: x (B, dim, H, W) to the same; mask (B, H * W).
 
     Cost: k^2 N D multiply-adds for N = H * W positions, including the padding.
 

@@ -18,8 +18,7 @@ class MaskedBatchNorm(nn.BatchNorm1d):
     `eval()` uses the running statistics, so a padded sample gives the output of the unpadded sample. In training, the
     samples of a batch affect each other, but padding has no effect.
 
-    Shape:
-        x (B, N, C), mask (B, N) bool, to (B, N, C); masked positions may hold any finite values.
+    Shape: x (B, N, C), mask (B, N) bool, to (B, N, C); masked positions may hold any finite values.
     """
 
     def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -49,8 +48,7 @@ class Offset(nn.Module):
 
         out = X + relu(BN((X - Y) W + b))
 
-    Shape:
-        x and mixed (B, N, D), mask (B, N) bool, to (B, N, D); masked tokens are 0 in the output.
+    Shape: x and mixed (B, N, D), mask (B, N) bool, to (B, N, D); masked tokens are 0 in the output.
 
     Reference: Guo et al., PCT: Point Cloud Transformer, arXiv 2012.09688, equation 11.
     """
@@ -86,8 +84,7 @@ class OffsetAttention(Mixer):
         chunk_size: keys per chunk. With chunks, the N x N map is never materialized and the logits are computed twice.
             None materializes the map.
 
-    Shape:
-        x (B, N, D) to (B, N, D), any N; `attention_map` (B, 1, N, N).
+    Shape: x (B, N, D) to (B, N, D), any N; `attention_map` (B, 1, N, N).
 
     Reference: Guo et al., PCT: Point Cloud Transformer, arXiv 2012.09688, section 3.3, and the released code.
     """
@@ -128,10 +125,7 @@ class OffsetAttention(Mixer):
         return attention_probabilities(query, query, mask=mask, normalization="double", scale=1.0)
 
     def macs(self, num_tokens: int) -> int:
-        """N (2 D^2 + D d) for the projections, N^2 (D + d) for scores and values, with d = D / reduction.
-
-        Chunks compute the logits twice, which is not counted.
-        """
+        """N (2 D^2 + D d) + N^2 (D + d) with d = D / reduction; logits that chunks compute again are not counted."""
         check_whole(num_tokens=num_tokens)
         width = self.query.out_features
         return num_tokens * self.dim * (2 * self.dim + width) + num_tokens**2 * (self.dim + width)

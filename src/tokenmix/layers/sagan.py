@@ -74,9 +74,8 @@ class SAGANAttention2d(Mixer):
         spectral_norm: divide each convolution by its largest singular value (default: as in the table). Each forward
             pass in training takes one step of power iteration and updates its buffers.
 
-    Shape:
-        x (B, C, H, W) to (B, C, H, W); mask (B, H*W), pixels row by row; `attention_map` (B, 1, H*W, keys). `official`
-        has a quarter as many keys as pixels; a pooled key is masked if all of its four pixels are.
+    Shape: x (B, C, H, W) to (B, C, H, W); mask (B, H*W), pixels row by row; `attention_map` (B, 1, H*W, keys).
+    `official` has a quarter as many keys as pixels; a pooled key is masked if all of its four pixels are.
 
     Cost: with N pixels, `official` 5/4 N C^2 + 5/8 N N_k C multiply-adds, N_k = N/4; `paper` 1/2 N C^2 + 1/4 N^2 C;
     `compact` 5/4 N C^2 + 9/8 N^2 C.

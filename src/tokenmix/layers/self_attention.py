@@ -29,8 +29,7 @@ class SelfAttention(Mixer):
         dropout: rate on the output.
         attention_dropout: rate on the attention map.
 
-    Shape:
-        x (B, N, D) to (B, N, D); `attention_map` (B, H, N, N).
+    Shape: x (B, N, D) to (B, N, D); `attention_map` (B, H, N, N).
 
     Cost: 4 N D^2 + 2 N^2 D multiply-adds.
 
@@ -150,8 +149,7 @@ class SimplifiedSelfAttention(Mixer):
         scale: factor on the scores; 1 in the paper.
         output_projection: add a linear layer on the output, which the paper does not have.
 
-    Shape:
-        x (B, N, D) to (B, N, D); `attention_map` (B, 1, N, N).
+    Shape: x (B, N, D) to (B, N, D); `attention_map` (B, 1, N, N).
 
     Cost: 2 N^2 D multiply-adds, and N D^2 with the output projection.
 

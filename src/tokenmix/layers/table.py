@@ -155,10 +155,7 @@ def build_on_grid(
     offered: Arguments,
     kwargs: Arguments,
 ) -> Mixer:
-    """Build one layer for tokens on a grid (height, width), row by row; a 2-d layer is wrapped in `GridMixer`.
-
-    All `kwargs` are passed; `offered` arguments are passed if the constructor accepts them. `label` is for messages.
-    """
+    """Build a layer with `kwargs` and accepted `offered` arguments; a 2-d layer is wrapped in `GridMixer`."""
     known = inspect.signature(layer).parameters
     given = {name: value for name, value in offered.items() if name in known}
     built = build_mixer(layer, label, dim, grid[0] * grid[1], {**given, **kwargs})

@@ -41,8 +41,7 @@ class StemAttention(nn.Module):
 
     The first line has no shortcut, because the widths differ. One head; M_k has no bias, M_v has one.
 
-    Shape:
-        (B, N, in_dim) to (B, N, dim).
+    Shape: (B, N, in_dim) to (B, N, dim).
     """
 
     def __init__(self, in_dim: int, dim: int, num_slots: int, *, dropout: float, **factory: Unpack[Factory]) -> None:
@@ -77,8 +76,7 @@ class StemSelfAttention(nn.Module):
 
         Q, K, V = W norm(x) + b;  y = V + W_o Attention(Q, K, V);  out = y + mlp(norm(y))
 
-    Shape:
-        (B, N, in_dim) to (B, N, dim).
+    Shape: (B, N, in_dim) to (B, N, dim).
     """
 
     def __init__(
@@ -116,8 +114,7 @@ class T2TStem(Stem):
 
     Attention is external; with `normalization` it is self-attention, softmax or double.
 
-    Shape:
-        images (B, C, H, W) to tokens (B, N, D); any H and W of at least 16, the grid rounds up.
+    Shape: images (B, C, H, W) to tokens (B, N, D); any H and W of at least 16, the grid rounds up.
     """
 
     def __init__(

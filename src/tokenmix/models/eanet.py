@@ -72,8 +72,7 @@ class EANet(OnMaps, Classifier):
         in_chans, num_classes, drop_rate, drop_path_rate: see `Classifier`.
         global_pool: `"avg"`, or `""` for the map itself.
 
-    Shape:
-        images (B, in_chans, H, W) to logits (B, num_classes).
+    Shape: images (B, in_chans, H, W) to logits (B, num_classes).
 
     Raises:
         UserError: the backbone is not a timm ResNet, or its weights cannot be loaded.
@@ -133,7 +132,6 @@ class EANet(OnMaps, Classifier):
         return x if self.context is None else self.context(x)
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """Images to the map after the block (B, D, h, w)."""
         return self._in_context(self.backbone.forward_features(images))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
@@ -164,7 +162,6 @@ class EANet(OnMaps, Classifier):
     def prune_intermediate_layers(
         self, indices: int | list[int] | None = None, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Remove the stages after the last selected one, and optionally the head; return non-negative indices."""
         take, last = take_indices(len(self.feature_info), indices)
         self.backbone.prune_intermediate_layers(take, prune_norm=prune_norm, prune_head=False)
         if last < len(self.feature_info) - 1:
@@ -181,7 +178,6 @@ class EANet(OnMaps, Classifier):
         return [BlockMap("context.mixer", "slots", self.context.mixer.attention_map(x), (x.shape[2], x.shape[3]))]
 
     def macs(self) -> int:
-        """Multiply-adds of one image: the ResNet's counted on the meta device, the block's from its equation."""
         _, backbone = count_macs(on_meta(self.backbone), torch.empty(1, self.in_chans, *self.img_size, device="meta"))
         return backbone + sum(row.mixer_macs for row in self.cost_table())
 
@@ -238,8 +234,7 @@ class MixerBlock2d(Mixer):
         conv: use the 1 x 1 convolution. Without it, one-head self-attention has four D x D projections, as the
             "self-attention" row in Guo et al., arXiv 2105.02358.
 
-    Shape:
-        x (B, dim, H, W); mask (B, H * W) bool.
+    Shape: x (B, dim, H, W); mask (B, H * W) bool.
     """
 
     def __init__(self, mixer: Mixer, *, conv: bool = True, **factory: Unpack[Factory]) -> None:
@@ -272,10 +267,7 @@ class MixerBlock2d(Mixer):
 
 
 def make_context(name: str, dim: int, options: Arguments, factory: Factory) -> nn.Module:
-    """The context block of that name: external, self, none, or a mixer without a learned matrix over tokens.
-
-    `options` are arguments of `ExternalAttention2d`; None selects its default.
-    """
+    """The block of that name: external, self, none, or a mixer of the table; options of None select the defaults."""
     given = {key: value for key, value in options.items() if value is not None}
     if name == "external":
         return ExternalAttention2d(dim, **given, **factory)

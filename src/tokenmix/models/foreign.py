@@ -35,8 +35,7 @@ def create_foreign(
         num_classes, in_chans, img_size: as in the data.
         **kwargs: further arguments of the model.
 
-    Shape:
-        images (B, in_chans, H, W) to (B, num_classes); for a segmenter (B, num_classes, H, W).
+    Shape: images (B, in_chans, H, W) to (B, num_classes); for a segmenter (B, num_classes, H, W).
     """
     sizes = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size}
     return as_ours(load_foreign(name, sizes, kind, **kwargs), name, kind, **sizes)

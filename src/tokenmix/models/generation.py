@@ -22,13 +22,10 @@ Attention = Literal["none", "sagan", "external"]
 
 
 class Layout(NamedTuple):
-    """Widths in units, and the position of attention.
+    """Widths in units, and the blocks before attention in generator and discriminator (`after`).
 
-    Attributes:
-        generator: at 4 x 4 pixels and after each block.
-        discriminator: after each block.
-        num_halvings: leading discriminator blocks that halve the sides.
-        after: block before attention, in the generator and in the discriminator.
+    The generator has a width at 4 x 4 pixels and after each block, the discriminator after each block. The first
+    `num_halvings` discriminator blocks halve the sides.
     """
 
     generator: tuple[int, ...]
@@ -81,8 +78,7 @@ class ConditionalBatchNorm2d(nn.Module):
 
     As in SAGAN, gains start at 1 and shifts at 0 in every class.
 
-    Shape:
-        x (B, C, H, W) and labels (B,) int64 to (B, C, H, W).
+    Shape: x (B, C, H, W) and labels (B,) int64 to (B, C, H, W).
 
     Reference: de Vries et al., Modulating early visual processing by language, arXiv 1707.00683.
     """
@@ -135,8 +131,7 @@ class Generator(nn.Module):
         widths: channels at 4 x 4 pixels and after each block.
         attention_after: number of the block before attention, from 1.
 
-    Shape:
-        noise (B, latent_dim), labels (B,) int64; image (B, channels, S, S) in -1 .. 1, S = 4 * 2^blocks.
+    Shape: noise (B, latent_dim), labels (B,) int64; image (B, channels, S, S) in -1 .. 1, S = 4 * 2^blocks.
 
     Reference: Zhang et al., Self-Attention Generative Adversarial Networks, arXiv 1805.08318.
     """
@@ -203,8 +198,7 @@ class Discriminator(nn.Module):
         widths: channels after each block.
         num_halvings: leading blocks that halve the sides.
 
-    Shape:
-        image (B, channels, S, S), labels (B,) int64; score (B,).
+    Shape: image (B, channels, S, S), labels (B,) int64; score (B,).
 
     Reference: Miyato and Koyama, cGANs with Projection Discriminator, arXiv 1802.05637.
     """

@@ -161,7 +161,6 @@ class Classifier(nn.Module, CountedModel):
         return state_dict
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W) to logits (B, num_classes)."""
         return self.forward_head(self.forward_features(images))
 
     def get_classifier(self) -> nn.Module:

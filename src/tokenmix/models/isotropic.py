@@ -34,11 +34,7 @@ class MixerCost(NamedTuple):
 def mix(
     mixer: Mixer, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None, **more: Tensor
 ) -> tuple[Tensor, Scores | None]:
-    """`mixer.mix` as one node for torch.fx, because mixers branch on sizes.
-
-    Call `torch.fx.wrap("mix")` in every module that imports this function: FX looks up the name in the module's
-    globals.
-    """
+    """`mixer.mix` as one torch.fx node; modules that import this function must call `torch.fx.wrap("mix")` as well."""
     return mixer.mix(x, carry, mask, **more)
 
 
@@ -112,8 +108,7 @@ class IsotropicNet(Classifier):
         drop_path_rate: stochastic depth of the last block, linear in depth.
         norm_eps: epsilon of the norms.
 
-    Shape:
-        images (B, in_chans, H, W) to logits (B, num_classes).
+    Shape: images (B, in_chans, H, W) to logits (B, num_classes).
     """
 
     pos_embed: Tensor | None
@@ -187,7 +182,6 @@ class IsotropicNet(Classifier):
 
     @property
     def pools(self) -> tuple[str, ...]:
-        """The pooling modes, with `"token"` if there is a class token."""
         return (*super().pools, "token") if self.num_prefix_tokens else super().pools
 
     def tokens(self, images: Tensor) -> Tensor:
@@ -203,7 +197,6 @@ class IsotropicNet(Classifier):
         return block(x, carry)
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """Images to normalised tokens (B, N, D)."""
         x, carry = self.tokens(images), None
         for block in self.blocks:
             x, carry = self._block(block, x, carry)
@@ -261,10 +254,7 @@ class IsotropicNet(Classifier):
     def prune_intermediate_layers(
         self, indices: int | list[int] | None = None, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Remove the blocks after the last selected one, optionally norm and head; return non-negative indices.
-
-        `forward_intermediates` still works. `features_only=True` calls this method.
-        """
+        """Remove the blocks after the last selected one, optionally norm and head, for `features_only=True`."""
         take, last = take_indices(len(self.blocks), indices)
         self.blocks = self.blocks[: last + 1]
         if prune_norm:
@@ -337,10 +327,7 @@ class IsotropicNet(Classifier):
         return {name for name, _ in self.named_parameters(recurse=False)}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, object]:
-        """Groups of parameters by depth, for layer-wise learning rates: stem and positions, each block, the rest.
-
-        With `coarse`, all blocks are one group, because there are no stages.
-        """
+        """Groups of parameters by depth for layer-wise learning rates; `coarse` makes all blocks one group."""
         blocks = r"^blocks\." if coarse else r"^blocks\.(\d+)"
         return {"stem": r"^stem|^cls_token|^pos_embed", "blocks": [(blocks, None), (r"^norm", (99999,))]}
 

@@ -70,18 +70,12 @@ class StageSpec:
 
     @property
     def dense(self) -> bool:
-        """Whether the scores of less-attention and of the residual have a full-rank part.
-
-        Only the first layer adds the residual. A second vanilla layer computes new scores without it.
-        """
+        """Whether the scores have a full-rank part: a second vanilla layer discards the first layer's residual."""
         return self.residual != "none" and self.num_vanilla == 1
 
 
 class BlockCost(NamedTuple):
-    """Attention cost of one block for one image. Stages and blocks count from 1.
-
-    `vanilla` is the cost of a vanilla layer of the stage, which a less-attention layer replaces.
-    """
+    """Attention cost of one block, and of a vanilla layer in its place; stages and blocks count from 1."""
 
     stage: int
     block: int
@@ -180,8 +174,7 @@ class ReducedAttention(Mixer):
 
     PVT uses a full convolution. This convolution is depthwise, starts as the mean and costs next to nothing.
 
-    Shape:
-        x (B, N, D) to (B, N, D), tokens row by row on `grid`; map (B, H, N, S) with S blocks.
+    Shape: x (B, N, D) to (B, N, D), tokens row by row on `grid`; map (B, H, N, S) with S blocks.
 
     Reference: PVT, Wang et al., arXiv 2102.12122.
     """
@@ -284,8 +277,7 @@ def _residual(layer: AttentionResidual, scores: Scores, height: int, width: int)
 class LaViTStage(nn.Module):
     """A strided convolution, LayerNorm, learned positions, then the blocks.
 
-    Shape:
-        maps (B, C, H, W) to (B, D, ceil(H / stride), ceil(W / stride)).
+    Shape: maps (B, C, H, W) to (B, D, ceil(H / stride), ceil(W / stride)).
     """
 
     def __init__(
@@ -337,7 +329,6 @@ class LaViTStage(nn.Module):
 
     @property
     def num_tokens(self) -> int:
-        """N, positions of the grid."""
         return self.grid[0] * self.grid[1]
 
     def forward(self, image: Tensor, carry: Scores | None) -> tuple[Tensor, Scores, list[Scores]]:
@@ -372,7 +363,6 @@ class LaViTStage(nn.Module):
             block.mixer.set_grid(old, grid)  # type: ignore[operator, union-attr]
 
     def costs(self, number: int) -> list[BlockCost]:
-        """Attention cost of each block, for stage `number`."""
         n, spec = self.num_tokens, self.spec
         vanilla = self.blocks[0].mixer.macs(n)  # type: ignore[operator, union-attr]
         kind: Literal["reduced", "vanilla"] = "reduced" if spec.key_reduction > 1 else "vanilla"
@@ -426,8 +416,7 @@ class LaViT(OnMaps, Classifier):
         layer_scale: initial LayerScale of the branches.
         proj_drop_rate: dropout after the MLPs.
 
-    Shape:
-        images (B, in_chans, H, W) to logits (B, num_classes).
+    Shape: images (B, in_chans, H, W) to logits (B, num_classes).
     """
 
     mixer_name = "less"
@@ -505,7 +494,6 @@ class LaViT(OnMaps, Classifier):
         return maps, transformed
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """Images to the normalised tokens (B, N, D) of the last stage."""
         return self.norm(self._run(images)[0][-1].flatten(2).transpose(1, 2))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
@@ -513,7 +501,6 @@ class LaViT(OnMaps, Classifier):
         return x if pre_logits else self.head(x)
 
     def forward_with_scores(self, images: Tensor) -> tuple[Tensor, list[Scores]]:
-        """Logits, and the scores of each less-attention layer, see `IsotropicNet`."""
         maps, transformed = self._run(images)
         return self.forward_head(self.norm(maps[-1].flatten(2).transpose(1, 2))), transformed
 
@@ -526,10 +513,7 @@ class LaViT(OnMaps, Classifier):
         output_fmt: Literal["NCHW", "NLC"] = "NCHW",
         intermediates_only: bool = False,
     ) -> Intermediates:
-        """The maps of selected stages, and the final features unless `intermediates_only`; see `IsotropicNet`.
-
-        The last norm only applies to the last stage's map; the other maps have another width.
-        """
+        """The maps of selected stages, as in `IsotropicNet`; the last norm only applies to the last stage's map."""
         total = len(self.stages)
         take, last = take_indices(total, indices, output_fmt)
         maps, _ = self._run(images, last + 1 if stop_early else None)
@@ -545,10 +529,7 @@ class LaViT(OnMaps, Classifier):
     def prune_intermediate_layers(
         self, indices: int | list[int] | None = None, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Remove the stages after the last selected one, with their norm and head.
-
-        `forward_intermediates` still works. `features_only=True` calls this method.
-        """
+        """Remove the stages after the last selected one, with their norm and head, for `features_only=True`."""
         take, last = take_indices(len(self.stages), indices)
         cut = last + 1 < len(self.stages)
         self.stages, self.feature_info = self.stages[: last + 1], self.feature_info[: last + 1]
@@ -560,10 +541,7 @@ class LaViT(OnMaps, Classifier):
         return take
 
     def attention_maps(self, images: Tensor) -> list[BlockMap]:
-        """The attention map of each block for these images, on its stage's grid, in order.
-
-        The kind is `"slots"` in stages with key reduction; the columns are then blocks of the grid.
-        """
+        """The map of each block on its stage's grid; with key reduction, columns are blocks of the grid (`"slots"`)."""
         return block_maps(self, images, lambda name: self.grid_sizes[int(name.split(".")[1])])
 
     def macs(self) -> int:
@@ -598,10 +576,7 @@ class LaViT(OnMaps, Classifier):
         return lines
 
     def set_input_size(self, img_size: Size) -> None:
-        """Set the image size; positions, Theta and Psi are interpolated over each stage's grid.
-
-        Parameters are replaced, so create the optimiser afterwards. Grids round up.
-        """
+        """Set the image size. Parameters over positions are replaced, so create the optimiser afterwards."""
         size = pair(img_size)
         grids = _grids(size, [stage.stride for stage in self.stages])  # type: ignore[misc]
         for stage, grid in zip(self.stages, grids, strict=True):

@@ -105,10 +105,7 @@ class MixerNet(IsotropicNet):
 
     @staticmethod
     def default_patch(img_size: tuple[int, int]) -> int:
-        """The smallest patch size from 4 px (2 px for images under 24 px) that gives 16 to 256 whole tokens.
-
-        If there is none, 4 or 2.
-        """
+        """The smallest patch from 4 px (2 px for images under 24 px) with 16 to 256 whole tokens; else 4 or 2."""
         (height, width), least = img_size, 4 if min(img_size) >= 24 else 2
         whole = (p for p in range(least, min(img_size) + 1) if height % p == 0 == width % p)
         return next((p for p in whole if 16 * p * p <= height * width <= 256 * p * p), least)

@@ -32,8 +32,7 @@ class LBR(nn.Module):
     Args:
         slope: slope of the activation below 0; 0 is ReLU.
 
-    Shape:
-        (B, N, in_dim), mask (B, N) bool, to (B, N, out_dim); groups (B, M, k, in_dim) take the mask (B, M).
+    Shape: (B, N, in_dim), mask (B, N) bool, to (B, N, out_dim); groups (B, M, k, in_dim) take the mask (B, M).
     """
 
     def __init__(
@@ -221,8 +220,7 @@ class PCT(nn.Module):
     `position="each-layer"` adds a linear map of the coordinates to the input of each block, as one released variant
     does. The other released variant claims to but does not.
 
-    Shape:
-        points (B, N, 3 or more), mask (B, N) bool, to features (B, M, fuse_dim) and their mask (B, M) or None.
+    Shape: points (B, N, 3 or more), mask (B, N) bool, to features (B, M, fuse_dim) and their mask (B, M) or None.
 
     Reference: PCT, figure 2.
     """
@@ -260,7 +258,6 @@ class PCT(nn.Module):
         self.fuse = LBR(len(blocks) * embedding.dim + embedding.skip_dim, fuse_dim, slope=0.2, **factory)
 
     def forward(self, points: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Features of the tokens, and their mask."""
         if points.dim() != 3 or points.shape[-1] < 3 or not points.is_floating_point():
             raise UserError(
                 f"point models take floating points (B, N, 3 or more), coordinates first; got {points.dtype} "
@@ -274,7 +271,6 @@ class PCT(nn.Module):
         return self.fuse(torch.cat([*outs, *([] if skip is None else [skip])], -1), mask), mask
 
     def cost_table(self, num_points: int) -> list[PartCost]:
-        """Parameters and multiply-adds of the parts, for a cloud of `num_points`."""
         n = self.embedding.num_tokens(num_points)
         blocks = cast(list[OffsetBlock | OffsetAttention], list(self.blocks))
         rows = [
@@ -289,26 +285,20 @@ class PCT(nn.Module):
 
 
 class _PointModel(nn.Module):
-    """A trunk and a head."""
-
     trunk: PCT
 
     @property
     def mixer_name(self) -> str:
-        """Name of the mixer in the table of mixers."""
         return self.trunk.mixer_name
 
     def macs(self, num_points: int) -> int:
-        """Multiply-adds of one cloud."""
         return sum(row.macs for row in self.cost_table(num_points))
 
     def cost_table(self, num_points: int) -> list[PartCost]:
-        """Parameters and multiply-adds of the trunk's parts and of the head, for a cloud of `num_points`."""
         own = count_parameters(self) - count_parameters(self.trunk)
         return [*self.trunk.cost_table(num_points), PartCost("head", own, self.head_macs(num_points))]
 
     def head_macs(self, num_points: int) -> int:
-        """Multiply-adds of the head."""
         raise NotImplementedError
 
 
@@ -321,8 +311,7 @@ class PointClassifier(_PointModel):
         head_dims: widths of the two hidden layers.
         drop_rate: dropout after each of them; published 0.5.
 
-    Shape:
-        points (B, N, C), mask (B, N) bool, to logits (B, num_classes).
+    Shape: points (B, N, C), mask (B, N) bool, to logits (B, num_classes).
 
     Reference: PCT, section 3.1.
     """
@@ -352,7 +341,6 @@ class PointClassifier(_PointModel):
         return self.layers(largest(features, mask))
 
     def head_macs(self, num_points: int) -> int:
-        """Multiply-adds of the head, on one row per cloud."""
         return sum(m.in_features * m.out_features for m in self.layers.modules() if isinstance(m, nn.Linear))
 
 
@@ -367,8 +355,7 @@ class PointSegmenter(_PointModel):
         head_dims: widths of the two hidden layers.
         drop_rate: dropout after the first of them; published 0.5.
 
-    Shape:
-        points (B, N, C), category (B,) int64, mask (B, N) bool, to logits (B, N, num_parts).
+    Shape: points (B, N, C), category (B,) int64, mask (B, N) bool, to logits (B, N, num_parts).
 
     Raises:
         UserError: the trunk does not keep all points.
@@ -412,7 +399,6 @@ class PointSegmenter(_PointModel):
         return self.last(self.second(self.dropout(self.first(x, mask)), mask))
 
     def head_macs(self, num_points: int) -> int:
-        """Multiply-adds of the head: one row per point, and the category."""
         last = num_points * self.last.in_features * self.last.out_features
         category = self.category.in_features * self.category.out_features
         return category + self.first.macs(num_points) + self.second.macs(num_points) + last

@@ -84,7 +84,6 @@ def create_model(name: str, **kwargs: object) -> nn.Module:
 
 
 def create_on_meta(name: str, **kwargs: object) -> nn.Module:
-    """The model with meta tensors."""
     with torch.device("meta"):
         return create_model(name, **kwargs)
 
@@ -146,11 +145,7 @@ ELSEWHERE = (
 def check_source(
     name: str, cfg: PretrainedCfg, cache_dir: str | Path | None = None, elsewhere: str = ELSEWHERE
 ) -> None:
-    """Raise `UserError` if there are no weights, or if they are on the hub and the hub is unreachable (with the hint
-    `elsewhere`).
-
-    A short request comes first, because the download itself retries for most of a minute.
-    """
+    """Raise `UserError` if there are no weights or the hub is unreachable; the download would retry for a minute."""
     if not (cfg.has_weights or cfg.state_dict):
         raise UserError(
             f"{name} has no pretrained weights; build it with pretrained=False and train it, or give a file of yours "

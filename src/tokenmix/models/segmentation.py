@@ -55,8 +55,7 @@ class Segmenter(OnMaps, nn.Module, ABC):
         upsampling: bilinear, from the coarse grid to the pixels. `"corners"` aligns the centres of the corner pixels,
             as in the released network, for sides of 8 k + 1. `"pixels"` aligns the borders.
 
-    Shape:
-        images (B, in_chans, H, W) to logits (B, num_classes, H, W); any H and W, unless the backbone is one of ours.
+    Shape: images (B, in_chans, H, W) to logits (B, num_classes, H, W); any H and W, unless the backbone is one of ours.
     """
 
     def __init__(
@@ -133,7 +132,6 @@ class Segmenter(OnMaps, nn.Module, ABC):
         return self.backbone(images)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of each pixel, in the dtype of the weights."""
         logits = self.decode(self.forward_features(images))
         corners = self.upsampling == "corners"
         return F.interpolate(logits, size=images.shape[2:], mode="bilinear", align_corners=corners)
@@ -152,7 +150,6 @@ class Segmenter(OnMaps, nn.Module, ABC):
         return sum(row.macs for row in self.cost_table())
 
     def cost_table(self) -> list[PartCost]:
-        """Parameters and multiply-adds of backbone, attention block and head."""
         twin = on_meta(self)
         block, twin.context = twin.context, nn.Identity()
         if self.own is None:
@@ -194,11 +191,7 @@ class Segmenter(OnMaps, nn.Module, ABC):
 
 
 def timm_maps(name: str, kwargs: Arguments, factory: Factory) -> Any:
-    """A timm model or one of ours with `features_only`: images to maps, finest first, with timm's `feature_info`.
-
-    Raises:
-        UserError: the model is unknown, returns no maps or lacks an argument, or its weights cannot be loaded.
-    """
+    """A model with `features_only`: images to maps, finest first; `UserError` if unknown or without maps or weights."""
     if name.split(".")[0] not in timm.list_models():
         raise unknown_name("backbone", name, timm.list_models())
     placed = {key: value for key, value in factory.items() if value is not None}
@@ -268,7 +261,6 @@ class EANetSegmenter(Segmenter):
 
 
 def _conv_norm_relu(width: int, out: int, factory: Factory) -> nn.Sequential:
-    """3 x 3 convolution, BatchNorm, ReLU."""
     conv = nn.Conv2d(width, out, 3, padding=1, bias=False, **factory)
     nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
     return nn.Sequential(conv, nn.BatchNorm2d(out, **factory), nn.ReLU())

@@ -32,15 +32,13 @@ class Stem(nn.Module):
         raise NotImplementedError
 
     def check(self, images: Tensor) -> None:
-        """Raise `UserError` unless images have the stem's size."""
         check_images(images, self.in_chans, self.img_size)
 
 
 class PatchStem(Stem):
     """Patch embedding: non-overlapping patches through one linear map.
 
-    Shape:
-        images (B, C, H, W) to tokens (B, (H / patch) * (W / patch), D), row by row.
+    Shape: images (B, C, H, W) to tokens (B, (H / patch) * (W / patch), D), row by row.
     """
 
     def __init__(
@@ -63,7 +61,6 @@ class PatchStem(Stem):
         self.grid_size = (size[0] // self.patch_size, size[1] // self.patch_size)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W) of the stem's size to tokens (B, N, D)."""
         self.check(images)
         # Contiguous, or every block would copy strided tokens and return strided sums.
         return self.proj(images).flatten(2).transpose(1, 2).contiguous()
@@ -84,8 +81,7 @@ class ConvStem(PatchStem):
 
     On small data sets, transformers learn faster with this stem than with a patch embedding.
 
-    Shape:
-        images (B, C, H, W) to tokens (B, (H / patch) * (W / patch), D), row by row.
+    Shape: images (B, C, H, W) to tokens (B, (H / patch) * (W / patch), D), row by row.
 
     Reference: Xiao et al., Early Convolutions Help Transformers See Better, arXiv 2106.14881.
     """
@@ -114,7 +110,6 @@ class ConvStem(PatchStem):
         self.proj = nn.Conv2d(dim, dim, 1, **factory)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W) of the stem's size to tokens (B, N, D)."""
         self.check(images)
         return self.proj(self.convs(images)).flatten(2).transpose(1, 2).contiguous()
 

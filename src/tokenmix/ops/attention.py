@@ -76,10 +76,7 @@ def reference(
     dropout: float = 0.0,
     normalization: AttentionNormalization = "softmax",
 ) -> Tensor:
-    """The equation of `attention` with a materialized map; tests compare the fused kernels with it.
-
-    out = Norm(scale * Q K^T + bias) V
-    """
+    """out = Norm(scale * Q K^T + bias) V with a materialized map; tests compare the fused kernels with it."""
     weights = attention_probabilities(
         query, key, mask=mask, key_mask=key_mask, bias=bias, causal=causal, normalization=normalization, scale=scale
     )
@@ -98,10 +95,7 @@ def attention_probabilities(
     normalization: AttentionNormalization = "softmax",
     scale: float | None = None,
 ) -> Tensor:
-    """The attention map (B, H, N, S) of `attention` with the same arguments, in the query's dtype.
-
-    Rows of masked tokens are 0; all others sum to 1.
-    """
+    """The map (B, H, N, S) of `attention`, in the query's dtype; rows sum to 1, rows of masked tokens are 0."""
     check_attention_options(normalization, causal)
     half = query.dtype in HALF_TYPES
     wide_query, wide_key = (query.float(), key.float()) if half else (query, key)
@@ -129,10 +123,7 @@ class _Context(Protocol):
 
 
 class _DifferentiableTwice(torch.autograd.Function):
-    """The identity on the output of a fused kernel, with second derivatives.
-
-    A gradient recorded by autograd is computed by the reference. Other gradients pass through to the kernel.
-    """
+    """The identity on a fused kernel's output; recorded gradients (second derivatives) use the reference."""
 
     generate_vmap_rule = True
 
@@ -225,10 +216,7 @@ def _never_empty(mask: Tensor) -> Tensor:
 
 
 def _allowed(key_mask: Tensor | None, causal: bool, query: Tensor) -> Tensor | None:
-    """Allowed keys per query, broadcasting to (B, H, N, S), without empty rows; None if all are allowed.
-
-    Rows that should be empty are zeroed in the output, so no kernel has to handle a fully masked row.
-    """
+    """Allowed keys, broadcasting to (B, H, N, S), or None; empty rows are opened here and zeroed in the output."""
     if not causal:
         return None if key_mask is None else _never_empty(key_mask)[:, None, None, :]
     step = torch.arange(query.shape[-2], device=query.device)
@@ -254,7 +242,7 @@ def _padded(x: Tensor, width: int) -> Tensor:
 
 
 def fused_kernels_enabled() -> bool:
-    """Whether PyTorch may take fused attention kernels."""
+    """Whether PyTorch may use fused attention kernels."""
     # The same switches apply to CPU and CUDA. The compiler cannot trace them, and padding never changes a result.
     # Marking the function as constant would import the compiler and double the import time of a layer.
     if torch.compiler.is_compiling():

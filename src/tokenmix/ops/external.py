@@ -176,10 +176,7 @@ def check_options(
 
 
 def checked_factors(factors: Factors) -> Factors:
-    """Check the tensors; return them with masked tokens of the query set to 0 and the mask broadcast to (..., N).
-
-    No value at a masked token, NaN included, then reaches the gradient of a memory.
-    """
+    """Check the tensors, set masked tokens of the query to 0 (no NaN in gradients), broadcast the mask."""
     query, key_memory, value_memory, key_bias, value_bias, mask = factors
     for name, tensor in (("query", query), ("key_memory", key_memory), ("value_memory", value_memory)):
         check_tensor(name, tensor)

@@ -366,10 +366,7 @@ def _written(factors: Factors, num_steps: int) -> tuple[Callable[..., Tensor], l
 
 
 def _blocks(query: Tensor, slots: int, size: int | None, merge: Merge | None) -> Iterator[tuple[Index, list[slice]]]:
-    """Indices into the query's leading axes, and the chunks of their tokens.
-
-    Without a size, a block is some heads, or all heads of some samples, with about TILE_ENTRIES map entries.
-    """
+    """Indices into leading axes, and token chunks; without a size, blocks of about TILE_ENTRIES map entries."""
     num_tokens = query.shape[-2]
     if size is not None or merge is not None:
         size = size or max(1, num_tokens)

@@ -46,8 +46,7 @@ def spatial_gate(
         causal: use the lower triangle of W only.
         method: `"fft"` applies a Toeplitz W in O(N log N), see `toeplitz_by_fft`.
 
-    Shape:
-        (B, N, C) to (B, N, C/2) for `split`, (B, N, C) otherwise.
+    Shape: (B, N, C) to (B, N, C/2) for `split`, (B, N, C) otherwise.
 
     Reference: Liu et al., Pay Attention to MLPs, arXiv 2105.08050, section 2.1 and table 3.
     """
@@ -149,8 +148,7 @@ def toeplitz_matrix(weight: Tensor, n: int) -> Tensor:
         weight: (2m-1,) with m >= n; w_k has index k + m - 1.
         n: size of the matrix.
 
-    Shape:
-        (2m-1,) to (n, n). n < m gives the leading block of the m x m matrix, from the middle of w.
+    Shape: (2m-1,) to (n, n). n < m gives the leading block of the m x m matrix, from the middle of w.
     """
     _check_length(weight, n)
     # Concatenated rows of length 2n, read as rows of length 2n-1, shift by one entry per row. Unlike `unfold` this

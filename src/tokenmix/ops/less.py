@@ -227,17 +227,16 @@ def _leading(weight: Tensor, num_tokens: int) -> Tensor:
 
 
 def _row(bias: Tensor, num_tokens: int) -> Tensor:
-    """A bias (n,) or (H, n) as (H or 1, N)."""
     if _recorded() or num_tokens != bias.shape[-1]:
         bias = F.pad(bias, (0, num_tokens - bias.shape[-1]))
     return bias.reshape(-1, num_tokens)
 
 
 def _mix_tokens(weight: Tensor, x: Tensor) -> Tensor:
-    """weight @ x for x (B, H, N, r).
+    """weight @ x for x (B, H, N, r), without a copy of the weight for each image.
 
-    A weight shared by the heads multiplies (B, N, H r), the layout after a projection, so nothing is copied. A weight
-    per head multiplies all images in one product, because broadcasting would copy the weight for each image.
+    A shared weight multiplies (B, N, H r), the layout after a projection; a weight per head multiplies all images at
+    once.
     """
     if torch.jit.is_tracing():  # a dynamic batch in ONNX must not depend on the number of copies
         return weight @ x

@@ -154,7 +154,6 @@ class CostTable:
 
     @property
     def unsteady(self) -> set[str]:
-        """Names with noisy forward times."""
         return {row.name for row in self.rows if "forward" in row.unsteady}
 
     def seconds(self, name: str) -> dict[int, float]:
@@ -165,7 +164,6 @@ class CostTable:
         return next(row for row in self.rows if (row.name, row.size) == (name, size))
 
     def to_json(self) -> Values:
-        """Plain values, with the environment."""
         plain = asdict(self)
         plain["crossovers"] = {name: str(crossover) for name, crossover in self.crossovers.items()}
         for cell, row in zip(plain["rows"], self.rows):
@@ -273,10 +271,7 @@ def _measure(
     device: torch.device,
     repeats: int,
 ) -> dict[str, CostRow]:
-    """Measure one row per name; passes that exceed memory or time are skipped with a reason.
-
-    On a GPU, kernels may need more memory than estimated. The error only affects this cell.
-    """
+    """Measure one row per name; passes that exceed memory or time are skipped with a reason, also after GPU errors."""
     top = ceilings.macs_per_second
     reasons = {name: _reasons(outline, counts[name]["macs"], top, device) for name, outline in outlines.items()}
     built: dict[str, Measured] = {}

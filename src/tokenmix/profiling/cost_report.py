@@ -91,7 +91,6 @@ def print_costs(
 
 
 def write_cost(table: CostTable, folder: Path) -> None:
-    """Write cost.json, cost.md, cost.png and cost.svg."""
     from tokenmix.profiling.cost_figure import draw_cost
 
     make_folder(folder)
@@ -143,7 +142,6 @@ def cost_rows(table: CostTable) -> list[list[str]]:
 
 
 def axis_of(table: CostTable) -> str:
-    """Heading of the sizes."""
     return "N" if table.axis == "tokens" else "px"
 
 
@@ -224,7 +222,6 @@ def _growth(table: CostTable, name: str) -> str:
 
 
 def _comparison(table: CostTable, name: str) -> str:
-    """Where the forward pass is faster than the reference."""
     ranges, reference = table.faster[name], table.reference
     unsteady = [other for other in (name, reference) if other in table.unsteady]
     if unsteady:
@@ -259,8 +256,6 @@ TRUST = "All figures are counted from our layers; the paper's own could not be l
 
 
 class Requirement(TypedDict):
-    """Parameters and multiply-adds of a mechanism."""
-
     name: str
     layer: str
     parameters: int
@@ -268,7 +263,6 @@ class Requirement(TypedDict):
 
 
 def eanet_requirements() -> dict[str, Requirement]:
-    """Parameters and multiply-adds of each mechanism."""
     shape: Values = {"device": "meta"}
     layers: dict[str, Mixer] = {
         "self-attention, one head": SelfAttention(CHANNELS, num_heads=1, qkv_bias=False, **shape),
@@ -292,7 +286,6 @@ def eanet_requirements() -> dict[str, Requirement]:
 
 
 def print_requirements(*, as_json: bool) -> None:
-    """Run `tokenmix cost --table eanet`."""
     from rich import box
     from rich.console import Console
     from rich.table import Table

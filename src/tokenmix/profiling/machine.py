@@ -296,10 +296,7 @@ def time_interleaved(
 
 
 def orders(names: Iterable[str], rounds: int) -> Iterator[list[str]]:
-    """The names in random order for each round, so that no function always follows the same one.
-
-    A function runs with the caches and free memory left by its predecessor.
-    """
+    """The names in a new random order per round: a function runs with the caches and memory left by its predecessor."""
     drawn, names = random.Random(0), list(names)
     for _ in range(rounds):
         drawn.shuffle(names)

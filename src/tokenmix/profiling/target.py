@@ -41,7 +41,6 @@ class Measured:
 
     @torch.no_grad()
     def forward(self) -> Tensor:
-        """One pass without gradients."""
         return self._run(self.x)
 
     def step(self) -> None:
@@ -51,10 +50,7 @@ class Measured:
         self.module.zero_grad(set_to_none=True)
 
     def counts(self) -> dict[str, int]:
-        """Parameters, multiply-adds (from the equations, or counted for other libraries' models) and minimum traffic.
-
-        Traffic is the bytes of input, weights, output and passed scores, each moved once.
-        """
+        """Parameters, multiply-adds, and traffic: bytes of input, weights, output and scores, each moved once."""
         out = self.x
         own: Any = getattr(self.module, "macs", None)
         if isinstance(self.module, Mixer):
@@ -214,7 +210,6 @@ def are_mixers(subjects: Mapping[str, str | nn.Module]) -> bool:
 
 
 def check_is_model(name: str) -> None:
-    """Raise `UserError` unless the name is a model whose cost can be measured."""
     try:
         from tokenmix.models.foreign import IMAGENET, load_foreign
     except MissingExtra as missing:

@@ -23,7 +23,6 @@ def _scaled(number: float, base: int, units: tuple[str, ...]) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Seconds as milliseconds with three significant digits."""
     return f"{seconds * 1e3:.3g}" if seconds < 1 else f"{seconds * 1e3:,.0f}"
 
 

@@ -17,10 +17,7 @@ from tokenmix.registry import Arguments
 
 
 def check_values(holds: Tensor, message: str) -> None:
-    """Raise `UserError` unless `holds` is True everywhere; a compiled or exported graph asserts this at run time.
-
-    On the meta device there are no values to check.
-    """
+    """Raise `UserError` unless `holds` is True everywhere; graphs assert this at run time, the meta device skips it."""
     if torch.compiler.is_compiling():
         torch._assert_async(holds.all(), message)
     elif not holds.is_meta and not holds.all():
@@ -28,11 +25,7 @@ def check_values(holds: Tensor, message: str) -> None:
 
 
 def from_added(mask: Tensor) -> Tensor:
-    """Convert an additive mask to a boolean one, True = the token takes part.
-
-    Raises:
-        UserError: a value is neither 0 nor about minus infinity; such a mask weighs tokens.
-    """
+    """An additive mask as boolean, True = the token takes part; `UserError` for values other than 0 and -inf."""
     taking_part = mask == 0
     check_values(
         taking_part | (mask < torch.finfo(mask.dtype).min / 4),
@@ -172,11 +165,7 @@ class AttentionAdapter(ABC):
         """Multiply-adds of the module for one sample of N tokens, including products of the attention map."""
 
     def attends_to_itself(self, module: nn.Module, holder: nn.Module) -> bool | None:
-        """Whether query, key and value are one tensor, judging by the classes of the module and its parent; None:
-        unknown.
-
-        Only used if no forward pass calls the module.
-        """
+        """Whether query, key and value are one tensor, by the classes of module and parent (without a call)."""
         return True
 
     @abstractmethod
@@ -309,7 +298,6 @@ class AttentionLayout(AttentionAdapter):
         return ObservedCall(x.shape[1], causal, "", positions, x.shape[0])
 
     def brought_positions(self, given: Arguments) -> tuple[str, ...]:
-        """Names of arguments with positions in a call."""
         return tuple(name for name in self.positions if given.get(name) is not None)
 
     def check_call(self, given: Arguments) -> None:
@@ -396,7 +384,6 @@ def check_causal(mixer: Mixer, wanted: bool) -> None:
 
 
 def _part(module: nn.Module, path: str, default: object = None) -> Any:
-    """A part of the module by its dotted name."""
     found: object = module
     for name in path.split("."):
         found = getattr(found, name, None)

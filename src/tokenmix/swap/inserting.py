@@ -38,9 +38,8 @@ class InsertedBlock(nn.Module):
         mixer: of tokens (B, N, C), or of maps (B, C, H, W).
         layout: position of the channel axis of x.
 
-    Shape:
-        x (B, N, C) for `tokens`; (B, C, L), (B, C, H, W) or (B, C, D, H, W) for `channels-first`; (B, ..., C) for
-        `channels-last`; the output has the shape of x. A 2-d mixer receives D slices as one map of D * H rows.
+    Shape: x (B, N, C) for `tokens`; (B, C, L), (B, C, H, W) or (B, C, D, H, W) for `channels-first`; (B, ..., C) for
+    `channels-last`; the output has the shape of x. A 2-d mixer receives D slices as one map of D * H rows.
     """
 
     def __init__(self, mixer: Mixer, layout: Layout, **factory: Unpack[Factory]) -> None:

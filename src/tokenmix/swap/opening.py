@@ -91,5 +91,4 @@ def repeat_swap(model: PreTrainedModel) -> None:
 
 
 def register_swapped() -> None:
-    """Register the type of swapped models with transformers."""
     AutoConfig.register(MODEL_TYPE, SwappedConfig, exist_ok=True)

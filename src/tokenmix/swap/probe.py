@@ -151,10 +151,7 @@ def probe_model(
 def watch_pass(
     model: nn.Module, example: Example, modules: Sequence[nn.Module], observe: Callable[..., Seen]
 ) -> tuple[list[tuple[int, Seen]], int, torch.device]:
-    """Run a forward pass; return calls of some modules, multiply-adds of the model, and the device.
-
-    Calls are (index in `modules`, observe(index, method, args, kwargs, result)).
-    """
+    """Run a forward pass; return calls as (index, observe(index, method, ...)), multiply-adds and device."""
     own, failure = next((p.device for p in model.parameters()), META), ""
     for device in dict.fromkeys((META, own)):
         calls: list[tuple[int, Seen]] = []

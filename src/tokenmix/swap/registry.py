@@ -278,12 +278,10 @@ class AttentionSite:
 
     @property
     def name(self) -> str:
-        """The first name."""
         return self.names[0]
 
     @property
     def kind(self) -> str:
-        """The name of its class."""
         return type(self.module).__name__
 
 

@@ -72,7 +72,6 @@ class SwapRequest:
         return seen or ([self.num_tokens] if self.num_tokens else [])
 
     def not_causal(self, what: str) -> SwapError:
-        """The refusal for causal attention."""
         if self.layer.capabilities.causal:
             return SwapError(f"{what}, and {self.label} is not: give mixer_kwargs={{'causal': True}}")
         return SwapError(f"{what}, and {self.label} has no causal form")

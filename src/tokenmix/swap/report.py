@@ -155,7 +155,6 @@ def cost_cells(of: "SwapRow | ChangeReport") -> tuple[str, str, str, str]:
 
 
 def _change(before: int | None, after: int | None) -> tuple[str, str]:
-    """Both numbers, and the change in percent."""
     if before is None or after is None:
         return "?", ""
     percent = f"{100 * (after - before) / before:+.0f} %" if before else ""

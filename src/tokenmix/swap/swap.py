@@ -73,7 +73,6 @@ class SwapInConfig:
     """Mixin of a config's class: the file has our model type and all fields."""
 
     def to_dict(self) -> dict[str, object]:
-        """All fields, including the swap."""
         found = super().to_dict()  # type: ignore[misc]
         return {**found, "model_type": MODEL_TYPE, "swapped_type": found["model_type"]}
 
@@ -87,7 +86,6 @@ class SwapInConfig:
 
 @functools.cache
 def swapped_config_class(kind: Any) -> Any:
-    """The config class of a swapped model, derived from the model's config class."""
     return type(f"Swapped{kind.__name__}", (SwapInConfig, kind), {"__module__": __name__})
 
 
@@ -218,7 +216,6 @@ def set_input_size(model: nn.Module, img_size: int | tuple[int, int]) -> None:
 
 
 def _grid(model: nn.Module) -> tuple[int, int] | None:
-    """The token grid of our and timm's models."""
     for holder in (model, getattr(model, "patch_embed", None)):
         grid = getattr(holder, "grid_size", None)
         if isinstance(grid, Sequence) and len(grid) == 2:

@@ -28,8 +28,7 @@ class TokenMix(nn.Module):
             as a subtraction and fails.
         mixer_kwargs: arguments of the mixer.
 
-    Shape:
-        x (B, C, H, W) to (B, C, H, W).
+    Shape: x (B, C, H, W) to (B, C, H, W).
 
     Raises:
         UserError: the mixer is unknown, or has a weight per position: YOLO runs at many sizes.

@@ -75,11 +75,9 @@ class Report:
         return self.named("advice")
 
     def to_json(self) -> str:
-        """The report as JSON."""
         return to_json(asdict(self) | {"failed": self.failed, "advised": self.advised})
 
     def print(self) -> None:
-        """Print the report as a table."""
         from rich import box
         from rich.console import Console
         from rich.markup import escape
@@ -206,7 +204,6 @@ def doctor(
 def _arguments(
     target: str, make: Callable[..., object], dim: int | None, num_tokens: int | None, given: Arguments
 ) -> Values:
-    """Arguments for the constructor, by name."""
     try:
         parameters = inspect.signature(make).parameters
     except (TypeError, ValueError) as error:

@@ -144,7 +144,6 @@ def seeded(seed: int = 0) -> Iterator[None]:
 
 
 def noise(*shape: int, seed: int = 1) -> Tensor:
-    """Standard normal numbers, determined by the seed."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 

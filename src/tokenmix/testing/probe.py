@@ -144,8 +144,7 @@ class ProbeNet(nn.Module):
     The table of positions has twice the training length. Training starts at a random offset, so all positions are
     trained.
 
-    Shape:
-        tokens (B, N) int64 to logits (B, N, classes).
+    Shape: tokens (B, N) int64 to logits (B, N, classes).
     """
 
     def __init__(self, mixers: Sequence[nn.Module], task: ProbeTask, dim: int) -> None:
@@ -235,7 +234,6 @@ class Score:
 
     @property
     def mean(self) -> float:
-        """Mean over the seeds."""
         return statistics.fmean(self.values)
 
     @property
@@ -269,7 +267,6 @@ class ProbeReport:
 
     @property
     def mixers(self) -> list[str]:
-        """Names in table order."""
         return list(self.structures)
 
     def score(self, task: str, mixer: str) -> Score | None:
@@ -278,11 +275,9 @@ class ProbeReport:
 
     @property
     def tasks(self) -> list[str]:
-        """Names of the rows."""
         return list(dict.fromkeys(score.task for score in self.scores))
 
     def sentences(self, mixer: str) -> list[str]:
-        """A sentence per task on what a mixer can and cannot do."""
         structure = self.structures[mixer].sentence()
         lines = [f"{mixer} {structure}."] if structure else []
         for score in (one for one in self.scores if one.mixer == mixer):
@@ -299,14 +294,12 @@ class ProbeReport:
 
     @classmethod
     def from_json(cls, text: str) -> "ProbeReport":
-        """The inverse of `to_json`."""
         told = json.loads(text)
         scores = (Score(one["task"], one["mixer"], tuple(one["values"]), one["guess"]) for one in told["scores"])
         structures = {name: Structure(**one) for name, one in told["structures"].items()}
         return cls(tuple(scores), structures, told["seconds"], told["seeds"])
 
     def to_json(self) -> str:
-        """The report as JSON."""
         rows = [{**asdict(score), "mean": score.mean, "half_width": score.half_width} for score in self.scores]
         structures = {name: asdict(structure) for name, structure in self.structures.items()}
         sentences = {name: self.sentences(name) for name in self.mixers}
@@ -330,7 +323,6 @@ class ProbeReport:
         return table
 
     def markdown(self) -> str:
-        """The table in Markdown."""
         head, *body = self.rows()
         lines = ["| " + " | ".join(cells) + " |" for cells in (head, *body)]
         return "\n".join([lines[0], "|---" + "|---:" * (len(head) - 1) + "|", *lines[1:]])
@@ -408,7 +400,6 @@ def train_one(target: Target, task: ProbeTask, seed: int, *, steps: int, device:
 
 @torch.no_grad()
 def accuracy(net: nn.Module, task: ProbeTask, grid: tuple[int, int], device: str) -> float:
-    """Accuracy on unseen samples."""
     tokens, answers = task.batch(EVAL, 2**41, grid)
     net.eval()
     found = torch.cat([net(part.to(device)).argmax(2).cpu() for part in tokens.split(256)])

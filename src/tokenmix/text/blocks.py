@@ -25,8 +25,7 @@ class RelativePositions(nn.Module):
     attention over a whole sequence needs thousands of steps to find its neighbours. The gMLP paper compares with BERT
     and a relative bias, without an initialisation.
 
-    Shape:
-        weight (H, 2n-1), with distance 0 in the middle; N tokens give (1, H, N, N).
+    Shape: weight (H, 2n-1), with distance 0 in the middle; N tokens give (1, H, N, N).
 
     Reference: Liu et al., Pay Attention to MLPs, arXiv 2105.08050, table 3.
     """
@@ -73,8 +72,7 @@ def extend_gate(weight: Tensor, bias: Tensor, n: int) -> tuple[Tensor, Tensor]:
     A Toeplitz W keeps the weight of each distance, a dense W its leading block; new weights are 0. New positions get
     the bias of the last position.
 
-    Shape:
-        weight (2m-1,) or (m, m) and bias (m,) to (2n-1,) or (n, n) and (n,). n < m cuts.
+    Shape: weight (2m-1,) or (m, m) and bias (m,) to (2n-1,) or (n, n) and (n,). n < m cuts.
     """
     more = n - len(bias)
     # Negative padding cuts on every listed side.
@@ -137,8 +135,7 @@ def rotate(x: Tensor, places: Tensor | None, dims: Sequence[int] = (1,)) -> Tens
 
         out[b, .., i, ..] = x[b, .., (i + places[b]) mod N, ..]
 
-    Shape:
-        x (B, ...), places (B,) to the shape of x.
+    Shape: x (B, ...), places (B,) to the shape of x.
     """
     if places is None:
         return x
@@ -184,10 +181,7 @@ class GMLPLayer(GradientCheckpointingLayer):
     def forward(
         self, hidden_states: Tensor, mask: Tensor | None = None, start: Tensor | None = None, *, want_maps: bool = False
     ) -> Tensor | WithMaps:
-        """Tokens (B, N, D) to tokens; mask (B, N) is True for tokens that take part.
-
-        With `want_maps` also tiny attention's map (B, 1, N, N), if there is one, and W (N, N).
-        """
+        """Tokens (B, N, D) to tokens; with `want_maps` also tiny attention's map (B, 1, N, N) or None, and W (N, N)."""
         x = self.norm(hidden_states)
         if not want_maps:
             return hidden_states + self.mixer(x, mask)
@@ -199,7 +193,6 @@ class GMLPLayer(GradientCheckpointingLayer):
         return out, attention, self.mixer.attention_map(x, mask)
 
     def macs(self, num_tokens: int) -> int:
-        """Multiply-adds of one sample."""
         return self.mixer.macs(num_tokens)
 
 
@@ -223,10 +216,7 @@ class SelfAttentionLayer(GradientCheckpointingLayer):
     def forward(
         self, hidden_states: Tensor, mask: Tensor | None = None, start: Tensor | None = None, *, want_maps: bool = False
     ) -> Tensor | WithMaps:
-        """Tokens (B, N, D) to tokens; mask (B, N) is True for tokens that take part.
-
-        With `want_maps` also the map (B, H, N, N), and None for the gate.
-        """
+        """Tokens (B, N, D) to tokens; with `want_maps` also the map (B, H, N, N), and None for the gate."""
         x = self.norm(hidden_states)
         attention = weights = None
         if isinstance(self.mixer, SelfAttention):
@@ -248,7 +238,6 @@ class SelfAttentionLayer(GradientCheckpointingLayer):
         return (out, attention, None) if want_maps else out
 
     def macs(self, num_tokens: int) -> int:
-        """Multiply-adds of one sample."""
         return self.mixer.macs(num_tokens) + 2 * num_tokens * self.mixer.dim * self.hidden
 
 
@@ -275,10 +264,7 @@ class GMLPEmbeddings(nn.Module):
         inputs_embeds: Tensor | None,
         start: Tensor | None,
     ) -> Tensor:
-        """Embeddings (B, N, D), each row rotated so that the token at `start` (B,) comes first.
-
-        Words are ids (B, N) or vectors (B, N, D).
-        """
+        """Embeddings (B, N, D) of ids (B, N) or vectors (B, N, D), rotated so that `start` (B,) comes first."""
         if inputs_embeds is None:
             x = self.word_embeddings(rotate(cast(Tensor, input_ids), start))
         else:

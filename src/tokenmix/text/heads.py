@@ -56,7 +56,6 @@ class _Kept(TypedDict):
 
 
 def _kept(out: GMLPModelOutput) -> _Kept:
-    """The model outputs that every head returns."""
     return {"hidden_states": out.hidden_states, "attentions": out.attentions, "gates": out.gates}
 
 
@@ -68,8 +67,8 @@ class GMLPForMaskedLM(GMLPPreTrainedModel):
     BERT has a dense layer before the projection; this model has none. With it, gMLP-large and xlarge would have 366 and
     942 M parameters; the paper prints 365 and 941.
 
-    Shape:
-        ids (B, N) to logits (B, N, V); (M, V) for the M labelled positions with `config.predict="labelled"` and labels.
+    Shape: ids (B, N) to logits (B, N, V); (M, V) for the M labelled positions with `config.predict="labelled"` and
+    labels.
 
     Reference: Liu et al., Pay Attention to MLPs, arXiv 2105.08050, section 4.
     """
@@ -119,10 +118,9 @@ class GMLPForMaskedLM(GMLPPreTrainedModel):
 class GMLPForSequenceClassification(GMLPPreTrainedModel):
     """`GMLPModel` and a linear classifier on the pooled first token, as in BERT.
 
-    Shape:
-        ids (B, N) to logits (B, L), L = `config.num_labels`. The loss follows `config.problem_type`. If that is not
-        set, the labels decide: mean squared error for one number, cross-entropy for classes, binary cross-entropy for
-        many labels.
+    Shape: ids (B, N) to logits (B, L), L = `config.num_labels`. The loss follows `config.problem_type`. If that is not
+    set, the labels decide: mean squared error for one number, cross-entropy for classes, binary cross-entropy for many
+    labels.
     """
 
     def __init__(self, config: GMLPConfig) -> None:
@@ -155,16 +153,14 @@ class GMLPForSequenceClassification(GMLPPreTrainedModel):
         return GMLPClassifierOutput(loss=loss, logits=logits, **_kept(out))
 
     def macs(self, num_tokens: int) -> int:
-        """Multiply-adds of one sequence."""
         return self.gmlp.macs(num_tokens) + self.classifier.weight.numel()
 
 
 class GMLPForQuestionAnswering(GMLPPreTrainedModel):
     """`GMLPModel` and two scores per token, for the start and the end of an answer.
 
-    Shape:
-        ids (B, N) to start and end logits (B, N) each. The loss is the mean of two cross-entropies over the tokens. As
-        in transformers, a position beyond the sequence is ignored and a negative one counts as 0.
+    Shape: ids (B, N) to start and end logits (B, N) each. The loss is the mean of two cross-entropies over the tokens.
+    As in transformers, a position beyond the sequence is ignored and a negative one counts as 0.
 
     Raises:
         UserError: only one of start and end positions is given.
@@ -200,7 +196,6 @@ class GMLPForQuestionAnswering(GMLPPreTrainedModel):
         return GMLPQuestionAnsweringOutput(loss=loss, start_logits=start_logits, end_logits=end_logits, **_kept(out))
 
     def macs(self, num_tokens: int) -> int:
-        """Multiply-adds of one sequence."""
         return self.gmlp.macs(num_tokens) + num_tokens * self.qa_outputs.weight.numel()
 
 

@@ -115,8 +115,7 @@ class GMLPModel(GMLPPreTrainedModel):
     Gate positions count from the first unmasked token, so padding may be on either side. The paper does not mask
     padding: `config.padding="unmasked"`.
 
-    Shape:
-        ids (B, N) with N up to `config.max_position_embeddings` to features (B, N, D).
+    Shape: ids (B, N) with N up to `config.max_position_embeddings` to features (B, N, D).
 
     Raises:
         UserError: the sequence is too long; both or neither of ids and embeddings are given; the mask has another
@@ -135,7 +134,6 @@ class GMLPModel(GMLPPreTrainedModel):
         self.post_init()
 
     def blocks(self) -> list[GMLPLayer | SelfAttentionLayer]:
-        """The blocks, with their type."""
         return [cast(GMLPLayer | SelfAttentionLayer, layer) for layer in self.layers]
 
     @can_return_tuple
@@ -150,10 +148,7 @@ class GMLPModel(GMLPPreTrainedModel):
         output_attentions: bool | None = None,
         **kwargs: object,
     ) -> GMLPModelOutput:
-        """Features of ids (B, N), or of embeddings (B, N, D); transformers' arguments.
-
-        The only further keyword is `num_items_in_batch`, for the loss of models with a head.
-        """
+        """Features of ids (B, N) or embeddings (B, N, D); `num_items_in_batch` is accepted for losses."""
         unknown = [name for name in kwargs if name != "num_items_in_batch"]
         if unknown:
             raise UserError(

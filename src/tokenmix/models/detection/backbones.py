@@ -87,7 +87,6 @@ class ResNetBackbone(nn.Module):
             nn.init.zeros_(self.block.norm.weight)  # type: ignore[union-attr, arg-type]
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """The maps, the last one after the block."""
         *maps, last = self.net(images)
         return [*maps, self.block(last)]
 
@@ -100,7 +99,6 @@ class ResNetBackbone(nn.Module):
         return [BlockMap("block", self.block.map_kind(), self.block.attention_map(last), tuple(last.shape[2:]))]
 
     def macs(self, size: Size) -> int:
-        """The ResNet's counted, the block's from its equation."""
         (*_, last), counted = count_macs(on_meta(self.net), torch.empty(1, 3, *size, device="meta"))
         block = self.block.macs(last.shape[2] * last.shape[3]) if isinstance(self.block, Mixer) else 0
         return counted + block
@@ -150,7 +148,6 @@ class LaViTBackbone(nn.Module):
         self.mixer_name = net.mixer_name
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """The maps of the stages, each normalised."""
         maps = self.net.forward_intermediates(images, indices=self.levels, intermediates_only=True)
         return [norm(x) for norm, x in zip(self.norms, maps, strict=True)]
 
@@ -158,11 +155,9 @@ class LaViTBackbone(nn.Module):
         return self.net.attention_maps(images)
 
     def macs(self, size: Size) -> int:
-        """Multiply-adds of one image of the configured size."""
         return self.net.macs()
 
     def set_input_size(self, size: Size) -> None:
-        """Set the image size; weights over positions are interpolated."""
         self.net.set_input_size(size)
 
     def warnings(self) -> list[str]:

@@ -66,7 +66,6 @@ class HeadSizes:
     boxes_learnt: int = 512
 
     def anchor_generator(self) -> AnchorGenerator:
-        """Anchors with three ratios on each level."""
         scales = [2 ** (i / self.octaves) for i in range(self.octaves)]
         sides = tuple(tuple(int(side * scale) for scale in scales) for side in self.anchors)
         return AnchorGenerator(sides, ((0.5, 1.0, 2.0),) * len(sides))
@@ -101,7 +100,6 @@ class Pairs:
     anchors: Tensor
 
     def tables(self) -> Iterator[Tensor]:
-        """The overlaps (M, n), in blocks of anchors."""
         for some in self.anchors.split(max(1, BLOCK_PAIRS // max(1, len(self.boxes)))):
             yield box_iou(self.boxes, some)
 
@@ -112,7 +110,6 @@ class BlockRoIHeads(RoIHeads):
     def assign_targets_to_proposals(
         self, proposals: Sequence[Tensor], gt_boxes: Sequence[Tensor], gt_labels: Sequence[Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """The ground-truth box and class of each proposal, for each image."""
         matched, labels = [], []
         for some, boxes, classes in zip(proposals, gt_boxes, gt_labels, strict=True):
             parts = some.split(max(1, BLOCK_PAIRS // max(1, len(boxes))))
@@ -165,7 +162,6 @@ class Pyramid(nn.Module):
         return {name: x.float() if self.half_type is not None else x for name, x in maps.items()}
 
     def neck(self, maps: Sequence[Tensor]) -> dict[str, Tensor]:
-        """The pyramid of a backbone's maps."""
         return self.fpn({str(i): x for i, x in enumerate(maps)})
 
 
@@ -192,7 +188,6 @@ def counted_macs(net: nn.Module, img_size: tuple[int, int]) -> int:
 
 
 def check_pictures(images: object, targets: object, *, training: bool) -> None:
-    """Raise `UserError` unless a detector accepts these arguments."""
     if not isinstance(images, Sequence) or any(len(image.shape) != 3 or image.shape[0] != 3 for image in images):
         raise UserError("a detector takes a list of images (3, height, width); list(images) makes one of a batch")
     if training and targets is None:
@@ -220,9 +215,8 @@ class Detector(OnMaps, nn.Module):
         image_mean, image_std: of the images' channels, in 0..1.
         device: of the weights.
 
-    Shape:
-        a list of float images (3, H, W) in 0..1, in evaluation also uint8. In training also a list of targets: boxes
-        (M, 4) as left, top, right, bottom, labels (M,), and for Mask R-CNN masks (M, H, W).
+    Shape: a list of float images (3, H, W) in 0..1, in evaluation also uint8. In training also a list of targets: boxes
+    (M, 4) as left, top, right, bottom, labels (M,), and for Mask R-CNN masks (M, H, W).
 
     Raises:
         UserError: there are no classes, a size is invalid, or images are not such a list.
@@ -277,11 +271,9 @@ class Detector(OnMaps, nn.Module):
 
     @property
     def body(self) -> Body:
-        """The backbone."""
         return self.net.backbone.body
 
     def forward(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> object:
-        """Losses by name in training, otherwise detections of each image."""
         found = self.find(images, targets)
         return found if self.training else [with_dense_masks(one) for one in found]
 
@@ -315,11 +307,9 @@ class Detector(OnMaps, nn.Module):
 
     @torch.no_grad()
     def attention_maps(self, images: Tensor) -> list[BlockMap]:
-        """Attention maps of the backbone's blocks, for normalised images (B, 3, H, W)."""
         return self.body.attention_maps(images)
 
     def macs(self) -> int:
-        """Multiply-adds of one image of `img_size`; see `cost_table`."""
         return sum(row.macs for row in self.cost_table())
 
     def counted_macs(self) -> int:
@@ -351,15 +341,10 @@ class Detector(OnMaps, nn.Module):
         ]
 
     def warnings(self) -> list[str]:
-        """Warnings of `tokenmix info`."""
         return self.body.warnings()
 
     def set_input_size(self, img_size: Size) -> None:
-        """Set the image size for the cost functions, and for a backbone with a fixed, square size.
-
-        Raises:
-            UserError: the backbone needs a square and the size is none.
-        """
+        """Set the image size for costs, and for a backbone of fixed size, which needs a square (else `UserError`)."""
         if self.fixed_size:
             side, transform, body = square_side(img_size), self.net.transform, cast(LaViTBackbone, self.body)
             body.set_input_size((side, side))
@@ -367,11 +352,9 @@ class Detector(OnMaps, nn.Module):
         self.img_size = pair(img_size)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute the backbone's stages or blocks in the backward pass."""
         self.body.net.set_grad_checkpointing(enable)
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters without weight decay, in addition to one-dimensional ones."""
         return {f"net.backbone.body.{name}" for name in self.body.no_weight_decay()}
 
     def starting_weights(
@@ -453,7 +436,6 @@ def _rcnn(kind: Kind, pyramid: Pyramid, sizes: HeadSizes, num_classes: int, **op
 
 
 def _arguments(of: Callable[..., object], given: Arguments) -> Arguments:
-    """The arguments that a constructor accepts."""
     return {name: given[name] for name in inspect.signature(of).parameters if name in given}
 
 

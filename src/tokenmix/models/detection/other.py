@@ -38,7 +38,6 @@ class OtherDetector(nn.Module):
 
     @property
     def net(self) -> nn.Module:
-        """The detector itself."""
         return self
 
     @property
@@ -54,12 +53,10 @@ class OtherDetector(nn.Module):
 
     @property
     def mean(self) -> Sequence[float]:
-        """Channel means of the detector's normalisation."""
         return self.transform.image_mean
 
     @property
     def std(self) -> Sequence[float]:
-        """Channel standard deviations of the detector's normalisation."""
         return self.transform.image_std
 
     def macs(self) -> int:
@@ -76,7 +73,6 @@ class OtherDetector(nn.Module):
         return found, f"the layers of the classes start fresh: theirs are for {theirs - 1}" if theirs else None
 
     def forward(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> Any:
-        """Losses by name in training, otherwise detections of each image."""
         found = self.find(images, targets)
         return found if self.training else [with_dense_masks(one) for one in found]
 

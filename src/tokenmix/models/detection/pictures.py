@@ -18,10 +18,7 @@ BLOCK_PIXELS = 1 << 20
 
 
 def bilinear_blocks(image: Tensor, size: tuple[int, int]) -> Iterator[Tensor]:
-    """An image (C, H, W) resized to `size` like F.interpolate (bilinear, no antialiasing), in float32 blocks of rows.
-
-    Each block (C, rows, width) only reads its neighbouring rows.
-    """
+    """Resize an image (C, H, W) as F.interpolate (bilinear, no antialiasing), in float32 blocks (C, rows, width)."""
     (top, bottom, down), (left, right, along) = (
         _neighbours(old, new) for old, new in zip(image.shape[1:], size, strict=True)
     )
@@ -53,7 +50,6 @@ class PictureTransform(GeneralizedRCNNTransform):
     def forward(
         self, images: list[Tensor], targets: list[dict[str, Tensor]] | None = None
     ) -> tuple[ImageList, list[dict[str, Tensor]] | None]:
-        """A batch of one size, and the targets."""
         if all(isinstance(image, Tensor) and image.is_floating_point() for image in images):
             return super().forward(images, targets)
         seen, sides = [], self.min_size
@@ -99,7 +95,6 @@ class PlacedMasks:
         return len(self.crops)
 
     def __getitem__(self, keep: Tensor) -> "PlacedMasks":
-        """The masks marked by `keep`, bool (M,)."""
         return PlacedMasks([crop for crop, kept in zip(self.crops, keep.tolist(), strict=True) if kept], self.size)
 
     def cpu(self) -> "PlacedMasks":
@@ -133,5 +128,4 @@ def place_masks(shares: Tensor, boxes: Tensor, size: tuple[int, int]) -> PlacedM
 
 
 def with_dense_masks(found: Mapping[str, Tensor | PlacedMasks]) -> dict[str, Tensor]:
-    """Detections with masks as bool (M, H, W), if there are masks."""
     return {name: value.dense() if isinstance(value, PlacedMasks) else value for name, value in found.items()}

@@ -98,7 +98,6 @@ def non_contiguous(build: Build, x: Tensor) -> None:
 
 
 def _trained(layer: nn.Module, x: Tensor) -> Tensor:
-    """The output in eval mode after one step of gradient descent."""
     layer.zero_grad()
     out = call(layer.train(), x)
     if out.requires_grad:
