@@ -1,7 +1,6 @@
 """Error types for user mistakes and for missing packages.
 
-A `UserError` has one line: the offending value and the remedy. The command line prints this line and exits with code 2;
-in Python it is a `ValueError`. Any other exception is a bug and keeps its traceback.
+The command line prints a `UserError`'s one line, value and remedy, and exits with code 2; others are bugs.
 """
 
 import difflib

@@ -152,11 +152,7 @@ def imported_plugins() -> tuple[str, ...]:
 
 
 def load_plugin(module: str) -> None:
-    """Import a module, or a file NAME.py as module NAME, which registers tasks, models, data sets or mixers.
-
-    Raises:
-        UserError: the import fails, or the file has the name of another module.
-    """
+    """Import a module, or a file NAME.py as module NAME, which registers things; `UserError` if that fails."""
     failed = f"the plug-in {module} cannot be imported ("
     with as_user_error(failed, "); correct it, or leave it out", Exception, SystemExit):
         if module.endswith(".py"):

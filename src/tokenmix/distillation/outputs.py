@@ -21,13 +21,7 @@ LABELS = ("label", "labels")
 
 @dataclass(frozen=True)
 class OutputReader:
-    """The output of a model on a batch.
-
-    Attributes:
-        output: as in `distill`.
-        device: device of the models.
-        half: use bfloat16 autocast.
-    """
+    """Runs a model on a batch on `device`, in bfloat16 autocast if `half`; `output` is as in `distill`."""
 
     output: Output
     device: torch.device
@@ -148,11 +142,10 @@ def relative_error(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def distillation_loss(student: Tensor, teacher: Tensor, temperature: float, count: Tensor | None = None) -> Tensor:
-    """T^2 KL(softmax(teacher / T) || softmax(student / T)), logits (rows, classes), summed and divided by `count`.
+    """T^2 KL(softmax(teacher / T) || softmax(student / T)) of logits (rows, classes), summed and divided by `count`.
 
-    T^2 keeps gradients comparable between temperatures.
-
-    Reference: Hinton et al., Distilling the Knowledge in a Neural Network, arXiv 1503.02531.
+    Reference: Hinton et al., Distilling the Knowledge in a Neural Network, arXiv 1503.02531; T^2 keeps gradients
+    comparable between temperatures.
     """
     log_p, log_q = ((logits.float() / temperature).log_softmax(-1) for logits in (teacher, student))
     divergence = F.kl_div(log_q, log_p, log_target=True, reduction="sum")

@@ -170,10 +170,7 @@ def make_external(dtype: Dtype, dim: int, *, heads: int, num_slots: int) -> Fold
 
 
 def folds(layer: nn.Module) -> bool:
-    """Whether `FoldedExternalAttention` can replace a layer: published normalisation, no explicit backend or chunks.
-
-    With many more slots than the head width, the folded matrices would be much larger than the original ones.
-    """
+    """Whether a layer has the published normalisation, no explicit backend or chunks, and few slots for its width."""
     if type(layer) not in (ExternalAttention, MultiHeadExternalAttention):
         return False
     assert isinstance(layer, Folding)

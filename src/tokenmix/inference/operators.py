@@ -38,10 +38,7 @@ def require_operators(dtype: Dtype) -> None:
 
 @functools.cache
 def has_fused_linear() -> bool:
-    """Whether float32 products use oneDNN: on AMD's CPUs with AVX-512, which PyTorch's MKL does not use there.
-
-    On AMD's other CPUs and on Intel's, MKL is as fast or faster (dev/LOG.md, 2026-11-22).
-    """
+    """Whether float32 products use oneDNN: on AMD's CPUs with AVX-512; elsewhere MKL is as fast (dev/LOG.md)."""
     found = torch.cpu.get_capabilities()
     amd = "AMD" in str(found.get("cpu_name")) and bool(found.get("avx512_f"))
     return torch.backends.mkldnn.is_available() and amd

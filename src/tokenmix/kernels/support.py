@@ -46,10 +46,7 @@ def empty_like_heads(query: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def input_precision(dtype: torch.dtype) -> str:
-    """Multiplication mode of a kernel; float32 follows `torch.set_float32_matmul_precision` and the newer switches.
-
-    All switches set this attribute; `torch.get_float32_matmul_precision` raises after the newer ones were used.
-    """
+    """Multiplication mode of a kernel: for float32 that of `torch.set_float32_matmul_precision` or a newer switch."""
     return "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
@@ -105,11 +102,7 @@ def padded_size(size: int, largest: int) -> int:
 
 
 def tiles_of(width: int, slots: int, itemsize: int, *, backward: bool = False, shared: int | None = None) -> Tiles:
-    """The tiles of a pass.
-
-    The forward pass keeps a tile's logits in registers. The backward pass also keeps a memory's gradient, slots x
-    columns in float32, in `shared` bytes of shared memory.
-    """
+    """Tiles of a pass; backward also keeps a memory's gradient, slots x columns in float32, in `shared` bytes."""
     table = _FORWARD
     if backward:
         table = _BACKWARD_SMALL if shared is not None and shared < 116 * 1024 else _BACKWARD

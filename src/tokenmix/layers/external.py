@@ -19,11 +19,9 @@ class Memory(nn.Module):
 
         out = Norm(F M_k^T + b_k) M_v + b_v
 
-    Both memories start normal with std sqrt(2 / d), the effective value of the released EANet code. The logits then
-    have sqrt(2) times the std of the queries. (Std 0.001, as in one popular port, starts with a uniform map.) Biases
-    start at 0.
-
-    `tie="hard"` uses `key_memory` for both; `value_memory` is then None. `"init"` copies the values once. Parameters
+    Both start normal with std sqrt(2 / d), as in effect in the released EANet code; the logits then have sqrt(2) times
+    the std of the queries. (Std 0.001, as in one popular port, starts with a uniform map.) Biases start at 0.
+    `tie="hard"` uses `key_memory` for both, and `value_memory` is None. `"init"` copies the values once. Parameters
     never share storage, so copies, `.half()`, device moves and reloads train as before.
     """
 

@@ -93,10 +93,9 @@ class EMAttention(Mixer):
         out        = Z mu                                              after T steps of both
 
     The bases start from learned values and adapt to the tokens of each sample; external attention uses the same memory
-    for every sample. Cost is linear in N. Each head has its own bases.
-
-    The paper has one head; multiple heads are an extension. The paper updates the initial bases by a moving average,
-    without gradients through the steps. Here the bases are parameters, and gradients pass through the steps.
+    for every sample. Cost is linear in N. Each head has its own bases; the paper has one head. The paper updates the
+    initial bases by a moving average, without gradients through the steps. Here the bases are parameters, and gradients
+    pass through the steps.
 
     Args:
         dim, num_heads, dropout: as in `SelfAttention`.

@@ -205,12 +205,7 @@ def own_mixers(model: nn.Module) -> list[Mixer]:
 
 @contextmanager
 def checked_own_mixers(model: nn.Module) -> Iterator[None]:
-    """Check every call of a user's mixer within the context.
-
-    Raises:
-        OwnMixerError: a method is missing or fails, `macs` does not return a whole number, or the output shape differs
-            from the input shape.
-    """
+    """Check calls of a user's mixers in the block; `OwnMixerError` for a wrong shape or `macs`, or a failing method."""
     own = own_mixers(model)
     hooks = [mixer.register_forward_hook(_check_call) for mixer in own]
     try:

@@ -1,7 +1,4 @@
-"""Models: one class per family, with the mixer as an argument.
-
-Importing this package registers our image classifiers with timm.
-"""
+"""Models: one class per family, with the mixer as an argument. Importing this registers the classifiers with timm."""
 
 from tokenmix.errors import needs
 

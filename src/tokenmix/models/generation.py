@@ -236,12 +236,7 @@ class Discriminator(nn.Module):
 
 
 class GAN(nn.Module):
-    """Generator and discriminator, optionally with an exponential moving average of the generator.
-
-    Attributes:
-        generator, discriminator: the trained networks.
-        average: the averaged generator after `keep_average`, else None.
-    """
+    """Generator and discriminator, and `average`, a moving average of the generator's weights after `keep_average`."""
 
     def __init__(self, generator: Generator, discriminator: Discriminator) -> None:
         super().__init__()

@@ -88,10 +88,7 @@ class GMLP(IsotropicNet):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Initialise as timm: Xavier for the branches, LeCun for the patch embedding, zeros for the head.
-
-        The gates start as the identity, and tiny attention near zero, as in `GatedMLP`.
-        """
+        """Initialise as timm: Xavier for branches, LeCun for patches, 0 for the head; gates as in `GatedMLP`."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)

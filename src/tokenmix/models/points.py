@@ -69,14 +69,7 @@ class LBRs(nn.ModuleList):
 
 
 class Embedded(NamedTuple):
-    """Tokens of a cloud.
-
-    Attributes:
-        tokens: (B, M, D).
-        coordinates: (B, M, 3) of the tokens.
-        mask: (B, M) bool, True = the token takes part.
-        skip: (B, M, E) features concatenated to the outputs of the blocks, or None.
-    """
+    """Tokens (B, M, D) with coordinates (B, M, 3), mask (B, M), and features (B, M, E) to concatenate, or None."""
 
     tokens: Tensor
     coordinates: Tensor
@@ -85,10 +78,7 @@ class Embedded(NamedTuple):
 
 
 class NaiveEmbedding(nn.Module):
-    """Embed each point separately with two layers: one token per point.
-
-    Reference: PCT, section 3.2 (NPCT).
-    """
+    """Embed each point separately with two layers: one token per point (NPCT, section 3.2 of the paper)."""
 
     skip_dim = 0
 

@@ -261,8 +261,7 @@ def double_attention(
     keys, with a 1 in the queries. The rest is ordinary attention in fused kernels.
 
     Args:
-        query: Q, (B, H, N, d).
-        key: K, (B, H, N, d).
+        query, key: Q and K, (B, H, N, d).
         value: V, (B, H, N, d_v).
         chunk_size: keys per chunk; the N logits of one chunk are in memory at a time.
         mask: (B, N) bool, True = the token takes part; other rows are 0.

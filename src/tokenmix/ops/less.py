@@ -102,11 +102,10 @@ def transform_factored(
 
         A' = [U Q, U 1, c] [W K, b, 1]^T
 
-    Mixing the tokens of Q and K costs 2 H N^2 r multiply-adds. Q' and K' have two more columns.
+    Mixing the tokens of Q and K costs 2 H N^2 r multiply-adds.
 
     Args:
-        query: Q, (B, H, N, r).
-        key: K, (B, H, N, r).
+        query, key: Q and K, (B, H, N, r).
         theta, theta_bias, psi, psi_bias, mask: as in `transform_scores`.
 
     Returns:

@@ -1,7 +1,4 @@
-"""Print cost tables, and write cost.json, cost.md and figures to a folder.
-
-Also counts parameters and multiply-adds at the size of the external-attention paper's requirements table.
-"""
+"""Print cost tables, write them to a folder, and count the external-attention paper's requirements table."""
 
 import io
 import os

@@ -1,7 +1,6 @@
 """Limits of this machine, and time and peak memory of calls.
 
-Functions are timed in interleaved rounds, so that a slowdown affects all of them; CPU use by other programs is
-reported. Memory is read from the allocator, which includes fused kernels.
+Functions are timed in interleaved rounds, so that a slowdown affects all of them. Memory is read from the allocator.
 """
 
 import os

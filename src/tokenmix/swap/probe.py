@@ -168,10 +168,7 @@ def watch_pass(
 
 @contextmanager
 def watch_calls(module: nn.Module, calls: list[Seen], note: Callable[..., Seen]) -> Iterator[None]:
-    """Append note(method, args, kwargs, result) to `calls` after each call of the module.
-
-    Our stacks call `mix` instead of the module. If one calls the other, this counts as one call.
-    """
+    """Append note(method, args, kwargs, result) after each call of the module or its `mix`; nested calls count once."""
     depth = 0
 
     def enter(*_: object) -> None:

@@ -33,11 +33,8 @@ class SwapRequest:
     """The requested swap, and facts about the model.
 
     Attributes:
-        label: name of the mixer.
-        layer: class of the mixer.
-        kwargs: arguments of the mixer.
-        num_tokens: N if the user gave it.
-        grid: (height, width) of the model's tokens, if known.
+        label, layer, kwargs: name, class and arguments of the mixer.
+        num_tokens, grid: N if the user gave it, and (height, width) of the model's tokens if known.
         probe: result of a forward pass.
         strict: a site that cannot be swapped is an error.
         drop_positions: drop positions inside an attention, which otherwise prevent a swap.

@@ -17,10 +17,7 @@ TOKEN_COUNTS = ("num_tokens", "seq_len", "n_tokens", "num_patches", "sequence_le
 
 
 class PropertyFailure(AssertionError):
-    """A layer violates a property; the message is one line.
-
-    `cause` is the observed cause; None for the property's usual cause.
-    """
+    """A violated property, in one line; `cause` is the observed cause, None for the property's usual cause."""
 
     def __init__(self, message: str, cause: str | None = None) -> None:
         super().__init__(message)
@@ -28,10 +25,7 @@ class PropertyFailure(AssertionError):
 
 
 class Advice(PropertyFailure):
-    """A correct layer violates a convention of tokenmix, or lacks a use that our layers support.
-
-    The doctor reports advice; tests of our own layers treat advice as a failure.
-    """
+    """A correct layer lacks a convention or use of our layers: advice in the doctor, a failure in our own tests."""
 
 
 class NotApplicable(Exception):
@@ -85,12 +79,7 @@ def adapted(layer: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class Builder:
-    """Builds new layers, `adapted`: `builder()` the examined one, `builder(num_heads=2)` a variant.
-
-    Attributes:
-        make: called with keyword arguments only.
-        kwargs: arguments for `make`.
-    """
+    """Builds new layers, `adapted`: `builder()` the examined one, `builder(num_heads=2)` a variant."""
 
     make: Build
     kwargs: Mapping[str, object] = field(default_factory=dict)
@@ -101,10 +90,7 @@ class Builder:
 
 @dataclass(frozen=True)
 class Traits:
-    """Declared or observable properties of a layer; None = unknown.
-
-    `declared` is True for layers with `capabilities`; only these must satisfy the whole interface of `Mixer`.
-    """
+    """Properties of a layer, None = unknown; only `declared` ones, with `capabilities`, must satisfy all of `Mixer`."""
 
     declared: bool
     mask: bool

@@ -1,7 +1,4 @@
-"""`tokenmix.probe`: measure a token mixer's abilities on synthetic tasks against self-attention and identity.
-
-Explanations of failures come from measurements on one layer with random weights.
-"""
+"""`tokenmix.probe`: measure a mixer's abilities on synthetic tasks, and explain failures from one layer."""
 
 import inspect
 import json

@@ -146,10 +146,7 @@ def same_or_different(size: int, grid: tuple[int, int], generator: torch.Generat
 
 
 def connected(size: int, grid: tuple[int, int], generator: torch.Generator) -> Batch:
-    """A maze with one marked floor cell: each floor cell asks whether it is reachable through sides.
-
-    Walls are dense enough that about half of the floor is reachable.
-    """
+    """A maze with one marked floor cell: each floor cell asks whether it is reachable (about half are)."""
     height, width = grid
     wall = torch.rand(size, height, width, generator=generator) < 0.42
     start = torch.randint(height * width, (size, 1), generator=generator)

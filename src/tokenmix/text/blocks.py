@@ -106,9 +106,7 @@ def resize_positions(table: nn.Embedding, n: int, how: PlaceRule, std: float) ->
 def read_mask(attention_mask: Tensor | None, size: int, length: int) -> Tensor | None:
     """transformers' `attention_mask`, 1 for a token and 0 for padding, as boolean (B, N); None if nothing is masked.
 
-    Raises:
-        UserError: the shape is another one, such as a map of token pairs; or the mask is floating-point, possibly
-            additive.
+    Raises `UserError` for another shape, such as a map of token pairs, and for a floating-point mask.
     """
     if attention_mask is None:
         return None
@@ -242,10 +240,7 @@ class SelfAttentionLayer(GradientCheckpointingLayer):
 
 
 class GMLPEmbeddings(nn.Module):
-    """E[word] + T[segment] + P[position], the last two if configured; then dropout.
-
-    As in BERT, segments default to 0 and positions count from 0. There is no norm, because each block starts with one.
-    """
+    """E[word] + T[segment] + P[position], the last two if configured; then dropout. Segments default to 0."""
 
     def __init__(self, config: GMLPConfig) -> None:
         super().__init__()

@@ -94,8 +94,7 @@ class GMLPForMaskedLM(GMLPPreTrainedModel):
     ) -> GMLPMaskedLMOutput:
         """Logits, and with labels (B, N) the mean cross-entropy over labels other than -100.
 
-        Further keywords: `output_hidden_states` and `output_attentions` as in `GMLPModel`, and `num_items_in_batch`,
-        the divisor of the trainer's loss.
+        Further keywords: those of `GMLPModel`, and `num_items_in_batch`, the divisor of the trainer's loss.
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         out = self.gmlp(*inputs, **kwargs, return_dict=True)

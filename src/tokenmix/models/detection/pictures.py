@@ -81,12 +81,7 @@ class PictureTransform(GeneralizedRCNNTransform):
 
 @dataclass(frozen=True)
 class PlacedMasks:
-    """Masks stored within their boxes; 100 full masks of a large image would need gigabytes.
-
-    Attributes:
-        crops: for each mask, bool (h, w), top and left.
-        size: height and width of the image.
-    """
+    """Masks as crops (bool (h, w), top, left) for an image of `size`; 100 full masks of it could need gigabytes."""
 
     crops: Sequence[tuple[Tensor, int, int]]
     size: tuple[int, int]

@@ -18,12 +18,7 @@ __all__ = ["PROPERTIES", "Property"]
 
 @dataclass(frozen=True)
 class Property:
-    """One entry of the table.
-
-    Attributes:
-        check: the function.
-        cause: usual cause of a failure.
-    """
+    """One entry of the table: the check, and the usual cause of a failure."""
 
     check: Callable[[Build, Tensor], None]
     cause: str
