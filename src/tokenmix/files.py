@@ -92,7 +92,7 @@ def read_text(path: Path) -> str:
 
 
 class DiskError(OSError, UserError):
-    """The disk refuses writes; later runs would fail as well."""
+    """The disk refuses writes; later runs would also fail."""
 
 
 def make_folder(path: Path) -> None:

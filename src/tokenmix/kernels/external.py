@@ -43,7 +43,7 @@ def fused_external_attention(
         L_j = logsumexp_i a_ij,   out = softmax_j (a - L) M_v + b_v,   a = F M_k^T + b_k
 
     The forward pass reads the query twice (once for L) and writes the output once. For H heads with d columns of b
-    bytes, this is N * H * (2 d + d_v) * b, and 4 S bytes per tile of tokens for partial sums of L. The backward pass
+    bytes, this is N * H * (2 d + d_v) * b bytes. Partial sums of L add 4 S bytes per tile of tokens. The backward pass
     reads query and gradient twice and writes the query's gradient once: N * H * (3 d + 2 d_v) * b, and one float32 copy
     of a memory's gradient per program. More columns than a tile has (64 in half precision) need further blocks, and
     backward reads the tokens once more for each. The goal is 70 % of the memory bandwidth forward from N = 16,384 on;

@@ -5,10 +5,9 @@ concurrent tiles are adjacent in memory. Offsets of tokens and columns are 64-bi
 elements and the columns may be the outer axis.
 
 Each program processes every `num_programs`-th tile and keeps the first columns of the memories in registers. The map
-stays in registers; each backward pass recomputes it. The backward kernels have a second grid axis with one program per
-column block of the memory whose gradient they accumulate, because wide memories do not fit a program's registers. Each
-program writes its part of that gradient, and the caller adds the parts in a fixed order. Equal inputs thus give bitwise
-equal results.
+stays in registers; each backward pass recomputes it. Wide memories do not fit a program's registers. The backward
+kernels therefore have a second grid axis, with one program per column block of the memory. Each program writes its part
+of the memory's gradient, and the caller adds the parts in a fixed order. Equal inputs thus give bitwise equal results.
 """
 
 # A kernel's body is in Triton's language, which a type checker reads as Python.

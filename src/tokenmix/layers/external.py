@@ -182,9 +182,9 @@ class MultiHeadExternalAttention(Mixer):
 
     Shape: x (B, N, dim), any N; mask (B, N) bool; map (B, expansion * num_heads, N, num_slots).
 
-    Cost: 2 e D^2 + 2 e D S multiply-adds per token; 8 D^2 + 512 D as published. Multi-head self-attention costs 4 D^2 +
-    2 N D, so external attention is cheaper only above N = 2 D + 256 tokens. At 224 px with patch 16 it costs nearly
-    twice as much. The map has e H N S entries.
+    Cost: 2 e D^2 + 2 e D S multiply-adds per token; 8 D^2 + 512 D as published. Multi-head self-attention costs
+    4 D^2 + 2 N D, so external attention is cheaper only above N = 2 D + 256 tokens. At 224 px with patch 16 it costs
+    nearly twice as much. The map has e H N S entries.
 
     Reference: Guo et al., Beyond Self-attention, arXiv 2105.02358, Algorithm 2.
     """

@@ -24,9 +24,9 @@ class SpatialGatingUnit(Mixer):
         s(Z) = Z_1 * (W LayerNorm(Z_2) + b 1^T)            `split`; the other variants in `tokenmix.ops.spatial_gate`
 
     The unit starts as the identity on Z_1: W ~ N(0, init_std), b = 1. The paper asks for W near zero and gives no
-    number; 1e-6 is from timm. The paper does not initialise the ablations. Here they also start near the identity: b =
-    0 for additive, W = I and b = 0 for linear. The paper does not mask padding; this layer applies the mask if there is
-    one.
+    number; 1e-6 is from timm. The paper does not initialise the ablations. Here they also start near the identity:
+    b = 0 for additive, W = I and b = 0 for linear. The paper does not mask padding; this layer applies the mask if
+    there is one.
 
     Args:
         dim: channels C of the input.

@@ -38,7 +38,7 @@ class LessAttention(Mixer):
     runs ordinary attention in the fused kernels. Scores with a dense part (from `AttentionResidual`) need a dense
     transform of that part. The layer starts with W = U = 1 and b = c = 0: the previous layer's scores.
 
-    The paper transforms the dense map (`mode="dense"`), prints an O(N^2) cost for 2 H N^3 multiply-adds, and does not
+    The paper transforms the dense map (`mode="dense"`) and prints an O(N^2) cost for 2 H N^3 multiply-adds. It does not
     say whether heads share Theta and Psi.
 
     Args:
@@ -52,10 +52,10 @@ class LessAttention(Mixer):
 
     Shape: x (B, N, D) to (B, N, D), N <= num_tokens; map (B, H, N, N).
 
-    Cost: let m = 2 for each less-attention layer since the last vanilla layer, this one excluded. Mixing costs 2 N^2 (D
-    + m), attention N^2 (2 D + H (m + 2)), values and output 2 N D^2, and `"own"` scores 2 N D^2 more. The layer needs
-    fewer multiply-adds than a new attention layer when N < D. Dense mode: 2 H N^3 in place of the mixing. `residual`
-    adds own attention, 4 N D^2 + 2 N^2 D, and N^2 D + 2 H N^3 for the incoming scores.
+    Cost: let m = 2 for each less-attention layer since the last vanilla layer, this one excluded. Mixing
+    costs 2 N^2 (D + m), attention N^2 (2 D + H (m + 2)), values and output 2 N D^2. `"own"` scores cost 2 N D^2 more.
+    The layer needs fewer multiply-adds than a new attention layer when N < D. Dense mode: 2 H N^3 in place of the
+    mixing. `residual` adds own attention, 4 N D^2 + 2 N^2 D, and N^2 D + 2 H N^3 for the incoming scores.
 
     Raises:
         UserError: `residual` without own scores; incoming scores are missing or do not fit.

@@ -52,10 +52,10 @@ class EANet(OnMaps, Classifier):
 
         x = resnet(images),   y = relu(x + BN(conv2(Norm(F M_k^T) M_v))),   F = conv1(x),   logits = head(mean(y))
 
-    The paper adds the block after the last stage of a ResNet for detection, and after a 3 x 3 convolution to 512
-    channels for segmentation. It has no ResNet for classification. Here the block follows the last stage directly. With
-    2048 channels it has 8.7 M weights; the convolution and a narrow block would have 10.0 M. The features and the head
-    keep the widths of the ResNet.
+    For detection, the paper adds the block after the last stage of a ResNet; for segmentation, after a 3 x 3
+    convolution to 512 channels. The paper has no ResNet for classification. Here the block follows the last stage
+    directly. With 2048 channels it has 8.7 M weights; the convolution and a narrow block would have 10.0 M. The
+    features and the head keep the widths of the ResNet.
 
     The BatchNorm scale of the block starts at 0. The block thus starts as the identity, and weights of a plain ResNet
     keep their outputs.

@@ -103,8 +103,8 @@ class NeighbourEmbedding(nn.Module):
 
         y_i = max_(j near i) local([x_j - x_i, x_i]),   tokens = entry(y)
 
-    Two layers come first. Each stage then samples the farthest points, finds the k nearest neighbours of each sampled
-    point, and applies two layers with max pooling to each group. The entry to the attention layers comes last.
+    Two layers come first. Each stage then samples the farthest points and groups the k nearest neighbours of each. Two
+    layers with max pooling process each group. The entry to the attention layers comes last.
 
     The released code starts sampling at a random point. Here the cloud determines the first point. Later stages use the
     first points of earlier stages, the result of sampling again with the same start. The entry has two layers, because

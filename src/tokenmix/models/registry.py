@@ -52,8 +52,8 @@ def create_model(name: str, **kwargs: object) -> nn.Module:
             Unknown arguments raise `UserError`.
 
     Raises:
-        UserError: the name or an argument is unknown; or a file, such as the config of a run folder, names foreign code
-            for a mixer, a model of the hub or of a folder, or a location of weights.
+        UserError: the name or an argument is unknown; or a file, such as a run folder's config, names a user's mixer, a
+            model of the hub or of a folder, or a location of weights.
     """
     warn_untested()
     if not isinstance(name, str):

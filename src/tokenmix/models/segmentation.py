@@ -275,7 +275,7 @@ class FPNSegmenter(Segmenter):
     The attention block on the coarsest level is an extension. A backbone with one scale, such as gMLP, gives a pyramid
     of one level.
 
-    Arguments are those of `Segmenter`, without `stem` and `output_stride`; a backbone of ours only takes images of
+    Arguments are those of `Segmenter`, without `stem` and `output_stride`; our backbones only accept images of
     `img_size`.
 
     Reference: Kirillov, Girshick, He, Dollar, Panoptic Feature Pyramid Networks, arXiv 1901.02446.

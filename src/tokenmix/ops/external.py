@@ -75,9 +75,9 @@ def external_attention(
         backend: implementation by name; the call fails if this backend cannot compute it. `"eager"` materializes the
             map. `"tiled"` works on groups of heads whose map fits the cache, and recomputes the map for the gradient.
             `"triton"` is fused on a CUDA device and never materializes the map. `"sdpa"` is PyTorch's attention over
-            the slots. All but `"eager"` need one Sinkhorn step and no dropout. None selects `"tiled"` on a CPU, without
-            dropout, for several heads whose maps have more than 2^21 entries (2^19 without a gradient), unless the call
-            is exported, traced, or compiled with a gradient. Otherwise None selects `"eager"`.
+            the slots. All but `"eager"` need one Sinkhorn step and no dropout. None selects `"eager"`, or on a CPU
+            `"tiled"` for several heads with more than 2^21 map entries (2^19 without a gradient). Calls with dropout,
+            exported and traced calls, and compiled calls with a gradient always use `"eager"`.
 
     Returns:
         (..., N, d_v), in the query's dtype; half precision is normalised in float32.

@@ -162,7 +162,7 @@ def attention_from_scores(scores: Scores, value: Tensor, *, mask: Tensor | None 
     """softmax(A) V for scores of an earlier layer, (B, H, N, d), in the fused kernels.
 
     Only a dense part of the scores is materialized per image and head. On a CPU under `torch.no_grad`, the term from
-    the biases is one map for all images if the map is smaller than copies of the factors.
+    the biases may be one map shared by all images, if that needs less memory.
 
     Args:
         scores: A, including the scale.

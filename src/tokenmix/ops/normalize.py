@@ -39,8 +39,8 @@ def double_normalize(logits: Tensor, *, mask: Tensor | None = None, num_steps: i
     underflows to 0/0, and every row sums to 1 at any scale of the logits. (The released code adds 1e-9 to the row sums,
     which is 0 in float16.)
 
-    More steps are Sinkhorn's iteration, which ends with the rows: L^k_j = logsumexp_i (a_ij - r^(k-1)_i), r^k_i =
-    logsumexp_j (a_ij - L^k_j).
+    More steps are Sinkhorn's iteration, which ends with the rows: L^k_j = logsumexp_i (a_ij - r^(k-1)_i),
+    r^k_i = logsumexp_j (a_ij - L^k_j).
 
     Args:
         logits: a, (..., N, S) with tokens on axis -2 and slots on axis -1.

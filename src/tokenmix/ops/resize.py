@@ -20,8 +20,8 @@ def resize_gate(
     Keys' cubic interpolation along each axis, with repeated edge values, widened when the grid shrinks. Equal grids
     return W and b.
 
-    From 14 x 14 to 16 x 16 tokens, a Gaussian kernel of standard deviation 0.2 of the image has a relative error of 0.6
-    %, against 3.1 % for bilinear and 2.1 % for torch's bicubic (a = -0.75).
+    Test case: a Gaussian kernel of standard deviation 0.2 of the image, from 14 x 14 to 16 x 16 tokens. The relative
+    error is 0.6 %, against 3.1 % for bilinear and 2.1 % for torch's bicubic (a = -0.75).
 
     Args:
         weight: (N, N) with tokens row by row; or (2N-1,), Toeplitz, for grids of one axis.

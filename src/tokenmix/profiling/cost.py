@@ -198,8 +198,8 @@ def cost_table(
         **kwargs: arguments passed to layers that accept them, such as `num_heads`.
 
     Raises:
-        UserError: a name is unknown, no layer accepts an argument, a width or size is below 1 or too large, a model
-            does not accept a size, or the device does not exist.
+        UserError: a name or the device is unknown; no layer accepts an argument; or a width or size is below 1, too
+            large, or not accepted by a model.
     """
     if device not in ("cpu", "cuda"):
         raise UserError(f"unknown device {device!r}; costs are measured on cpu or cuda")

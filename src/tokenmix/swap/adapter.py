@@ -333,8 +333,8 @@ class SwappedAttention(nn.Module):
     """A mixer with the signature and the number of results of the attention that it replaces.
 
     Raises:
-        UserError: the mask is over token pairs, other tokens or positions (unless dropped) are given,
-            `output_attentions=True`, or a causal call of a mixer that is not causal.
+        UserError: a mask over token pairs; other tokens or positions (unless dropped); `output_attentions=True`; or a
+            causal call of a mixer that is not causal.
     """
 
     def __init__(

@@ -109,10 +109,10 @@ def swap_attention(
 
         softmax(Q K^T / sqrt(d)) V W_o   ->   mixer(x),   with W_q, W_k, W_v, W_o kept where they have the same role
 
-    Supported are the attention classes of timm, torchvision, transformers, MONAI and diffusers on the page on swaps,
-    `nn.MultiheadAttention` anywhere, our own mixers, and kinds added by `register_adapter`. The number of heads, biases
-    and dropout rates carry over if the mixer has them. All weights of a new layer train, even if the old layer was
-    frozen. Create optimisers afterwards. If an error is raised, the model is unchanged.
+    The page on swaps lists the supported attention of timm, torchvision, transformers, MONAI and diffusers.
+    `nn.MultiheadAttention` anywhere, our own mixers and kinds added by `register_adapter` are also supported. The
+    number of heads, biases and dropout rates carry over if the mixer has them. All weights of a new layer train, even
+    if the old layer was frozen. Create optimisers afterwards. If an error is raised, the model is unchanged.
 
     Args:
         model: a model, or a module that contains attention.

@@ -108,7 +108,7 @@ def shift(size: int, grid: tuple[int, int], generator: torch.Generator) -> Batch
 
 
 def count(size: int, grid: tuple[int, int], generator: torch.Generator) -> Batch:
-    """Each position asks how often its token occurs; 7 stands for 7 or more."""
+    """Each position asks how often its token occurs; the last class is 7 or more."""
     length = grid[0] * grid[1]
     # Few token types with unequal odds, so that counts vary.
     odds = torch.rand(size, SYMBOLS, generator=generator).square() + 0.02

@@ -33,8 +33,8 @@ class GMLPModelOutput(BaseModelOutputWithPooling):
     """transformers' `BaseModelOutputWithPooling` and the gates.
 
     Attributes:
-        attentions: with `output_attentions=True`, the map of each block: tiny attention's (B, 1, N, N) in an aMLP, (B,
-            H, N, N) in the self-attention variant, None in a gMLP.
+        attentions: with `output_attentions=True`, the map of each block: tiny attention's (B, 1, N, N) in an aMLP,
+            (B, H, N, N) in the self-attention variant, None in a gMLP.
         gates: with `output_attentions=True`, the matrix W (N, N) of each block's gate; None with self-attention. W is
             shared by all samples: row and column 0 are a sequence's first token, also after padding.
     """
@@ -73,9 +73,9 @@ class GMLPPreTrainedModel(PreTrainedModel):
 
         Args:
             new_num_position_embeddings: the new maximum length.
-            how: `"extend"`: the weight of each distance (Toeplitz) or pair of positions (dense) stays, and new weights
-                are 0, so the output for sequences that fitted before does not change. `"interpolate"`: the gates are
-                interpolated as for images (`tokenmix.ops.resize_gate`).
+            how: `"extend"`: weights of old distances (Toeplitz) or position pairs (dense) stay, and new weights are 0.
+                Outputs for sequences that fitted before do not change. `"interpolate"`: the gates are interpolated as
+                for images (`tokenmix.ops.resize_gate`).
 
         Raises:
             UserError: the new number is below 1, or the rule is unknown.

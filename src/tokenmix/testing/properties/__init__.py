@@ -1,7 +1,7 @@
 """Properties of every token mixer: one function each, usable on any nn.Module without pytest.
 
-Call a property as `check(build, x)`. `build` makes a new layer at each call. `x` is a float32 example, (B, N, D) or (B,
-C, H, W), with at least three samples of eight tokens. The function returns None if the property holds. It raises
+Call a property as `check(build, x)`. `build` makes a new layer at each call. `x` is a float32 example, (B, N, D)
+or (B, C, H, W), with at least three samples of eight tokens. The function returns None if the property holds. It raises
 `PropertyFailure` if not, and `NotApplicable` if the layer lacks the feature.
 """
 
