@@ -54,7 +54,10 @@ def external_attention(
 
     The biases are from the released multi-head code; the paper has none. Under double normalisation b_k cancels
     exactly, because b_k shifts a slot's logits and offset alike. Its gradient is then 0 up to rounding; b_k only
-    matters for `"softmax"`.
+    matters for `"softmax"` and `"sigmoid"`.
+
+    All backends compute `tokenmix.ops.external_blocks.reference`. docs/benchmarks.md compares their times with the two
+    plain products.
 
     Args:
         query: F, (B, H, N, d) or any other leading axes.
@@ -81,9 +84,6 @@ def external_attention(
 
     Returns:
         (..., N, d_v), in the query's dtype; half precision is normalised in float32.
-
-    All backends compute `tokenmix.ops.external_blocks.reference`. docs/benchmarks.md compares their times with the two
-    plain products.
 
     Reference: Guo et al., arXiv 2105.02358, equations 5 and 6.
     """
