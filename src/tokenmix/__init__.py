@@ -1,7 +1,7 @@
 """tokenmix: token mixing beyond self-attention.
 
-Nothing heavy is imported here: each public name is fetched when it is first used. `import tokenmix.models` registers
-our image classifiers with timm, `import tokenmix.text` our text models with transformers.
+Public names are imported at first use. `import tokenmix.models` registers our image classifiers with timm, and `import
+tokenmix.text` registers our text models with transformers.
 """
 
 import importlib

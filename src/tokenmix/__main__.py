@@ -1,4 +1,4 @@
-"""`python -m tokenmix` is the `tokenmix` command."""
+"""Entry point of `python -m tokenmix`."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ import sys
 from tokenmix.lab.cli import main
 
 if not sys.flags.safe_path and sys.path[0] == os.getcwd():
-    # `python -m` searches the current folder first, where a file could replace any library that is imported later.
+    # `python -m` searches the current folder first, where a file could replace any library imported later.
     del sys.path[0]
 
 sys.exit(main())

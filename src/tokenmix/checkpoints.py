@@ -1,7 +1,7 @@
-"""Convert other people's checkpoints to ours and back, and resize ours to another image size.
+"""Convert published checkpoints to our layout and back, and resize our checkpoints to another image size.
 
-A layout is a literal table of renamings. Nothing here opens a file: read it with safetensors, or with
-`torch.load(path, weights_only=True)`.
+A layout is a table of renamings. The functions take state dicts: load files with safetensors, or with `torch.load(path,
+weights_only=True)`.
 """
 
 import copy
@@ -19,7 +19,7 @@ __all__ = ["convert", "rename", "resize", "to_timm_gmlp"]
 
 Source = Literal["eamlp", "eanet", "timm-gmlp"]
 
-# (pattern of their key, our key), the first that matches the whole key counts.
+# (pattern of their key, our key); the first pattern that matches the whole key applies.
 LAYOUTS: dict[str, list[tuple[str, str]]] = {
     "eamlp": [
         (r"tokens_to_token\.attention(\d)\.attn\.q_linear\.(\w+)", r"stem.attentions.<\1>.query.\2"),
@@ -72,29 +72,29 @@ LAYOUTS: dict[str, list[tuple[str, str]]] = {
         (r"(blocks\.\d+)\.mlp_channels\.fc2\.(\w+)", r"\1.mixer.proj_out.\2"),
     ],
 }
-# What the keys of a whole model in another layout have in them, and ours never.
+# Substrings of keys that identify a whole model in another layout; ours never contains them.
 MARKS = {"eamlp": "tokens_to_token.", "timm-gmlp": ".mlp_channels.", "eanet-network": "extractor."}
-# Memories that their layout holds as (d, S), or as a 1 x 1 convolution, and ours as (S, d).
+# Memories stored there as (d, S) or as a 1 x 1 convolution, and here as (S, d).
 TRANSPOSED = ("value_memory",)
 
 
 def convert(state_dict: Mapping[str, Tensor], source: Source, to: nn.Module) -> dict[str, Tensor]:
-    """Convert a state dict of another code base to ours, checked against a model.
+    """Convert a state dict from another code base to ours, checked against a model.
 
-    All keys may have the prefix `module.` of `DataParallel`. BatchNorm's `num_batches_tracked`, which PyTorch before
-    0.4.1 did not save, may be missing, and is 0 then.
+    Keys may have the prefix `module.` of `DataParallel`. BatchNorm's `num_batches_tracked`, which PyTorch before 0.4.1
+    did not save, defaults to 0.
 
     Args:
-        state_dict: the authors' EAMLP (`"eamlp"`), the authors' segmentation network or its block alone (`"eanet"`), or
-            timm's gMLP (`"timm-gmlp"`).
-        source: which of these it is.
-        to: our model or layer, whose keys and shapes the result must have.
+        state_dict: the state dict to convert.
+        source: `"eamlp"`, the authors' EAMLP; `"eanet"`, the authors' segmentation network or its block alone; or
+            `"timm-gmlp"`, timm's gMLP.
+        to: our model or layer; the result must have its keys and shapes.
 
     Returns:
         A state dict for `to.load_state_dict`.
 
     Raises:
-        UserError: a key of theirs that the layout does not know, one of ours that stays empty, or another shape.
+        UserError: a key is unknown to the layout, one of our keys has no source, or a shape differs.
     """
     if source not in get_args(Source):
         raise unknown_name("checkpoint layout", source, get_args(Source))
@@ -118,10 +118,7 @@ def convert(state_dict: Mapping[str, Tensor], source: Source, to: nn.Module) -> 
 
 
 def rename(state_dict: Mapping[str, Tensor], to: nn.Module) -> dict[str, Tensor]:
-    """Rename a whole model's state dict to our layout, from the authors' EAMLP or EANet, timm's gMLP, or ours.
-
-    Shapes are not checked: image size, classes and channels may differ from those of `to`. See `convert`, `resize`.
-    """
+    """Rename a whole model's state dict (EAMLP, EANet, timm's gMLP, or ours) to our layout; shapes are not checked."""
     state_dict = _unwrapped(state_dict)
     for source, mark in MARKS.items():
         if any(mark in key for key in state_dict):
@@ -132,19 +129,18 @@ def rename(state_dict: Mapping[str, Tensor], to: nn.Module) -> dict[str, Tensor]
 def resize(
     state_dict: Mapping[str, Tensor], model: Any, *, img_size: int | tuple[int, int] | None = None
 ) -> dict[str, Tensor]:
-    """Adapt a state dict in our layout, trained at another image size, to this model's.
+    """Adapt a state dict in our layout to a model with another image size.
 
-    What is learned over the tokens (gates, score transforms, positions) is interpolated as the model's own
-    `set_input_size` does it; all else is passed on as it is.
+    Weights over the tokens (gates, score transforms, positional embeddings) are interpolated as in the model's
+    `set_input_size`. Other entries are unchanged.
 
     Args:
-        state_dict: of a model that differs from `model` in its image size.
-        model: one of ours, at the size wanted.
-        img_size: the size at which the weights were trained, for example (224, 288); a square is read off the shapes if
-            it is not given.
+        state_dict: of a model that differs from `model` only in its image size.
+        model: one of our models, with the new image size.
+        img_size: image size in training, for example (224, 288); inferred from the shapes for square images.
 
     Raises:
-        UserError: a number of tokens that is not a square when no size is given, or shapes that the size does not give.
+        UserError: img_size is missing and a number of tokens is not a square, or shapes do not fit img_size.
     """
     probe = copy.deepcopy(model).to("meta")
     probe.set_input_size((2 * model.img_size[0], 2 * model.img_size[1]))
@@ -170,7 +166,7 @@ def resize(
 
 
 def _square(key: str, theirs: Tensor, ours: Tensor, model: Any) -> int:
-    """The side of the square image whose tokens a tensor over tokens was made for."""
+    """Side of the square training image, from the number of tokens of a tensor."""
     axis = next(i for i, (a, b) in enumerate(zip(theirs.shape, ours.shape, strict=True)) if a != b)
     prefix = getattr(model, "num_prefix_tokens", 0) if key.endswith("pos_embed") else 0
     tokens, own = theirs.shape[axis] - prefix, ours.shape[axis] - prefix
@@ -180,14 +176,14 @@ def _square(key: str, theirs: Tensor, ours: Tensor, model: Any) -> int:
             f"the checkpoint has {key} for {tokens} tokens, which do not form a square grid; give the "
             "img_size=(height, width) at which it was trained"
         )
-    # A grid may round up, so the reduction is that of the model's which comes nearest.
+    # A grid may be rounded up, so take the nearest of the model's reductions.
     estimate = math.sqrt(math.prod(model.img_size) / own)
     reductions = [entry["reduction"] for entry in model.feature_info]
     return side * min(reductions, key=lambda reduction: abs(reduction - estimate))
 
 
 def to_timm_gmlp(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state dict of our gMLP in timm's layout."""
+    """Convert the state dict of our gMLP to timm's layout."""
     back = {
         ".norm1.": ".norm.",
         ".mixer.proj_in.": ".mlp_channels.fc1.",
@@ -203,7 +199,6 @@ def to_timm_gmlp(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _unwrapped(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state dict of the model inside a `DataParallel`, or the state dict itself."""
     wrapped = all(key.startswith("module.") for key in state_dict)
     return {key.removeprefix("module.") if wrapped else key: value for key, value in state_dict.items()}
 
@@ -217,7 +212,7 @@ def _translated(state_dict: Mapping[str, Tensor], source: str, wanted: Mapping[s
             raise UserError(
                 f"{key!r} is not a key of the {source} layout; give the layout of this checkpoint as source"
             )
-        # <1> counts from one in their names and from nought in ours.
+        # <1> is an index from 1 in their names and from 0 in ours.
         name = re.sub(r"<(\d)>", lambda m: str(int(m[1]) - 1), match.expand(ours))
         if name.endswith(TRANSPOSED):
             value = value.flatten(1).mT.contiguous()

@@ -1,4 +1,4 @@
-"""The machine: what a number was measured on, and its memory allocator."""
+"""Hardware and software versions for reports, and settings of the memory allocator."""
 
 import ctypes
 import functools
@@ -22,22 +22,22 @@ import torch
 from tokenmix.errors import UserError
 
 PACKAGES = ("tokenmix", "torch", "torchvision", "timm", "lightning", "torchmetrics", "numpy", "safetensors")
-# The newest releases that the tests have passed with; pyproject.toml has the oldest. A newer patch release is as good.
+# Newest tested releases; pyproject.toml has the oldest. Newer patch releases count as tested.
 TESTED = {"torch": "2.14", "torchvision": "0.29", "timm": "1.0.31", "transformers": "5.24", "lightning": "2.6"}
 CPUINFO = Path("/proc/cpuinfo")
-# Of glibc's malloc.h; 32 MiB is the largest threshold that it takes.
+# Constants of glibc's malloc.h; 32 MiB is the largest threshold that glibc accepts.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 NEVER, MOST = 2**31 - 1, 32 * 2**20
 
 
 def environment() -> dict[str, object]:
-    """Machine, versions, commit and date, as plain values for a JSON file."""
+    """Hardware, versions, commit and date, as plain values for a JSON file."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "platform": platform.platform(),
         "python": platform.python_version(),
         "cpu": cpu_name(),
-        # Those that this process may use, which a container can make fewer than the machine has.
+        # The cores available to this process; a container may restrict them.
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         "threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
@@ -51,7 +51,7 @@ def environment() -> dict[str, object]:
 
 
 def cpu_name() -> str:
-    """The processor's name, with family and model, since a virtual machine often says no more than the maker's line."""
+    """The processor's name, family and model; in virtual machines the name alone is often only the vendor."""
     try:
         lines = CPUINFO.read_text().splitlines()
     except OSError:
@@ -68,11 +68,11 @@ def _matmul_precision() -> str:
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
-        # Chosen by `fp32_precision` of torch.backends, for which this function has no word.
+        # Precision set by `fp32_precision` of torch.backends, which get_float32_matmul_precision cannot express.
         return torch.backends.cuda.matmul.fp32_precision  # pyrefly: ignore[bad-return]
 
 
-# Of the code that this process has loaded, so asked once: a comparison describes each of its runs.
+# Describes the loaded code, so computed once per process.
 @functools.cache
 def _versions() -> dict[str, str]:
     found = {}
@@ -86,13 +86,13 @@ def _versions() -> dict[str, str]:
 
 @functools.cache
 def warn_untested() -> None:
-    """Warn of loaded packages that are newer than the newest tested ones, once a process."""
+    """Warn once per process about loaded packages that are newer than the newest tested releases."""
     found = {name: str(getattr(sys.modules.get(name), "__version__", "0")) for name in TESTED}
     newer = [
         f"{name} {found[name]} (tested: {tested})" for name, tested in TESTED.items() if newer_than(found[name], tested)
     ]
     if newer:
-        # The warning names the user's line, however deep in the package it is raised.
+        # Attribute the warning to the user's line, at any depth in the package.
         level, frame = 1, inspect.currentframe()
         while frame is not None and frame.f_code.co_filename.startswith(str(Path(__file__).parent)):
             level, frame = level + 1, frame.f_back
@@ -103,7 +103,7 @@ def warn_untested() -> None:
 
 
 def newer_than(version: str, tested: str) -> bool:
-    """Whether a release is newer than a tested one, as far as the tested one's numbers go; 2.14.9 is not, of 2.14."""
+    """Whether a release is newer than the tested one, to the tested precision: 2.14.9 is not newer than 2.14."""
     ours, theirs = (
         [int(number) for number in re.findall(r"\d+", text)] for text in (tested, version.partition("+")[0])
     )
@@ -112,7 +112,7 @@ def newer_than(version: str, tested: str) -> bool:
 
 @functools.cache
 def _commit(package: Path) -> dict[str, object]:
-    """Commit of the checkout that contains the package, and whether tracked files were changed; None if installed."""
+    """Commit of the checkout that contains the package, and whether tracked files changed; None if installed."""
     if not any((parent / ".git").exists() for parent in package.parents[:3]):
         return {"commit": None, "changed": None}
     head = _git(package, "rev-parse", "HEAD")
@@ -129,10 +129,10 @@ def _git(folder: Path, *args: str) -> str | None:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep the memory that this process frees for its next call; nothing is done with other allocators.
+    """Let glibc keep freed memory for later calls; other allocators are not changed.
 
-    By itself it returns pages of large tensors to the system and takes them again: 27,000 page faults a training step
-    with wide layers. The process then holds the most memory that it has needed at a time.
+    By default glibc returns the pages of large tensors to the system and maps them again: 27,000 page faults per
+    training step with wide layers. With this setting, memory stays at its peak for the life of the process.
     """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "gnu_get_libc_version"):
         libc.mallopt(M_TRIM_THRESHOLD, NEVER)
@@ -144,11 +144,11 @@ _one_at_a_time = threading.RLock()
 
 @contextmanager
 def filtered_stderr(keep: Callable[[bytes], bytes]) -> Iterator[None]:
-    """What is written to file descriptor 2 in the block, by any library, is written at its end as `keep` returns it."""
+    """Hold back output to file descriptor 2, by any library, and write it through `keep` when the block ends."""
     with _one_at_a_time, tempfile.TemporaryFile() as held_back:
         try:
             kept = os.dup(2)
-        except OSError:  # Nobody reads it.
+        except OSError:  # nobody reads it
             yield
             return
         sys.stderr.flush()
@@ -163,12 +163,11 @@ def filtered_stderr(keep: Callable[[bytes], bytes]) -> Iterator[None]:
             os.close(kept)
 
 
-# What the masks of an image's objects may fill.
+# Limit for the masks of all objects of an image.
 MASK_BYTES = 1 << 31
 
 
 def check_mask_memory(count: int, size: tuple[int, int]) -> None:
-    """Raise `UserError` if the masks of an image's objects would fill more than `MASK_BYTES`."""
     if count * size[0] * size[1] > MASK_BYTES:
         raise UserError(
             f"{count} masks of {size[1]} x {size[0]} pixels fill more than {MASK_BYTES >> 20} MiB; cut the image into "
@@ -178,7 +177,6 @@ def check_mask_memory(count: int, size: tuple[int, int]) -> None:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Without transformers' bars and tables of weights."""
     from transformers.utils import logging
 
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

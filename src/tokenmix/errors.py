@@ -1,8 +1,6 @@
-"""The error types for a user's mistake, and for a package that is not installed.
+"""Error types for user mistakes and for missing packages.
 
-A `UserError` carries one line: what was given, and what to do about it. The command line prints that line and exits
-with code 2; in Python it is an ordinary `ValueError`. Anything else that escapes is a bug of ours and keeps its
-traceback.
+The command line prints a `UserError`'s one line, value and remedy, and exits with code 2; others are bugs.
 """
 
 import difflib
@@ -38,28 +36,28 @@ EXTRAS = {
     "ray": ("ray",),
     "slurm": ("submitit",),
 }
-"""Modules of other packages that each extra of pyproject.toml brings, next to those of the extras that it includes."""
+"""Modules of other packages that each extra of pyproject.toml installs, in addition to the extras that it includes."""
 
 
 class UserError(ValueError):
-    """A mistake of the user's: the offending value and the remedy, in one line."""
+    """A user's mistake: the offending value and the remedy, in one line."""
 
 
 class OwnMixerError(UserError):
-    """What is wrong with a mixer of the user's own."""
+    """An error in a mixer of the user's own."""
 
 
 class MissingMethod(OwnMixerError, NotImplementedError):
-    """A method that a layer of the user's has to have, by its signature."""
+    """A user's layer lacks a required method."""
 
 
 class MissingExtra(UserError, ImportError):
-    """A package that is not installed, with the extra of tokenmix that brings it."""
+    """A package is not installed; the message names the extra of tokenmix that installs it."""
 
 
 @contextmanager
 def needs(what: str) -> Iterator[None]:
-    """Raise `MissingExtra` if an import in the block fails in a package of an extra; `what` is what needs it."""
+    """Raise `MissingExtra` if an import in the block fails for a package of an extra; `what` needs the package."""
     try:
         yield
     except ImportError as error:
@@ -70,7 +68,7 @@ def needs(what: str) -> Iterator[None]:
 
 
 def missing_extra(what: str, error: ImportError) -> MissingExtra | None:
-    """The error that names the extra with the package that is missing or too old; None if no extra has it."""
+    """The error naming the extra for a missing or outdated package; None if no extra has the package."""
     module = error.name or ""
     package = module.partition(".")[0]
     extra = next((extra for extra, modules in EXTRAS.items() if package in modules), None)
@@ -82,16 +80,16 @@ def missing_extra(what: str, error: ImportError) -> MissingExtra | None:
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UserError:
-    """The error for a name that is in no table, with the nearest names that are."""
+    """The error for an unknown name, with the nearest known names."""
     names = sorted(known)
-    # Where one name is near, those that are far from it would only distract.
+    # With one near name, distant names would only distract.
     near = next(filter(None, (difflib.get_close_matches(name, names, n=3, cutoff=c) for c in (0.8, 0.6, 0.45))), [])
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
     return UserError(f"unknown {kind} {name!r}; {hint}")
 
 
 def one_line(error: BaseException) -> str:
-    """An error's class and message; without one, the function that raised it."""
+    """An error's class and message, or the function that raised it if the message is empty."""
     text = " ".join(str(error).split())
     if not text and error.__traceback__ is not None:
         text = f"in {traceback.extract_tb(error.__traceback__)[-1].name}()"
@@ -100,7 +98,7 @@ def one_line(error: BaseException) -> str:
 
 @contextmanager
 def as_user_error(before: str, after: str, *kinds: type[BaseException]) -> Iterator[None]:
-    """Raise `UserError` for another error of these kinds, or any `Exception`: its `one_line` between two texts."""
+    """Turn errors of these kinds (default: any `Exception`) into `UserError`: their `one_line` between two texts."""
     expected = kinds or (Exception,)
     try:
         yield
@@ -111,5 +109,5 @@ def as_user_error(before: str, after: str, *kinds: type[BaseException]) -> Itera
 
 
 def printable(text: str) -> str:
-    """The text with control characters, such as a terminal's escape sequences, written as Python's escapes."""
+    """Escape control characters, such as a terminal's escape sequences."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,7 +1,7 @@
-"""Files on the user's disk: one writer for all that the package writes, and readers that open regular files only.
+"""Atomic file writes, and reads restricted to regular files.
 
-A file is written under a random name next to its place and renamed, so that a reader sees the old file or the new one,
-never a part, and a link at either name is never followed.
+A file is written under a random name in the same folder and then renamed. Readers see the old or the new file, never a
+part. Links are never followed.
 """
 
 import contextlib
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Values = dict[str, Any]
-"""Values by name, as JSON has them."""
+"""A JSON object."""
 
-# What a user can do about a disk that refuses.
+# Remedies by errno.
 DISK_ERRORS = {
     errno.ENOSPC: "free space on the disk",
     errno.EDQUOT: "free space in your quota",
@@ -44,12 +44,11 @@ DISK_ERRORS = {
 
 
 def disk_remedy(error: OSError) -> str:
-    """What a user can do about it."""
     return DISK_ERRORS.get(error.errno or 0, "give another place with --out")
 
 
 def user_path(text: str | Path) -> Path:
-    """A path that a user typed, with `~` expanded; `UserError` if there is no such user."""
+    """Expand `~` in a path; `UserError` if there is no such user."""
     try:
         return Path(text).expanduser()
     except RuntimeError:
@@ -57,7 +56,7 @@ def user_path(text: str | Path) -> Path:
 
 
 def inside(root: Path, name: str) -> Path:
-    """`root / name`, where the name comes from data: `UserError` unless the result is inside the root."""
+    """`root / name` for an untrusted name; `UserError` unless the result is inside the root."""
     path = root / name
     if "\0" in name or not path.resolve().is_relative_to(root.resolve()) or path.resolve() == root.resolve():
         raise UserError(f"the name {name!r} leaves the folder {root}; rename the file")
@@ -65,7 +64,7 @@ def inside(root: Path, name: str) -> Path:
 
 
 def open_regular(path: Path) -> io.BufferedReader:
-    """A regular file, open to be read; `UserError` for a pipe, which is never waited for, a folder or a device."""
+    """Open a regular file for reading; `UserError` for a folder, a device or a pipe (never waited for)."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -74,19 +73,18 @@ def open_regular(path: Path) -> io.BufferedReader:
 
 
 def check_regular(path: Path) -> Path:
-    """The path, for libraries that open it themselves; raises as `open_regular`."""
+    """The path, for libraries that open files themselves; raises like `open_regular`."""
     open_regular(path).close()
     return path
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a regular file."""
     with open_regular(path) as file:
         return file.read()
 
 
 def read_text(path: Path) -> str:
-    """The content of a regular file as UTF-8, without a byte order mark; `UserError` if it is in another encoding."""
+    """Content of a regular UTF-8 file, without a byte order mark; `UserError` for another encoding."""
     try:
         return read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -94,28 +92,28 @@ def read_text(path: Path) -> str:
 
 
 class DiskError(OSError, UserError):
-    """The disk refuses: every further run on it would fail as well."""
+    """The disk refuses writes; later runs would also fail."""
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its parents; `DiskError` if that is not possible."""
+    """Make a folder and its parents; `DiskError` if that fails."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DiskError(f"cannot make the folder {path} ({error.strerror}); give another with --out") from None
 
 
-# What `one_writer` leaves in a folder, and how the names of half-written files begin.
+# Files left by `one_writer`, and the prefix of half-written files.
 LOCKS = LOCK, WRITER = ".lock", ".writer"
 PARTIAL = ".partial-"
 
 
 @contextmanager
 def one_writer(folder: Path) -> Iterator[None]:
-    """Lock a folder against a second process that would write into it; `UserError` says which process has the lock.
+    """Lock a folder against a second writing process; `UserError` names the process that holds the lock.
 
-    The lock is the operating system's and ends with the process, however that ends, so none is ever stale. A link in a
-    folder, which may be a stranger's, is a `UserError`: through it another place would be written.
+    The lock is an operating system lock, which ends with the process and is never stale. A link in the folder raises
+    `UserError`, because writing would follow it to another place.
     """
     link = next((path for path in folder.rglob("*") if path.is_symlink()), None)
     if link is not None:
@@ -123,17 +121,17 @@ def one_writer(folder: Path) -> Iterator[None]:
     writer = folder / WRITER
     with _locked(folder):
         try:
-            with contextlib.suppress(OSError):  # The lock holds without the line for whom it keeps out.
+            with contextlib.suppress(OSError):  # the lock holds without the line about its owner
                 began = time.strftime("%Y-%m-%d %H:%M:%S")
                 replace_file(writer, f"process {os.getpid()} on {socket.gethostname()} since {began}".encode())
             yield
         finally:
-            with contextlib.suppress(OSError):  # The folder may be gone.
+            with contextlib.suppress(OSError):  # the folder may be gone
                 writer.unlink()
 
 
 def check_no_writer(folder: Path) -> None:
-    """Raise `UserError`, which says who, if another process writes into the folder; nothing is left in it."""
+    """Raise `UserError`, naming the process, if another process writes into the folder. Leaves no files."""
     if (folder / LOCK).exists():
         with _locked(folder):
             return
@@ -167,12 +165,12 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def is_unused(folder: Path) -> bool:
-    """Whether a folder has nothing but a lock, and parts of files whose writer was killed."""
+    """Whether a folder has only a lock and partial files of a killed writer."""
     return all(entry.name in LOCKS or entry.name.startswith(PARTIAL) for entry in folder.iterdir())
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove what a killed writer left in a folder; only for a process that has it locked."""
+    """Remove partial files of a killed writer; the caller must hold the folder's lock."""
     for path in folder.glob(f"{PARTIAL}*"):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -181,7 +179,7 @@ def remove_partial(folder: Path) -> None:
 
 
 def write_bytes(path: Path, data: bytes | Iterable[bytes]) -> None:
-    """Write a file in a folder of our own and wait until it is on the disk; a link is never followed."""
+    """Write a file in a folder of our own and sync it to disk; a link is never followed."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags, 0o666), "wb") as file:
         file.writelines([data] if isinstance(data, bytes) else data)
@@ -191,10 +189,7 @@ def write_bytes(path: Path, data: bytes | Iterable[bytes]) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A new empty file next to `path` to write into; at the end it is on the disk and renamed to `path`.
-
-    After an error nothing is left of it. `UserError` if at `path` is something else than a file.
-    """
+    """Yield a new file; on exit it is synced and renamed to `path` (`UserError` if not a file), or removed on error."""
     if os.path.lexists(path) and not path.is_symlink() and not stat.S_ISREG(path.lstat().st_mode):
         raise UserError(f"{path} is a folder, a pipe or a device; give another name for the file")
     partial = path.with_name(f"{PARTIAL}{secrets.token_hex(8)}{path.suffix}")
@@ -206,7 +201,7 @@ def replacing(path: Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         partial.replace(path)
     except OSError as error:
-        # The random name says nothing to the user.
+        # Show the user's file name instead of the random one.
         error.filename = str(path) if str(error.filename) == str(partial) else error.filename
         raise
     finally:
@@ -216,20 +211,20 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def replace_file(path: Path, data: bytes | Iterable[bytes]) -> None:
-    """Write a file, of its content or of the parts of that, under another name and rename."""
+    """Write a file, given as bytes or as parts, under another name and rename."""
     with replacing(path) as partial:
         write_bytes(partial, data)
 
 
 def _umask() -> int:
-    # The only way to ask is to set it.
+    # os.umask can only be read by setting it.
     mask = os.umask(0o022)
     os.umask(mask)
     return mask
 
 
 def copy_folder(source: Path, target: Path) -> None:
-    """Copy the files of a folder, which may be a stranger's, into an empty one; `UserError` for a link or a pipe."""
+    """Copy the files of an untrusted folder into an empty folder; `UserError` for a link or a pipe."""
     for entry in sorted(source.iterdir()):
         if entry.is_symlink():
             raise UserError(f"{entry} is a link to {os.readlink(entry)}, which is not copied; put the files themselves")
@@ -241,7 +236,7 @@ def copy_folder(source: Path, target: Path) -> None:
 
 
 def open_to_append(path: Path) -> TextIO:
-    """A regular file, open to be appended to; a link is never followed."""
+    """Open a regular file for appending; a link is never followed."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     handle = os.open(path, flags)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -251,12 +246,9 @@ def open_to_append(path: Path) -> TextIO:
 
 
 def to_json(value: object, indent: int | None = 2) -> str:
-    """JSON text; NaN and infinity, which JSON does not have, are null, and objects of other types their `str`.
-
-    A list of numbers, such as a row of a confusion matrix, is one line.
-    """
+    """JSON text: non-finite numbers are null, other objects `str`; a list of numbers (matrix row) is one line."""
     text = json.dumps(_finite(value), indent=indent, default=str, allow_nan=False)
-    # No string of JSON holds a line break, so this can only meet lists.
+    # JSON strings contain no line break, so this only matches lists.
     return re.sub(r"\[\n([^\[\]{}\"]*?)\n\s*\]", lambda m: f"[{' '.join(m[1].split())}]", text)
 
 
@@ -269,27 +261,26 @@ def _finite(value: object) -> object:
 
 
 def to_html(rows: Sequence[Sequence[str]], about: str) -> str:
-    """A table, its header first, and a sentence above it, as notebooks show results."""
+    """An HTML table, header first, under a sentence, for notebooks."""
     lines = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
     return f"<p>{html.escape(about)}</p><table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
 def write_json(path: Path, value: object, indent: int | None = 2) -> None:
-    """`replace_file` with `to_json`."""
     replace_file(path, (to_json(value, indent) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file; a number that is not finite is None, as `write_json` writes it."""
+    """The value in a JSON file; non-finite numbers are None, as `write_json` writes them."""
     return json.loads(read_text(path), parse_constant=lambda word: None, parse_float=lambda word: _finite(float(word)))
 
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """An empty folder to write into, which takes the place of `path` at the end; after an error nothing is left of it.
+    """Yield an empty folder that replaces `path` on exit, or is removed after an error.
 
-    A full folder cannot be renamed over, so the one before steps aside first; `latest_complete_checkpoint` finds it if
-    a kill falls between the two renames. `UserError` if `path` is a link.
+    A full folder cannot be renamed over, so the old folder is first renamed aside. If the process is killed between the
+    two renames, `latest_complete_checkpoint` finds the old folder. Raises `UserError` if `path` is a link.
     """
     if path.is_symlink():
         raise UserError(f"{path} is a link to {os.readlink(path)}, which is not replaced; give the folder itself")
@@ -309,7 +300,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def latest_complete_checkpoint(path: Path) -> Path:
-    """`path`, or the folder that had stepped aside for it when the process was killed."""
+    """`path`, or the folder renamed aside when the process was killed."""
     aside = _aside(path)
     return aside if aside.exists() and not path.exists() else path
 
@@ -319,7 +310,7 @@ def _aside(path: Path) -> Path:
 
 
 def _sync_folder(folder: Path) -> None:
-    # Without this a rename may be lost in a power cut; some systems cannot open a folder, and then it is not needed.
+    # Without this, a power cut may lose a rename. Systems that cannot open a folder do not need it.
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -329,7 +320,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def plain_text(figure: "Figure") -> "Figure":
-    """A figure of matplotlib whose text may be of files: a dollar begins no formula, control characters show."""
+    """Escape a matplotlib figure's text from files: a dollar starts no formula, control characters are visible."""
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):
@@ -339,6 +330,5 @@ def plain_text(figure: "Figure") -> "Figure":
 
 
 def save_figure(figure: "Figure", file: Path, dpi: float) -> None:
-    """Write a figure, with `plain_text`."""
     with replacing(file) as partial:
         plain_text(figure).savefig(partial, dpi=dpi)

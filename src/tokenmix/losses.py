@@ -1,4 +1,4 @@
-"""Losses that belong to a mechanism."""
+"""Losses of individual mechanisms."""
 
 from typing import Literal, get_args
 
@@ -16,27 +16,28 @@ DiagonalityForm = Literal["hinge", "printed"]
 
 
 def diagonality_loss(scores: Tensor | Scores, form: DiagonalityForm = "hinge", margin: float = 0.0) -> Tensor:
-    """Penalty that keeps transformed scores symmetric with a dominant diagonal, as query-key scores tend to be.
+    """Penalty that keeps transformed scores symmetric with a dominant diagonal, like query-key scores.
 
         hinge    mean_(i != j) |A_ij - A_ji| + mean_(i != j) relu(margin + A_ij - A_ii)
         printed  sum_ij |A_ij - A_ji| + sum_i ((N - 1) A_ii - sum_(j != i) A_ij)
 
-    Paper: Zhang et al., arXiv 2406.00427, the diagonality-preserving loss. Its second term, minimised, pushes the
-    diagonal DOWN, against its purpose, and on scores it has no lower bound; hence `"hinge"`, which is
-    bounded below by 0. `"printed"` is included for study.
+    Minimising the paper's second term lowers the diagonal, against its purpose, and has no lower bound. `"hinge"` is
+    bounded below by 0; `"printed"` is for study.
 
     Args:
-        scores: A before the softmax, (B, H, N, N), or its factors, whose product is then taken in float32, also under
-            autocast: scores may be larger than float16 holds.
-        form: see above. Means are over samples, heads and pairs; the printed sums are over heads and tokens, with the
-            mean over samples.
-        margin: by how much the diagonal should exceed its row; the hinge only.
+        scores: A before the softmax, (B, H, N, N), or its factors. The product of factors is computed in float32, also
+            under autocast, because scores may exceed the float16 range.
+        form: see above. Means are over samples, heads and pairs. The printed sums are over heads and tokens, averaged
+            over samples.
+        margin: minimum excess of the diagonal over its row; hinge only.
 
     Returns:
         A scalar; 0 for one token.
 
     Raises:
-        UserError: scores that are not square maps, an unknown form, a margin with `"printed"`.
+        UserError: scores are not square maps, the form is unknown, or a margin is given with `"printed"`.
+
+    Reference: Zhang et al., arXiv 2406.00427, diagonality-preserving loss.
     """
     check_choice("form", form, get_args(DiagonalityForm))
     check_numbers(margin=margin)
@@ -55,7 +56,7 @@ def diagonality_loss(scores: Tensor | Scores, form: DiagonalityForm = "hinge", m
         size = scores.shape[-1]
         lift = size * diagonal.sum((-2, -1)) - scores.sum((-3, -2, -1))
         return (asymmetry.sum((-3, -2, -1)) + lift).mean()
-    # The diagonal itself is not a pair: it would add a constant margin.
+    # Exclude the diagonal, which would add a constant margin.
     excess = torch.relu(margin + scores - diagonal.unsqueeze(-1))
     others = 1 - torch.eye(scores.shape[-1], dtype=scores.dtype, device=scores.device)
     pairs = scores.shape[:-2].numel() * max(scores.shape[-1] * (scores.shape[-1] - 1), 1)

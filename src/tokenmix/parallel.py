@@ -1,7 +1,7 @@
-"""Token parallelism: the tokens of an image over several processes, applied to a model from outside.
+"""Token parallelism: the tokens of an image split over processes, applied to a model from outside.
 
-No layer, model or segmenter knows of it. Hooks cut and join what passes between modules, and a module whose result
-needs all tokens gets another `forward`. Parameters, their names and a module's calls stay as they are.
+Layers, models and segmenters contain no code for it. Hooks split and join tensors between modules, and modules that
+need all tokens get another `forward`. Parameters, their names and call signatures do not change.
 """
 
 import logging
@@ -45,10 +45,10 @@ SPLITTABLE = {
     BasicBlock,
     Bottleneck,
 }
-"""What can be split by rows; a subclass or another module may mix rows in a way of its own."""
+"""Module types that can be split by rows; subclasses and other modules may mix rows."""
 
 NOTED: set[str] = set()
-"""Mixers whose cost of gathering was reported."""
+"""Mixers whose gathering cost was reported."""
 
 
 class TokenParallel(ParallelStyle):
@@ -57,17 +57,18 @@ class TokenParallel(ParallelStyle):
         mesh = init_device_mesh("cuda", (2, 4), mesh_dim_names=("data", "tokens"))
         parallelize_module(model, mesh["tokens"], TokenParallel())
 
-    A *model* then takes whole images, the same in every process of the mesh. A classifier returns the logits of the
-    images, equal in every process, and its blocks see the process's own tokens. A segmenter returns the logits of the
-    process's own rows: `model.own_rows(labels, 1)` are the labels of these, and `model.all_rows(logits)` the logits of
-    all. A *mixer* takes and returns its own tokens, with their mask. External attention exchanges 12 B H S bytes a
-    layer in float32; any other mixer gathers the tokens, and reports once what that costs.
+    A *model* takes whole images, the same in every process of the mesh. A classifier's blocks see the process's own
+    tokens, and its logits are equal in every process. A segmenter returns the logits of the process's own rows:
+    `model.own_rows(labels, 1)` gives the matching labels, and `model.all_rows(logits)` all logits.
 
-    Parameters stay whole and keep their names. Their gradients must be averaged over **all** processes, those of the
-    mesh included, by `DistributedDataParallel` or `fully_shard`: the result is the gradient of the mean of the losses.
+    A *mixer* takes and returns its own tokens, with their mask. External attention exchanges 12 B H S bytes per layer
+    in float32. Any other mixer gathers the tokens, and reports the cost once.
+
+    Parameters stay whole and keep their names. Average their gradients over **all** processes, including those of the
+    mesh, with `DistributedDataParallel` or `fully_shard`. The result is the gradient of the mean of the losses.
 
     Raises:
-        UserError: a model that cannot be split, or an option of a mixer that has no token-parallel form.
+        UserError: the model cannot be split, or an option of a mixer has no token-parallel form.
     """
 
     def __init__(self) -> None:
@@ -78,7 +79,7 @@ class TokenParallel(ParallelStyle):
         if device_mesh not in self.shards:
             group: Any = device_mesh.get_group()
             if group is dist.group.WORLD:
-                # A group that gradients do not use: they are averaged while layers go backward.
+                # A separate group, because gradients are averaged while layers run backward.
                 group = dist.new_group()
             self.shards[device_mesh] = TokenShard(group)
         shard = self.shards[device_mesh]
@@ -138,7 +139,7 @@ def check_token_parallel(model: nn.Module, size: int) -> None:
 
 
 def own_rows(total: int, unit: int, rank: int, size: int) -> slice:
-    """Which of `total` rows process `rank` of `size` has, by multiples of `unit`; parts differ by one unit at most."""
+    """Rows of process `rank` out of `size`, in multiples of `unit`; parts differ by at most one unit."""
     if total % unit or total < unit * size:
         raise UserError(
             f"images of {total} rows cannot be split over {size} processes by multiples of {unit} rows; "
@@ -149,7 +150,7 @@ def own_rows(total: int, unit: int, rank: int, size: int) -> slice:
 
 
 def _split_mixer(mixer: Mixer, shard: "TokenShard") -> None:
-    """Let a mixer take and return this process's tokens, in order, with the result of all of them."""
+    """Let a mixer take and return this process's tokens, in order; the result is that of all tokens."""
     if isinstance(mixer, EXTERNAL):
         mixer.memory.forward = partial(_sharded_memory, mixer.memory, shard)
         if isinstance(mixer, ExternalAttention2d):
@@ -160,7 +161,6 @@ def _split_mixer(mixer: Mixer, shard: "TokenShard") -> None:
 
 
 def _sharded_memory(memory: Memory, shard: "TokenShard", query: Tensor, mask: Tensor | None = None) -> Tensor:
-    """`Memory.forward` over the tokens of all processes."""
     if memory.options["normalization"] != "double":
         return type(memory).forward(memory, query, mask)
     return sharded_external_attention(
@@ -184,7 +184,7 @@ def _gathered(
     mask: Tensor | None = None,
     **more: Tensor,
 ) -> tuple[Tensor, Scores | None]:
-    """`Mixer.mix` on the tokens of all processes: this process's of the result, and the scores of all."""
+    """`Mixer.mix` on the tokens of all processes; returns this process's output and all scores."""
     kind, dim = type(mixer), 1 if x.dim() == 3 else 2
     whole, own = shard.gather(x, dim)
     if kind.__name__ not in NOTED and shard.rank == 0:
@@ -231,7 +231,7 @@ def _batch_norm(norm: nn.BatchNorm1d | nn.BatchNorm2d, shard: "TokenShard", x: T
 
 
 def _split_segmenter(model: EANetSegmenter, shard: "TokenShard") -> None:
-    """Cut images before the backbone, join logits on the coarse grid, and make those of the process's own pixels."""
+    """Split images before the backbone, join logits on the coarse grid, upsample this process's own pixels."""
     unit = model.feature_info[-1]["reduction"]
 
     def own(x: Tensor, dim: int) -> Tensor:
@@ -267,7 +267,7 @@ def _split_segmenter(model: EANetSegmenter, shard: "TokenShard") -> None:
 
 
 def _around_context(model: EANetSegmenter) -> list[nn.Module]:
-    """All modules but the network itself and those of its block of attention."""
+    """All modules except the network itself and its attention block."""
     inside = {model, *model.context.modules()}
     return [part for part in model.modules() if part not in inside]
 
@@ -280,7 +280,7 @@ def _vertical(layer: nn.Conv2d | nn.MaxPool2d) -> tuple[int, int, int, int]:
 
 
 def split_convolution(conv: nn.Conv2d, shard: "TokenShard") -> None:
-    """Let a convolution of this process's rows read its neighbours' where its kernel reaches over the edge."""
+    """Let a convolution on this process's rows read the neighbours' rows within its kernel."""
     kernel, _, padding, dilation = _vertical(conv)
     reach = (kernel - 1) * dilation
     if conv.padding_mode != "zeros" or reach != 2 * padding:
@@ -293,10 +293,7 @@ def split_convolution(conv: nn.Conv2d, shard: "TokenShard") -> None:
 
 
 def _add_edges(shard: "TokenShard", conv: nn.Conv2d, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
-    """Add to a convolution of zero-padded rows the part of the neighbours' rows, which it is linear in.
-
-    So nothing of the size of the map is copied or kept for the backward pass.
-    """
+    """Add the neighbours' part of a convolution of zero-padded rows, by linearity, without copies of the map."""
     (x,), (kernel, stride, padding, dilation) = args, _vertical(conv)
     reach, height = (kernel - 1) * dilation, x.shape[2]
     below = max(0, reach - padding - stride + 1)
@@ -306,18 +303,18 @@ def _add_edges(shard: "TokenShard", conv: nn.Conv2d, args: tuple[Tensor, ...], o
         rows = F.pad(rows, (0, 0, before, after))
         return F.conv2d(rows, conv.weight, None, conv.stride, (0, conv.padding[1]), conv.dilation, conv.groups)  # type: ignore[arg-type]
 
-    reaching = -(-padding // stride)  # Output rows that reach above.
+    reaching = -(-padding // stride)  # output rows that reach above
     length = (reaching - 1) * stride + reach + 1
     out[:, :, :reaching] += part(upper, 0, length - upper.shape[2])
     if below:
-        first = max(0, -(-(height + padding - reach) // stride))  # The first output row that reaches below.
+        first = max(0, -(-(height + padding - reach) // stride))  # the first output row that reaches below
         length = height + below - (first * stride - padding)
         out[:, :, first:] += part(lower, length - below, below - lower.shape[2])
     return out
 
 
 def _with_edges(shard: "TokenShard", above: int, below: int, _: nn.Module, args: tuple[Tensor, ...]) -> Tensor:
-    """A map (B, C, above + H_r + below, W) with its neighbours' rows, or the least number beyond the image."""
+    """A map (B, C, above + H_r + below, W) with the neighbours' rows, and -inf beyond the image."""
     upper, lower = shard.edges(args[0], above, below)
     upper = F.pad(upper, (0, 0, above - upper.shape[2], 0), value=-torch.inf)
     lower = F.pad(lower, (0, 0, 0, below - lower.shape[2]), value=-torch.inf)
@@ -325,29 +322,28 @@ def _with_edges(shard: "TokenShard", above: int, below: int, _: nn.Module, args:
 
 
 class TokenShard:
-    """One process's part of an image whose rows, and so its tokens, are split over the processes of a group in order.
+    """One process's part of an image whose rows, and so its tokens, are split over a group in order.
 
     All processes of the group must call `sum`, `gather` and `edges` together. Gradients are those of the sum of the
-    processes' losses: the mean of the parameters' gradients over all processes, which DistributedDataParallel and FSDP2
-    take, is the gradient of the mean of the losses.
+    processes' losses. DistributedDataParallel and FSDP2 average parameter gradients over all processes, which gives the
+    gradient of the mean of the losses.
 
     Args:
-        group: the processes that share an image.
+        group: processes that share an image.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
-        """Itself: the copy of a module exchanges with the same processes."""
+        """Return self: a copied module exchanges with the same processes."""
         return self
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum over the processes."""
         return cast(Tensor, _Sum.apply(x, self.group))
 
     def gather(self, x: Tensor, dim: int) -> tuple[Tensor, slice]:
-        """The parts of all processes joined along `dim`, of any lengths, and where this process's own is."""
+        """Concatenate the parts of all processes, of any lengths, along `dim`; also return this process's slice."""
         lengths = [torch.zeros(1, dtype=torch.long, device=x.device) for _ in range(self.size)]
         dist.all_gather(lengths, torch.full_like(lengths[0], x.shape[dim]), group=self.group)
         counts = [int(length) for length in lengths]
@@ -358,10 +354,7 @@ class TokenShard:
         return whole, slice(start, start + counts[self.rank])
 
     def edges(self, x: Tensor, above: int, below: int) -> tuple[Tensor, Tensor]:
-        """The `above` rows before those of a map x (B, C, H_r, W) and the `below` rows after them; none at a border.
-
-        Both results must be used, empty ones too, or processes would wait for each other in the backward pass.
-        """
+        """The rows before and after a map x (B, C, H_r, W). Use both results, or the backward pass hangs."""
         height, here, last = x.shape[2], self.rank, self.size - 1
         if height < max(above, below):
             raise UserError(
@@ -401,10 +394,7 @@ class _Sum(torch.autograd.Function):
 
 
 class _Exchange(torch.autograd.Function):
-    """Rows of x, `sent[r]` to process r in order, to the `received[r]` rows of process r in order.
-
-    torch.distributed.nn.functional, which has this with a gradient, is deprecated in torch 2.14.
-    """
+    """Send `sent[r]` rows of x to process r in order, and receive `received[r]` rows from it, with a gradient."""
 
     @staticmethod
     def forward(

@@ -1,7 +1,4 @@
-"""Names and sizes of the models, without PyTorch: a row for each. Importing this registers them.
-
-The families themselves are in `tokenmix.models` and `tokenmix.text`, whose import takes seconds.
-"""
+"""Names and sizes of the models, without PyTorch; importing this module registers them."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -34,9 +31,8 @@ def _register(
     )
 
 
-# Image classifiers, and what timm knows of their data: 224 px and 1000 classes, bicubic, crop 0.875 unless said
-# otherwise, timm's own defaults. timm adapts first convolutions to other channels; EAMLP unfolds pixels instead, see
-# `EAMLP.adapt_channels`.
+# Image classifiers, with timm's data settings: by default 224 px, 1000 classes, bicubic, crop 0.875. timm adapts first
+# convolutions to other channels; EAMLP unfolds pixels instead, see `EAMLP.adapt_channels`.
 SHARED: Arguments = {"fixed_input_size": True, "classifier": "head", "license": "apache-2.0"}
 IMAGENET: Arguments = {**SHARED, "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 HALF: Arguments = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
@@ -53,9 +49,9 @@ T2T_SOURCE = "arXiv:2101.11986, table 1; counted with a Performer in the stem"
 
 _image = partial(_register, ("image-classification",))
 
-# Measured, Fashion-MNIST, 12,000 images, 5 epochs, one seed: self 0.778 with convolutions, 0.735 with bare patches.
-# In 12 seconds of one core external attention has 0.804 with 3 blocks and 0.777 with 4, which also learn pairs of
-# pictures later: 0.851 and 0.809 in 16 seconds.
+# Fashion-MNIST, 12,000 images, 5 epochs, one seed: self-attention reaches 0.778 with a convolutional stem, 0.735 with
+# patches. External attention reaches 0.804 with 3 blocks and 0.777 with 4 in 12 seconds of one core. On pairs of
+# pictures, 3 blocks reach 0.851 and 4 blocks 0.809 in 16 seconds.
 _net = partial(_image, "models.mixer_net:MixerNet", {**SMALL, "first_conv": "stem.convs.0"}, stem="conv")
 _net("mixer_nano", "the skeleton of comparisons, 3 blocks of width 64: give mixer=", depth=3)
 _net("mixer_small", "the same skeleton, 8 blocks of width 128", embed_dim=128, depth=8)
@@ -77,7 +73,7 @@ _image(
 _gmlp("gmlp_base", "gMLP-B: 30 blocks of width 512", Published(73.4, 15.8, 81.6, FROM_TABLES), embed_dim=512)
 _gmlp("amlp_tiny", "gmlp_tiny with tiny attention of width 64", embed_dim=128, attention_dim=64)
 _gmlp("amlp_small", "gmlp_small with tiny attention of width 64", embed_dim=256, attention_dim=64)
-# Measured, Fashion-MNIST, 18,000 images seen: 0.80, 0.80 with the layers' start, 0.72, 0.70 with timm's.
+# Fashion-MNIST, 18,000 images seen: 0.80, 0.80 with the layers' initialisation, 0.72, 0.70 with timm's.
 GMLP_NANO: Arguments = {"patch_size": 4, "embed_dim": 64, "depth": 4, "expansion": 4.0, "init": "torch"}
 _gmlp_nano = partial(_image, "models.gmlp:GMLP", {**SMALL, **PATCHES}, **GMLP_NANO)
 _gmlp_nano("gmlp_nano", "4 blocks of width 64 for images of 28 to 64 px")
@@ -100,11 +96,11 @@ EAMLP_19: Arguments = {"embed_dim": 448, "depth": 19, "num_heads": 7, "mlp_ratio
 EAMLP_NANO: Arguments = {"embed_dim": 64, "depth": 4, "num_splits": 2, "init": "torch"}
 _eamlp = partial(_image, "models.eamlp:EAMLP", {**IMAGENET, **UNFOLDED, "crop_pct": 0.9})
 _eamlp("eamlp_7", "EAMLP-7: 7 blocks of width 256", Published(None, None, 71.658, FROM_LOG))
-# The author reports +1.1 points; no public code has it.
+# The author reports +1.1 points; there is no public code.
 _eamlp("eamlp_7_bn", "eamlp_7 with BatchNorm in its blocks", norm="batch")
 _eamlp("eamlp_14", "EAMLP-14: 14 blocks of width 384", Published(30.0, None, 78.9, FROM_TABLE), **EAMLP_14)
 _eamlp("eamlp_19", "EAMLP-19: 19 blocks of width 448", Published(55.0, None, 79.4, FROM_TABLE), **EAMLP_19)
-# Measured, Fashion-MNIST, 18,000 images seen: 0.63, 0.65 with the layers' start, 0.34, 0.24 with the paper's.
+# Fashion-MNIST, 18,000 images seen: 0.63, 0.65 with the layers' initialisation, 0.34, 0.24 with the paper's.
 _eamlp_nano = partial(_image, "models.eamlp:EAMLP", {**SMALL, **UNFOLDED}, **EAMLP_NANO)
 _eamlp_nano("eamlp_nano", "4 blocks of width 64 after two unfoldings, for images of 28 to 64 px", num_slots=32)
 _t2t = partial(_eamlp, attention="softmax", init="torch")
@@ -160,7 +156,7 @@ _image(
 # Detectors.
 RESNET, LAVIT = (f"models.detection.detector:{body}_detector" for body in ("resnet", "lavit"))
 RETINA: Arguments = {"octaves": 3, "extra": "p6p7"}
-# For objects of 8 to 64 px: maps of stride 4, 8 and 16, and nothing coarser.
+# For objects of 8 to 64 px: maps of stride 4, 8 and 16 only.
 DETECTOR_NANO: Arguments = {
     "backbone": "resnet18",
     "backbone_kwargs": {"layers": (1, 1, 1, 1), "channels": (32, 48, 64, 96), "output_stride": 16},
@@ -210,7 +206,7 @@ _retina(RESNET, "retinanet_nano", "RetinaNet at nano size", **RETINA_NANO)
 _faster(RESNET, "faster_rcnn_nano", "Faster R-CNN at nano size", heads=HEADS_NANO, **DETECTOR_NANO)
 _mask(RESNET, "mask_rcnn_nano", "Mask R-CNN at nano size", heads=HEADS_NANO, **DETECTOR_NANO)
 
-# GANs: SAGAN's networks at the published widths.
+# GANs: SAGAN's networks with the published widths.
 STUDIO = "the authors' logs of PyTorch-StudioGAN, CIFAR-10 with 10 classes at 32 px"
 _gan = partial(_register, ("image-generation",), "models.generation:create_gan", None)
 _gan("sagan", "SAGAN at the published widths", Published(4.386308, None, None, STUDIO, "generator"), attention="sagan")
@@ -221,8 +217,8 @@ _gan_nano("sagan_nano", "SAGAN at nano size", attention="sagan")
 _gan_nano("eagan_nano", "external attention at nano size", attention="external")
 _gan_nano("resnet_gan_nano", "no attention at nano size", attention="none")
 
-# Point models: the paper's sizes, the same with external attention, and small ones for short runs. The first two have
-# the parameter counts that were reported for them (test_point_models.py).
+# Point models: the paper's sizes, the same with external attention, and small ones for short runs. The parameter counts
+# of the first two equal the reported ones (test_point_models.py).
 POINTS, COUNTED = "models.points:create_point_model", "arXiv:2012.09688, ModelNet40 with 40 classes"
 POINTS_NANO: Arguments = {"dim": 64, "fuse_dim": 256, "head_dims": (128, 64), "drop_rate": 0.3}
 FEW: Arguments = {"stem_dim": 32, "stage_dims": (48, 64), "centres": (128, 64), "num_neighbours": 16}
@@ -264,7 +260,7 @@ _fpn_seg("fpn_seg_lavit_small", "feature pyramid over LaViT-S", backbone="lavit_
 _fpn_seg("fpn_seg_lavit_base", "feature pyramid over LaViT-B", backbone="lavit_base", img_size=224)
 _fpn_seg("fpn_seg_nano", "feature pyramid at nano size", **SEGMENTER_NANO)
 
-# Text models: the paper's sizes, and small ones with equal parameters. The paper prints FLOPs, two for a multiply-add.
+# Text models: the paper's sizes, and small ones with equal parameters. The paper counts two FLOPs per multiply-add.
 PRINTED = "arXiv:2105.08050, with a vocabulary of 32,000 and 512 tokens"
 _text = partial(
     _register, ("masked-lm", "text-classification", "question-answering"), "text.heads:create_text_model", None

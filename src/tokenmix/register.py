@@ -1,6 +1,6 @@
-"""Importing this registers our models with timm, and with transformers if that is installed.
+"""Importing this module registers our models with timm, and with transformers if installed.
 
-For programs that take the name of a module to import: timm's `train.py --device-modules tokenmix.register`.
+For programs that import a module by name: timm's `train.py --device-modules tokenmix.register`.
 """
 
 from importlib.util import find_spec

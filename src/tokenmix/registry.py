@@ -1,8 +1,8 @@
-"""Registry of models by name, and plug-ins. Each model is registered once, by the package that defines it.
+"""Registry of models by name, and plug-ins.
 
-An entry says where a thing is defined ("module:name") and imports it at first use, so that names can be listed and
-checked without PyTorch. Packages outside tokenmix register with the same functions; those that are installed are found
-by the entry point group `tokenmix.plugins`, whose modules register on import:
+An entry names the definition as "module:name" and imports it at first use, so listing and checking names needs no
+PyTorch. Other packages register with the same functions. The modules in the entry point group `tokenmix.plugins` of
+installed packages are imported, and register on import:
 
     [project.entry-points."tokenmix.plugins"]
     mine = "my_package.tokenmix_plugin"
@@ -25,14 +25,14 @@ from tokenmix.errors import UserError, as_user_error, needs, unknown_name
 from tokenmix.trust import check_typed
 
 Arguments = Mapping[str, Any]
-"""Keyword arguments of a constructor or a function that is called by name."""
+"""Keyword arguments of a constructor or function."""
 
 Target = str | Callable[..., object]
-"""A function or class, or "module:name" of one."""
+"""A function or class, or its "module:name"."""
 
 
 def load_object(target: Target) -> Any:
-    """The object that a target names; itself if it is one already."""
+    """Import the object of "module:name"; other targets are returned unchanged."""
     if not isinstance(target, str):
         return target
     module, _, name = target.partition(":")
@@ -42,22 +42,20 @@ def load_object(target: Target) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What can be registered."""
-
     name: str
     about: str
 
 
 @dataclass(frozen=True)
 class Published:
-    """A paper's figures for a model: of image classifiers at 224 px on ImageNet-1k, of others as in `source`.
+    """Published figures of a model: image classifiers at 224 px on ImageNet-1k, others as described in `source`.
 
     Attributes:
         parameters: millions.
         macs: billions of multiply-adds.
         top1: per cent.
-        source: where the figures were read, and how far they can be trusted. No accuracy was reproduced here.
-        part: the figures are of this part of the model alone, a row of `tokenmix info`.
+        source: origin and reliability of the figures. No accuracy was reproduced here.
+        part: row of `tokenmix info`, if the figures are for this part of the model only.
     """
 
     parameters: float | None
@@ -69,17 +67,17 @@ class Published:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelEntry(Entry):
-    """A model.
+    """A registered model.
 
     Attributes:
         name: for example `gmlp_small`.
         tasks: names of the tasks that train it.
         about: one line for `tokenmix list models`.
-        build: called with `arguments`, overridden by the caller's, by `tokenmix.create_model`; returns the module.
-        arguments: what makes this preset of `build`.
-        pretrained_cfg: of an image classifier with timm's interface: what timm keeps of it (size and normalisation of
-            images, source of weights and their `tag`), with which `import tokenmix.models` registers the name there.
-        published: the paper's figures, which `tokenmix info` shows next to ours.
+        build: function or class that `tokenmix.create_model` calls with `arguments`, updated by the caller's.
+        arguments: arguments of this preset.
+        pretrained_cfg: timm's config (image size and normalisation, source of weights, `tag`) for image classifiers
+            with timm's interface. `import tokenmix.models` registers the name in timm with this config.
+        published: figures of the paper, shown by `tokenmix info`.
     """
 
     tasks: tuple[str, ...]
@@ -96,8 +94,8 @@ class Registry(Generic[E]):
     """Entries by name, in the order of registration.
 
     Args:
-        kind: what an entry is, for messages.
-        load: imports what registers; called once, when an entry is first asked for.
+        kind: kind of entry, for messages.
+        load: imports the modules that register entries; called once, at the first lookup.
     """
 
     def __init__(self, kind: str, load: Callable[[], None]) -> None:
@@ -105,7 +103,7 @@ class Registry(Generic[E]):
         self._entries: dict[str, E] = {}
 
     def register(self, *entries: E) -> None:
-        """Add entries; `UserError` for a name that another entry has."""
+        """Add entries; `UserError` if a name is taken by another entry."""
         for entry in entries:
             if self._entries.setdefault(entry.name, entry) != entry:
                 raise UserError(f"the {self.kind} {entry.name!r} is registered already; choose another name")
@@ -133,7 +131,7 @@ class Registry(Generic[E]):
 
 @functools.cache
 def load_plugins() -> None:
-    """Import the modules of installed packages that the entry point group `tokenmix.plugins` names."""
+    """Import all modules of the entry point group `tokenmix.plugins`."""
     for point in entry_points(group="tokenmix.plugins"):
         load_plugin(point.value)
 
@@ -149,16 +147,12 @@ _imported: list[str] = []
 
 
 def imported_plugins() -> tuple[str, ...]:
-    """What `load_plugin` has imported, files by their full path, for another process to import as well."""
+    """Modules that `load_plugin` imported, files by their full path, for import in another process."""
     return tuple(_imported)
 
 
 def load_plugin(module: str) -> None:
-    """Import a module, or a file NAME.py as module NAME, which registers tasks, models, data sets or mixers.
-
-    Raises:
-        UserError: it cannot be imported, or the file has the name of another module.
-    """
+    """Import a module, or a file NAME.py as module NAME, which registers things; `UserError` if that fails."""
     failed = f"the plug-in {module} cannot be imported ("
     with as_user_error(failed, "); correct it, or leave it out", Exception, SystemExit):
         if module.endswith(".py"):
@@ -170,7 +164,7 @@ def load_plugin(module: str) -> None:
             if known is not None and (place is None or Path(place).resolve() != file):
                 raise UserError(f"{file} would hide the module {file.stem!r}; give the file another name")
             if file.stem not in sys.modules:
-                # Its own folder is searched for its neighbours, and last: a random.py there hides no library.
+                # The file's folder is searched last, for its neighbours: a random.py there hides no library.
                 sys.path.append(str(file.parent))
                 importlib.import_module(file.stem)
         else:
@@ -181,7 +175,7 @@ def load_plugin(module: str) -> None:
 
 
 def _import(module: str) -> ModuleType:
-    """Import a module; the current folder is searched for one that is nowhere else, after every other folder."""
+    """Import a module; the current folder is searched last."""
     top, here = module.partition(".")[0], os.getcwd()
     if top not in sys.modules and here not in sys.path and importlib.util.find_spec(top) is None:
         sys.path.append(here)
@@ -189,10 +183,11 @@ def _import(module: str) -> ModuleType:
 
 
 def import_object(target: str) -> Callable[..., Any]:
-    """The user's class or function that `module:name` means; the current folder is searched last.
+    """Import a user's class or function by `module:name`; the current folder is searched last.
 
     Raises:
-        UserError: a file names it and its module has not been imported; it cannot be imported, or cannot be called.
+        UserError: the import fails, the object is not callable, or a file gives the name and the module is not
+            imported.
     """
     module_name, _, name = target.partition(":")
     if not module_name or not name:
@@ -229,7 +224,7 @@ def is_foreign(model: str) -> bool:
 
 
 def without_timm(model: str) -> str:
-    """The name without "timm:", which may stand before one of timm's; what is of a file stays `FromFile`."""
+    """Remove the prefix "timm:"; text from a file stays `FromFile`."""
     return type(model)(model.removeprefix(TIMM))
 
 
@@ -239,15 +234,15 @@ def is_transformers(model: str) -> bool:
 
 
 def is_elsewhere(model: str) -> bool:
-    """Whether the name is that of a model of torchvision's, the user's or transformers'."""
+    """Whether the model is from torchvision, transformers or the user."""
     return is_foreign(model) or is_transformers(model)
 
 
 def may_be_others(model: str) -> bool:
-    """Whether it may be a model of torchvision's, one that the user's function builds, or one of timm's.
+    """Whether the model may be from torchvision, timm or a user's function.
 
-    timm is asked about a name that is none of ours, and its import takes seconds. Without timm the answer is yes, so
-    that the import says what is missing.
+    Unknown names are looked up in timm, whose import takes seconds. Without timm the answer is yes, so that the later
+    import reports what is missing.
     """
     if model in MODELS:
         return False
@@ -262,15 +257,11 @@ def may_be_others(model: str) -> bool:
 
 
 def may_classify_images(model: str) -> bool:
-    """Whether it may be a classifier of images from elsewhere."""
     return is_transformers(model) or may_be_others(model)
 
 
 def check_models(names: Iterable[str], mixers: Collection[str] | None = None) -> None:
-    """Raise `UserError` for a name that is neither our model nor timm's; one with a colon is not checked.
-
-    With `mixers` a name may also be one of these.
-    """
+    """Raise `UserError` unless each name is a model of ours or timm's, in `mixers`, or has a colon."""
     for name in names:
         if name in (mixers or ()) or name in MODELS or may_be_others(name):
             continue
@@ -278,7 +269,7 @@ def check_models(names: Iterable[str], mixers: Collection[str] | None = None) ->
 
         kinds = ["model"] if mixers is None else ["mixer", "model"]
         error = unknown_name(" or ".join(kinds), name, {*(mixers or ()), *list_models(), *timm.list_models()})
-        # Nobody reads a list of more than a thousand names.
+        # A list of more than a thousand names would not help.
         if "did you mean" in str(error):
             raise error
         lists = ", ".join(f"tokenmix list {kind}s" for kind in kinds)
@@ -286,5 +277,5 @@ def check_models(names: Iterable[str], mixers: Collection[str] | None = None) ->
 
 
 def list_models(pattern: str = "*", *, task: str | None = None) -> list[str]:
-    """The names of our models that match a glob, for example `list_models("eamlp*")`; with `task`, those it trains."""
+    """Names of our models that match a glob, for example `list_models("eamlp*")`, and that `task` can train."""
     return [name for name in MODELS.names(pattern) if task is None or task in MODELS[name].tasks]

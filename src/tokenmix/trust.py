@@ -1,8 +1,8 @@
-"""Trust: only text that a user typed may name code, a model of timm's hub or folders, or a URL.
+"""Trust: only text typed by the user may name code, a model of timm's hub or folders, or a URL.
 
-A command's words are typed. So is the text that a Python caller passes to a public function. Text from a file never
-is: a run folder, a recipe, a comparison or a hub's config may be a stranger's. `check_typed` refuses by default, and
-an entry point records the typed text with `typed`.
+Words of a command are typed, and so are arguments of a public function. Text from a file is never typed, because a run
+folder, a recipe, a comparison or a hub's config may be untrusted. `check_typed` refuses by default; an entry point
+records typed text with `typed`.
 """
 
 import dataclasses
@@ -24,13 +24,13 @@ _typed: ContextVar[frozenset[str] | None] = ContextVar("typed", default=None)
 
 
 class FromFile(str):
-    """Text of a file. A config that is copied, changed or pickled keeps the class of its values."""
+    """Text from a file. Copies, changes and pickles of a config keep the class of its values."""
 
     __slots__ = ()
 
 
 def from_file(value: Any) -> Any:
-    """The value of a JSON or TOML file with every text in it as `FromFile`."""
+    """Turn all text in a value from JSON or TOML into `FromFile`."""
     if isinstance(value, str):
         return FromFile(value)
     if isinstance(value, dict):
@@ -39,13 +39,13 @@ def from_file(value: Any) -> Any:
 
 
 def typed_words() -> frozenset[str] | None:
-    """The text that is trusted here; None outside of an entry point, where nothing is."""
+    """The trusted text; None outside an entry point, where nothing is trusted."""
     return _typed.get()
 
 
 @contextmanager
 def only_typed(words: frozenset[str] | None) -> Iterator[None]:
-    """Trust exactly these words in the block: a command's, or those that another process passed on."""
+    """Trust exactly these words in the block, from a command or another process."""
     before = _typed.set(words)
     try:
         yield
@@ -55,7 +55,7 @@ def only_typed(words: frozenset[str] | None) -> Iterator[None]:
 
 @contextmanager
 def typed(*values: object) -> Iterator[None]:
-    """Trust the text in these values in the block. An outer entry point wins: what it was given decides."""
+    """Trust the text in these values in the block. Within an outer entry point, only that entry point's text counts."""
     words = _typed.get()
     if words is None:
         words = frozenset(text for text in texts_in(values) if not isinstance(text, FromFile))
@@ -64,7 +64,7 @@ def typed(*values: object) -> Iterator[None]:
 
 
 def from_caller(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator of a public function: the text in its arguments is typed, unless an entry point called it."""
+    """Decorator of a public function: text in its arguments is typed, unless an entry point called the function."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -75,7 +75,7 @@ def from_caller(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def texts_in(value: object) -> Iterator[str]:
-    """All text in a value, a list, a table, a config, and what is in those."""
+    """All text in a value, including nested lists, tables and configs."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -88,16 +88,17 @@ def texts_in(value: object) -> Iterator[str]:
 
 
 def is_typed(text: str) -> bool:
-    """Whether the text is typed: a word, or what separators enclose in one, as in mixer=my:Class or a,b."""
+    """Whether the text is typed: a word, or a part of a word between separators, as in mixer=my:Class or a,b."""
     words = _typed.get() or frozenset()
     whole = re.compile(rf"(?:^|(?<=[=,:\s'\"(\[{{])){re.escape(text)}(?=$|[,#\s'\")\]}}])")
     return text in words or any(whole.search(word) for word in words)
 
 
 def check_typed(text: str, what: str, done: str, remedy: str = "give it as a word of your command") -> None:
-    """`UserError` unless the text is typed. Every use of text as code or as a place on the network asks here first.
+    """Raise `UserError` unless the text is typed. Call this before using text as code or as a network address.
 
-    `text` names `what`, which is not `done`; `remedy` is how a user who trusts the file continues.
+    The message says that a file names `what` (`text`), which is not `done`; `remedy` tells users who trust the file how
+    to continue.
     """
     if not is_typed(text):
         raise UserError(f"a file names {what}, {text}, which is not {done} for its sake; if you trust it, {remedy}")
@@ -108,9 +109,9 @@ _starting = threading.RLock()
 
 @contextmanager
 def safe_children() -> Iterator[None]:
-    """Interpreters that start in the block do not search the current folder, as with `python -P`.
+    """Start Python interpreters in the block without the current folder in their path, as with `python -P`.
 
-    Without it, a file pickle.py in a folder of data would be imported by each of them.
+    Otherwise each of them would import a file such as pickle.py from a data folder.
     """
     name = "PYTHONSAFEPATH"
     with _starting:

@@ -1,4 +1,4 @@
-"""Train a model to imitate another, and find the layers of a model that can be replaced."""
+"""Knowledge distillation, and a ranking of the layers of a model by how well a mixer replaces them."""
 
 from tokenmix.distillation.distilling import (
     CurvePoint,

@@ -1,4 +1,4 @@
-"""Train a student to give what its teacher gives, and find which attention layers a mixer replaces best."""
+"""Train a student on its teacher's outputs, and rank attention layers by how well a mixer replaces them."""
 
 import copy
 import math
@@ -38,7 +38,7 @@ from tokenmix.swap.swap import swap_attention
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """Where training stood: the mean loss since the point before, and the held-out fidelity if there are samples."""
+    """Mean training loss since the previous point, and held-out fidelity if there are held-out samples."""
 
     step: int
     loss: float
@@ -47,17 +47,17 @@ class CurvePoint:
 
 @dataclass(frozen=True, kw_only=True)
 class DistillReport(TableReport):
-    """A student that learned from a teacher.
+    """Result of `distill`.
 
     Attributes:
-        student: the model that was given, trained in place.
-        curve: points over the steps.
+        student: the given model, trained in place.
+        curve: points during training.
         before, after: held-out fidelity; None without held-out samples.
-        steps: that were taken.
-        trained: numbers that were learned.
-        seconds: of training, without the evaluations.
-        cpu_seconds: of this process in that time, over all cores.
-        interrupted: Ctrl-C ended it; the student is what was reached.
+        steps: optimiser steps.
+        trained: number of trained parameters.
+        seconds: training time, without evaluation.
+        cpu_seconds: CPU time of this process in the same period, over all cores.
+        interrupted: Ctrl-C ended the training; the student keeps the weights at that point.
     """
 
     student: nn.Module
@@ -112,39 +112,39 @@ def distill(
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> DistillReport:
-    """Train a student, in place, to give what its teacher gives on unlabelled samples.
+    """Train a student, in place, to reproduce its teacher's outputs on unlabelled samples.
 
         loss(s(x), t(x)) + w 1/L sum_l |S_l(x_l) - T_l(x_l)|^2 / |T_l(x_l)|^2
 
-    x_l is the teacher's own input to its layer l, so that each layer learns by itself. AdamW with a linear warm-up and
-    a cosine schedule to 0; gradients are clipped at norm 1. Dropout is off. The teacher is not changed. After Ctrl-C
-    the student is what was reached, and the report says so.
+    x_l is the teacher's input to its layer l, so each layer learns independently. The optimiser is AdamW with a linear
+    warm-up, a cosine schedule to 0 and gradient clipping at norm 1. Dropout is off. The teacher does not change. After
+    Ctrl-C the student keeps the current weights, and the report says so.
 
     Args:
-        teacher: the model that is imitated.
-        student: the model that learns, for example a copy of the teacher after `swap_attention`.
-        loader: batches, read again from the start when they end. A batch is a tensor, a tuple whose first is the input,
-            or a dict of arguments; labels are not used.
-        output: what is compared. None: the output if it is a tensor, else `logits` or `last_hidden_state`. A name: that
-            entry of the output. "mean": its tokens' mean over `attention_mask`, a sentence embedding; "cls": its first
-            token. A function of the output and the batch: what it returns. Padding of tokens does not count.
+        teacher: the model to imitate.
+        student: the model to train, for example a copy of the teacher after `swap_attention`.
+        loader: batches, repeated as needed. A batch is a tensor, a tuple that starts with the input, or a dict of
+            arguments; labels are not used.
+        output: the compared output. None: the output if it is a tensor, else `logits` or `last_hidden_state`. A name:
+            that entry of the output. "mean": the mean over tokens in `attention_mask`, a sentence embedding; "cls": the
+            first token. A function of output and batch: its result. Padding tokens do not count.
         loss: "cosine", 1 - cos over rows; "mse", the squared error over the teacher's mean square; "kl", of logits at
-            `temperature`; a function of both outputs; None for layers alone.
-        layers: names of modules, or a glob over them, whose outputs are matched as well; of nested ones a glob takes
-            the outermost.
+            `temperature`; a function of both outputs; None for layers only.
+        layers: names of modules, or a glob, whose outputs are also matched; a glob takes the outermost of nested
+            modules.
         layer_weight: w.
-        steps: of the optimiser; one pass through the loader if not given, and 0 only measures.
+        steps: optimiser steps (default: one pass through the loader); 0 only measures.
         lr: learning rate after the warm-up.
         weight_decay: of AdamW.
-        warmup: share of the steps.
-        train_only: globs over names of parameters, or a function of name and parameter; "mixers" for those of token
-            mixers. What needs a gradient if not given.
-        held_out: batches on which fidelity is measured; they choose nothing.
-        report_every: steps between points of the curve; a tenth of all if not given.
+        warmup: fraction of the steps.
+        train_only: globs over parameter names, or a function of name and parameter; "mixers" for the token mixers'
+            parameters (default: all with `requires_grad`).
+        held_out: batches for fidelity; they do not affect training.
+        report_every: steps between points of the curve (default: a tenth of all steps).
         temperature: T of "kl".
-        precision: of the forward passes: "bf16" by autocast.
-        seed: of the loader's order, where that is random.
-        progress: is given a line for each point of the curve.
+        precision: of the forward passes; "bf16" uses autocast.
+        seed: of the loader's order, if it is random.
+        progress: called with a line for each point of the curve.
 
     Returns:
         The report, with held-out fidelity before and after.
@@ -198,7 +198,7 @@ def distill(
         try:
             while step < total:
                 wall, cpu = time.perf_counter(), time.process_time()
-                # Up in a line, then down along a cosine.
+                # Linear warm-up, then cosine decay.
                 rate = min(1.0, (step + 1) / max(1.0, warmup * total)) * 0.5 * (1 + math.cos(math.pi * step / total))
                 for group in optimizer.param_groups:
                     group["lr"] = lr * rate
@@ -239,7 +239,6 @@ def distill(
 
 
 def _layer_names(teacher: nn.Module, student: nn.Module, layers: str | Sequence[str] | None) -> list[str]:
-    """The modules of both models that `layers` means."""
     if layers is None:
         return []
     theirs = {name for name, _ in student.named_modules()}
@@ -259,7 +258,6 @@ def _layer_names(teacher: nn.Module, student: nn.Module, layers: str | Sequence[
 
 
 def _endless(loader: Iterable[object]) -> Iterator[object]:
-    """The batches, again and again."""
     seen = 0
     while True:
         before = seen
@@ -277,7 +275,7 @@ def _endless(loader: Iterable[object]) -> Iterator[object]:
 
 @contextmanager
 def _learning(student: nn.Module, train_only: Trained | None) -> Iterator[list[nn.Parameter]]:
-    """The parameters that learn, the others frozen; dropout off, and batch norms learning where their weights do."""
+    """The trained parameters; freezes the others, turns dropout off, and trains batch norms whose weights train."""
     named = list(student.named_parameters())
     if train_only is None:
         chosen = [p for _, p in named if p.requires_grad]
@@ -311,7 +309,7 @@ def _learning(student: nn.Module, train_only: Trained | None) -> Iterator[list[n
 
 @dataclass(frozen=True)
 class RankedLayer:
-    """One attention layer: the fidelity of the model with this layer alone replaced, and what the layer costs."""
+    """Fidelity of the model with only this attention layer replaced, and multiply-adds of the layer."""
 
     name: str
     fidelity: Fidelity
@@ -321,7 +319,7 @@ class RankedLayer:
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """The model with the `count` best layers replaced: its fidelity and its multiply-adds, None if not known."""
+    """The model with the `count` best layers replaced: fidelity, and multiply-adds (None if unknown)."""
 
     count: int
     fidelity: Fidelity
@@ -330,16 +328,15 @@ class FrontierPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerRanking(TableReport):
-    """The attention layers of a model by how well a mixer replaces them, after a short fit.
+    """Attention layers ranked by how well a mixer replaces them after a short fit.
 
     Attributes:
-        mixer: what was put in.
-        layers: the best first.
-        frontier: of no layer, the best, the two best, and so on, with the mixers as they were fitted, not trained
-            together.
+        mixer: the mixer.
+        layers: the layers, best first.
+        frontier: models with the 0, 1, 2, ... best layers replaced; the fitted mixers are not trained together.
         steps: of the fit.
         seconds: of the fit.
-        names: of the layers in the model's own order.
+        names: of the layers, in model order.
     """
 
     mixer: str
@@ -350,7 +347,7 @@ class LayerRanking(TableReport):
     names: tuple[str, ...]
 
     def best(self, count: int) -> list[str]:
-        """Names of the best layers, for `swap_attention(where=...)`, in the model's own order."""
+        """Names of the best layers, in model order, for `swap_attention(where=...)`."""
         chosen = {layer.name for layer in self.layers[:count]}
         return [name for name in self.names if name in chosen]
 
@@ -389,26 +386,26 @@ def rank_layers(
     precision: Literal["fp32", "bf16"] = "fp32",
     seed: int = 0,
 ) -> LayerRanking:
-    """Rank a model's attention layers by how well a mixer replaces each of them alone.
+    """Rank a model's attention layers by how well a mixer replaces each of them.
 
-    A mixer for each layer learns the layer's outputs on the model's own inputs to it, for a few steps, all layers at
-    once and independent of each other. Then each is put in alone, and the model's loss against the original is
-    measured. The model is not changed.
+    For each layer, a mixer learns the layer's outputs from the layer's own inputs. All mixers train at once and
+    independently, for a few steps. Then each mixer alone replaces its layer, and the loss against the original model is
+    measured. The model does not change.
 
     Args:
-        model: a model that `swap_attention` takes.
-        mixer: a name of `tokenmix.list_mixers()`, or a class of mixers.
-        loader: batches to fit on, as of `distill`.
-        held_out: batches to measure on.
-        where: the layers that are ranked, as of `swap_attention`.
-        output: what is compared, as of `distill`.
-        loss: by which layers are ranked, as of `distill`.
+        model: a model that `swap_attention` accepts.
+        mixer: a name of `tokenmix.list_mixers()`, or a mixer class.
+        loader: batches for the fit, as in `distill`.
+        held_out: batches for the measurement.
+        where: layers to rank, as in `swap_attention`.
+        output: the compared output, as in `distill`.
+        loss: ranking criterion, as in `distill`.
         steps: of the fit.
         lr: learning rate of the fit.
-        num_tokens, img_size, example_inputs, mixer_kwargs, drop: as of `swap_attention`.
+        num_tokens, img_size, example_inputs, mixer_kwargs, drop: as in `swap_attention`.
         temperature: T of "kl".
         precision: of the forward passes.
-        seed: of the loader's order, where that is random.
+        seed: of the loader's order, if it is random.
 
     Returns:
         The ranking, with the frontier of fidelity against multiply-adds for the k best layers.
@@ -449,7 +446,6 @@ def rank_layers(
     )
 
     def fidelity(replaced: Sequence[str]) -> Fidelity:
-        """Of the model with these layers replaced."""
         student = copy.deepcopy(model)
         for name in replaced:
             for one in names[name]:
@@ -457,7 +453,6 @@ def rank_layers(
         return held.fidelity(student, reader, of_outputs)
 
     def macs(replaced: Sequence[SwapRow]) -> int | None:
-        """Of the model with these layers replaced."""
         if swap.macs_before is None or any(row.macs_before is None or row.macs_after is None for row in replaced):
             return None
         return swap.macs_before + sum((row.macs_after or 0) - (row.macs_before or 0) for row in replaced)

@@ -1,4 +1,4 @@
-"""Outputs of a student and its teacher: how they are read, what the student loses against them, how near it is."""
+"""Outputs of a student and its teacher: reading, losses and fidelity."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,23 +21,14 @@ LABELS = ("label", "labels")
 
 @dataclass(frozen=True)
 class OutputReader:
-    """The output of a model on a batch.
-
-    Attributes:
-        output: as of `distill`.
-        device: where the models are.
-        half: compute in bfloat16 where autocast does.
-    """
+    """Runs a model on a batch on `device`, in bfloat16 autocast if `half`; `output` is as in `distill`."""
 
     output: Output
     device: torch.device
     half: bool = False
 
     def __call__(self, model: nn.Module, batch: object) -> Tensor:
-        """Run the model on a tensor, the first of a tuple, or a mapping by name; the output that is compared.
-
-        Of a mapping, labels and what the forward pass has no argument for are left out.
-        """
+        """The output to compare, for a tensor, a tuple (first entry) or a mapping (without labels and unknown keys)."""
         given = batch[0] if isinstance(batch, tuple | list) and batch else batch
         kwargs: Arguments = {}
         if isinstance(given, Mapping):
@@ -81,7 +72,6 @@ class OutputReader:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.half)
 
     def moved(self, batch: object) -> object:
-        """The batch on the device of the models."""
         if isinstance(batch, Tensor):
             return batch.to(self.device)
         if isinstance(batch, Mapping):
@@ -90,7 +80,7 @@ class OutputReader:
 
 
 def mask_of(batch: object) -> Tensor | None:
-    """`attention_mask` of a batch of text, True = the token counts; None without one."""
+    """`attention_mask` of a text batch, True = the token counts; None if there is none."""
     given = batch[0] if isinstance(batch, tuple | list) and batch else batch
     mask = given.get("attention_mask") if isinstance(given, Mapping) else None
     return mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
@@ -118,10 +108,7 @@ OutputLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 def output_loss(loss: LossName | OutputLoss, temperature: float) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
-    """The loss of student's and teacher's outputs under a mask, by name or function.
-
-    Ours compare rows (n, D); a user's function is given the outputs themselves.
-    """
+    """The loss of both outputs under a mask. Built-in losses compare rows (n, D), user functions the outputs."""
     if not callable(loss) and loss not in get_args(LossName):
         raise unknown_name("loss", str(loss), get_args(LossName))
     by_rows: dict[str, OutputLoss] = {
@@ -144,22 +131,21 @@ def output_loss(loss: LossName | OutputLoss, temperature: float) -> Callable[[Te
 
 
 def cosine_loss(student: Tensor, teacher: Tensor) -> Tensor:
-    """1 - cos(s, t), the mean over rows (n, D)."""
+    """1 - cos(s, t), averaged over rows (n, D)."""
     return 1 - F.cosine_similarity(student.float(), teacher.float(), dim=-1).mean()
 
 
 def relative_error(student: Tensor, teacher: Tensor) -> Tensor:
-    """|s - t|^2 / |t|^2, the mean squared error in units of the teacher's mean square; a student that gives 0 has 1."""
+    """|s - t|^2 / |t|^2, the squared error relative to the teacher's; 1 for a student that outputs 0."""
     wanted = teacher.float()
     return (student.float() - wanted).square().sum() / wanted.square().sum().clamp_min(1e-12)
 
 
 def distillation_loss(student: Tensor, teacher: Tensor, temperature: float, count: Tensor | None = None) -> Tensor:
-    """T^2 KL(softmax(teacher / T) || softmax(student / T)), logits (rows, classes), summed and divided by `count`.
+    """T^2 KL(softmax(teacher / T) || softmax(student / T)) of logits (rows, classes), summed and divided by `count`.
 
-    Paper:
-        Hinton et al., Distilling the Knowledge in a Neural Network (arXiv 1503.02531). T^2 keeps the gradients of
-        different temperatures alike.
+    Reference: Hinton et al., Distilling the Knowledge in a Neural Network, arXiv 1503.02531; T^2 keeps gradients
+    comparable between temperatures.
     """
     log_p, log_q = ((logits.float() / temperature).log_softmax(-1) for logits in (teacher, student))
     divergence = F.kl_div(log_q, log_p, log_target=True, reduction="sum")
@@ -167,7 +153,7 @@ def distillation_loss(student: Tensor, teacher: Tensor, temperature: float, coun
 
 
 class LayerCall(NamedTuple):
-    """One call of a teacher's layer: its name, how it was called, and what came out, without maps."""
+    """One call of a teacher's layer: name, method, arguments, and output without maps."""
 
     name: str
     method: str
@@ -178,7 +164,7 @@ class LayerCall(NamedTuple):
 
 @contextmanager
 def watched_layers(teacher: nn.Module, names: Sequence[str]) -> Iterator[list[LayerCall]]:
-    """The calls of these layers of a model that runs in the block, without gradients."""
+    """Record the calls of these layers of a model in the block, without gradients."""
     calls: list[LayerCall] = []
     with torch.no_grad(), ExitStack() as stack:
         for name in names:
@@ -188,22 +174,22 @@ def watched_layers(teacher: nn.Module, names: Sequence[str]) -> Iterator[list[La
 
 
 def layer_loss(student: nn.Module, calls: Sequence[LayerCall], mask: Tensor | None = None) -> Tensor:
-    """How far the student's layers are from the teacher's of the same name, each given the teacher's input.
+    """Relative error of the student's layers against the teacher's, each on the teacher's input.
 
         1/L sum_l |S_l(x_l) - A_l(x_l)|^2 / |A_l(x_l)|^2
 
-    Each layer learns by itself, so that an early one that is still far off does not disturb those after it. A layer
-    that gives 0 has 1.
+    Layers learn independently, so errors of early layers do not disturb later layers. A layer that outputs 0 has error
+    1.
 
     Args:
-        student: whose layers learn.
-        calls: of the teacher's layers, from `watched_layers`.
-        mask: (B, N), True = the token counts; of outputs (B, N, D) only.
+        student: the model whose layers train.
+        calls: calls of the teacher's layers, from `watched_layers`.
+        mask: (B, N), True = the token counts; only applied to outputs (B, N, D).
     """
     losses, carry = [], None
     for name, method, args, kwargs, wanted in calls:
         if method == "mix":
-            # Layers that pass scores on take those of the student.
+            # Layers that pass scores use the student's scores.
             args, kwargs = (args[0], carry, *args[2:]), {key: kwargs[key] for key in kwargs if key != "carry"}
         result = getattr(student.get_submodule(name), method)(*args, **kwargs)
         carry = result[1] if method == "mix" else None
@@ -212,7 +198,7 @@ def layer_loss(student: nn.Module, calls: Sequence[LayerCall], mask: Tensor | No
 
 
 def rows_of(output: Tensor, mask: Tensor | None = None) -> Tensor:
-    """An output as rows (n, D): vectors (B, D), tokens (B, N, D) that the mask has, or pixels of (B, C, H, W)."""
+    """An output as rows (n, D): vectors (B, D), unmasked tokens of (B, N, D), or pixels of (B, C, H, W)."""
     if output.dim() == 3 and mask is not None and mask.shape == output.shape[:2]:
         return output[mask]
     if output.dim() == 4:
@@ -221,7 +207,7 @@ def rows_of(output: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def _first(result: Tensor | Sequence[Tensor]) -> Tensor:
-    """What attention returns, without the maps or scores that some return with it."""
+    """The output of attention, without optional maps or scores."""
     return result if isinstance(result, Tensor) else result[0]
 
 
@@ -231,16 +217,17 @@ MOST_COMPARED = 5000
 
 @dataclass(frozen=True, kw_only=True)
 class Fidelity:
-    """A student's outputs next to its teacher's, on held-out samples.
+    """Agreement of a student's outputs with its teacher's, on held-out samples.
 
     Attributes:
-        rows: vectors compared: samples, tokens or pixels.
-        loss: the loss that is trained.
+        rows: number of compared vectors: samples, tokens or pixels.
+        loss: the training loss.
         cosine: mean of cos(s, t).
         mse: |s - t|^2 / |t|^2.
-        agreement: share of rows whose largest entry is the same, which is the answer of a classifier.
-        neighbours: of embeddings (B, D), the share of a sample's 10 nearest by cosine that are the teacher's; None for
-            other outputs, and below 20 samples. It depends on their number; of more than 5,000 the first are taken.
+        agreement: fraction of rows with the same largest entry, the prediction of a classifier.
+        neighbours: for embeddings (B, D), the fraction of a sample's 10 nearest neighbours by cosine shared with the
+            teacher. It depends on the number of samples; only the first 5,000 are used. None for other outputs and
+            below 20 samples.
     """
 
     rows: int
@@ -253,8 +240,6 @@ class Fidelity:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Held-out batches, and the teacher's outputs on them."""
-
     batches: Sequence[object]
     wanted: Sequence[Tensor]
 
@@ -291,7 +276,7 @@ class HeldOut:
 
 
 def neighbour_overlap(student: Tensor, teacher: Tensor) -> float:
-    """The share of each row's nearest rows by cosine, itself left out, that both have in common; (n, D) each."""
+    """Fraction of shared nearest neighbours by cosine, excluding the row itself; (n, D) each."""
     similar = [unit @ unit.T for unit in (F.normalize(rows, dim=-1) for rows in (student, teacher))]
     ours, theirs = (cosines.fill_diagonal_(-2.0).topk(NEIGHBOURS).indices for cosines in similar)
     return (ours.unsqueeze(2) == theirs.unsqueeze(1)).any(2).float().mean().item()
@@ -299,7 +284,6 @@ def neighbour_overlap(student: Tensor, teacher: Tensor) -> float:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """A model in evaluation mode, as it was before at the end."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

@@ -1,4 +1,4 @@
-"""Layers with less to do at inference: external attention in the projections next to it, and the T2T stem of EAMLP."""
+"""Faster layers for inference: external attention folded into its projections, and EAMLP's T2T stem."""
 
 import math
 from collections.abc import Mapping
@@ -29,8 +29,7 @@ Folding = ExternalAttention | MultiHeadExternalAttention
 
 
 GROUP = 2**20
-"""Numbers worked on together, 4 MiB. Products of a quarter of that have too few rows; with three times as many the time
-may go to fresh memory pages (dev/LOG.md, 2026-11-22)."""
+"""Entries processed together, 4 MiB: fewer give small products, more need fresh pages (dev/LOG.md, 2026-11-22)."""
 
 
 class Map(NamedTuple):
@@ -41,16 +40,15 @@ class Map(NamedTuple):
 
 
 class FoldedExternalAttention(Mixer):
-    """External attention of two products, in float32 or bfloat16, and the double normalisation between them in float32.
+    """External attention as two products in float32 or bfloat16, with double normalisation in float32 between them.
 
         A_h = Norm(x K_h^T + k_h),    K_h = M_k W_q,h     (S, D),    k_h = M_k b_q,h + b_k
         out = sum_h A_h V_h^T + v,    V_h = W_o,h M_v^T   (D, S),    v   = W_o (b_v .. b_v) + b_o
 
-    Once training is over, the memories are constants: multiplied into the projections next to them, they cost nothing,
-    and the features of the heads, (N, e D) numbers, are never made.
+    After training, the constant memories are multiplied into the adjacent projections. The features of the heads, (N, e
+    D) numbers, are never computed.
 
-    Shape:
-        x (B, N, dim), mask (B, N) bool to (B, N, dim); map (B, heads, N, num_slots).
+    Shape: x (B, N, dim), mask (B, N) bool to (B, N, dim); map (B, heads, N, num_slots).
     """
 
     capabilities = Capabilities(linear=True, map="slots")
@@ -64,14 +62,13 @@ class FoldedExternalAttention(Mixer):
 
     @torch.no_grad()
     def fill(self, keys: Map, values: Map, *, inputs: Range, shares: Range) -> None:
-        """Take over K, k and V, v of a layer whose inputs were in the range `inputs`, and its map in `shares`."""
-        # PyTorch's exp of float32 goes to MKL, which on AMD's CPUs takes four times as long as PyTorch's own exp2.
+        """Set K, k and V, v; `inputs` and `shares` are the ranges of the layer's inputs and of its map."""
+        # PyTorch passes float32 exp to MKL, which takes four times as long as PyTorch's own exp2 on AMD's CPUs.
         power = math.log2(math.e)
         self.scores.fill(keys.weight * power, keys.bias * power, inputs)
         self.values.fill(*values, shares)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x (B, N, dim) to (B, N, dim)."""
         check_input(self, x)
         mask = check_mask(mask, x, x.shape[1])
         if mask is None and x.numel() and not torch.compiler.is_compiling() and not torch.jit.is_tracing():
@@ -82,13 +79,11 @@ class FoldedExternalAttention(Mixer):
         return zero_masked(self.values(self._map(kept, mask).transpose(1, 2).flatten(2)), mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """A (B, heads, N, num_slots)."""
         check_input(self, x)
         mask = check_mask(mask, x, x.shape[1])
         return self._map(zero_masked(x, mask), mask)
 
     def macs(self, num_tokens: int) -> int:
-        """N 2 H D S."""
         return 2 * num_tokens * self.dim * self.heads * self.num_slots
 
     def _map(self, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -100,7 +95,7 @@ class FoldedExternalAttention(Mixer):
         return double_normalize(logits.unflatten(-1, (self.heads, -1)).transpose(1, 2), mask=mask)
 
     def _by_sums(self, x: Tensor) -> Tensor | None:
-        """The output without shifts of the logits; None where a sum nears the ends of the number range."""
+        """The output without shifted logits; None if a sum is near the limits of the number range."""
         out = torch.empty_like(x)
         together = samples_at_a_time(x.shape[1] * self.heads * self.num_slots, GROUP)
         for some, made in zip(x.split(together), out.split(together)):
@@ -117,12 +112,9 @@ class FoldedExternalAttention(Mixer):
 
 
 class Int8ExternalAttention(FoldedExternalAttention):
-    """`FoldedExternalAttention` with both products in int8.
+    """`FoldedExternalAttention` with both products in int8; the map is rounded to 8 bits of its calibration range.
 
-    The map is rounded to 8 bits of its range in calibration.
-
-    Shape:
-        x (B, N, dim), mask (B, N) bool to (B, N, dim); map (B, heads, N, num_slots).
+    Shape: x (B, N, dim), mask (B, N) bool to (B, N, dim); map (B, heads, N, num_slots).
     """
 
     scores: Int8Linear  # pyrefly: ignore[bad-override-mutable-attribute]
@@ -133,7 +125,6 @@ class Int8ExternalAttention(FoldedExternalAttention):
 
     @outside_graphs
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x (B, N, dim) to (B, N, dim)."""
         check_input(self, x)
         mask = check_mask(mask, x, x.shape[1])
         if x.numel() == 0:
@@ -142,7 +133,7 @@ class Int8ExternalAttention(FoldedExternalAttention):
         inputs = self.scores.quantize(kept)
         if mask is None:
             shares, fits = self._shares(inputs)
-            # Sample by sample: the two ways round differently, and none may decide for the others.
+            # Per sample, because the two methods round differently and samples must not affect each other.
             if not fits.all():
                 shares[~fits] = self._shifted_shares(inputs[~fits], None)
         else:
@@ -155,7 +146,7 @@ class Int8ExternalAttention(FoldedExternalAttention):
         return self.values.quantize(found.transpose(1, 2).flatten(2))
 
     def _shares(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """The map in 8 bits, (B, N, heads S), without shifts, and the samples (B) whose sums float32 holds."""
+        """The map in 8 bits, (B, N, heads S), without shifts, and the samples (B) with sums in float32's range."""
         wide = self.heads * self.num_slots
         made = torch.empty(*inputs.shape[:-1], wide, dtype=torch.uint8)
         columns, rows = torch.empty(inputs.shape[0], 1, wide), torch.empty(*inputs.shape[:-1], self.heads)
@@ -172,17 +163,14 @@ class Int8ExternalAttention(FoldedExternalAttention):
 
 
 def make_external(dtype: Dtype, dim: int, *, heads: int, num_slots: int) -> FoldedExternalAttention:
-    """An empty layer, which `fill` makes into a copy of one."""
+    """An empty layer; `fill` copies a layer into it."""
     if dtype == "int8":
         return Int8ExternalAttention(dim, heads=heads, num_slots=num_slots)
     return FoldedExternalAttention(dim, heads=heads, num_slots=num_slots, dtype=dtype)
 
 
 def folds(layer: nn.Module) -> bool:
-    """Whether a layer becomes `FoldedExternalAttention`: published normalisation, no backend or chunks by name.
-
-    With many more slots than a head is wide, the product of the two matrices would be much larger than they are.
-    """
+    """Whether a layer has the published normalisation, no explicit backend or chunks, and few slots for its width."""
     if type(layer) not in (ExternalAttention, MultiHeadExternalAttention):
         return False
     assert isinstance(layer, Folding)
@@ -193,7 +181,6 @@ def folds(layer: nn.Module) -> bool:
 
 
 def folded(layer: Folding) -> tuple[Map, Map]:
-    """K, k and V, v of a layer."""
     heads, memory = num_heads(layer), layer.memory
     values = memory.key_memory if memory.value_memory is None else memory.value_memory
     keys = fold_keys(linear_map(layer.query, layer.dim), memory.key_memory, memory.key_bias, heads)
@@ -201,12 +188,11 @@ def folded(layer: Folding) -> tuple[Map, Map]:
 
 
 def num_heads(layer: Folding) -> int:
-    """How many heads share the memories."""
     return layer.num_heads * layer.expansion if isinstance(layer, MultiHeadExternalAttention) else 1
 
 
 def linear_map(layer: nn.Module, dim: int) -> Map:
-    """What a linear layer, or an identity of that many features, computes."""
+    """The map of a linear layer, or of an identity with `dim` features."""
     if isinstance(layer, nn.Identity):
         return Map(torch.eye(dim, dtype=torch.float64), torch.zeros(dim, dtype=torch.float64))
     assert isinstance(layer, nn.Linear)
@@ -215,7 +201,7 @@ def linear_map(layer: nn.Module, dim: int) -> Map:
 
 
 def fold_keys(query: Map, memory: Tensor, bias: Tensor | None, heads: int) -> Map:
-    """K (H S, D) and k (H S): a projection, M_k (S, d) and b_k (S)."""
+    """K (H S, D) and k (H S) from a projection, M_k (S, d) and b_k (S)."""
     memory = memory.detach().double()
     weight = memory @ query.weight.unflatten(0, (heads, -1))
     offset = query.bias.unflatten(0, (heads, -1)) @ memory.mT
@@ -223,37 +209,36 @@ def fold_keys(query: Map, memory: Tensor, bias: Tensor | None, heads: int) -> Ma
 
 
 def fold_values(out: Map, memory: Tensor, bias: Tensor | None, heads: int) -> Map:
-    """V (D, H S) and v (D): M_v (S, d), b_v (d) and a projection."""
+    """V (D, H S) and v (D) from M_v (S, d), b_v (d) and a projection."""
     weight = out.weight.unflatten(1, (heads, -1)) @ memory.detach().double().mT
     offset = out.bias if bias is None else out.bias + out.weight @ bias.detach().double().repeat(heads)
     return Map(weight.flatten(1), offset)
 
 
 def _not_a_number_where(x: Tensor, out: Tensor) -> Tensor:
-    """out, but NaN in a sample where x has a number that is none: sums over tokens spread it, and 8 bits hide it."""
-    # A finite sum has none; one that is not may come from large numbers alone.
+    """Set samples of out to NaN where x has non-finite values; sums over tokens spread them, and 8 bits hide them."""
+    # A finite sum proves that all values are finite. A non-finite sum may also come from large values.
     if not x.flatten(1).sum(1).isfinite().all():
         out.masked_fill_(~x.flatten(1).isfinite().all(1)[:, None, None], torch.nan)
     return out
 
 
 def _in_range(sums: Tensor, power: float) -> Tensor:
-    """Whether all sums of exponentials of a sample are far from the ends of the number range, (B)."""
+    """Whether all sums of exponentials of a sample are far from the limits of the number range, (B)."""
     low, high = torch.aminmax(sums.flatten(1), dim=1)
     return (low > torch.finfo(sums.dtype).tiny ** power) & high.isfinite()
 
 
 class FoldedStemAttention(nn.Module):
-    """An unfolding and the external attention after it, of patches x_p with K numbers.
+    """An unfold operation and the external attention after it, for patches x_p with K numbers.
 
         h_p = (C x_p) / sqrt(var x_p + eps) + c,    C = W diag(g) (I - 1/K),    c = W b_n + b
 
-    This is W norm(x_p) + b, with g and b_n the norm's: centring the rows of W takes the mean of the patch away. So C x
-    is a convolution in float32, var x comes from pooled moments, and no patch is written. Then as `StemAttention`, with
-    the products of the attention and the MLP in `dtype`.
+    This equals W norm(x_p) + b, with the norm's g and b_n, because centring the rows of W removes the mean of the
+    patch. C x is a convolution in float32, and var x comes from pooled moments, so no patch is stored. The rest is
+    `StemAttention`, with the products of attention and MLP in `dtype`.
 
-    Shape:
-        a map (B, C, H, W) to tokens (B, N, dim).
+    Shape: a map (B, C, H, W) to tokens (B, N, dim).
     """
 
     weight: Tensor
@@ -273,7 +258,7 @@ class FoldedStemAttention(nn.Module):
 
     @torch.no_grad()
     def fill(self, source: StemAttention, ranges: Mapping[str, Range]) -> None:
-        """Take over a block that met these ranges, as `planning.observe` names them."""
+        """Copy a block with these input ranges, named as in `optimizing.observe`."""
         projection = linear_map(source.query, source.in_dim)
         scaled = projection.weight * source.norm1.weight
         self.weight.copy_((scaled - scaled.mean(1, keepdim=True)).view_as(self.weight))
@@ -287,28 +272,24 @@ class FoldedStemAttention(nn.Module):
             place.fill(*linear, ranges[f"{name}.x"])
 
     def forward(self, x: Tensor) -> Tensor:
-        """A map (B, C, H, W) to tokens (B, N, dim)."""
         h = self.features(x)
         y = self.attention(h).add_(h)
         return y.add_(self.mlp(self.norm2(y)))
 
     def features(self, x: Tensor) -> Tensor:
-        """h (B, N, dim)."""
         _, stride, padding = self.split
-        # With the channels last, a pixel's features are a token without a copy.
+        # In channels-last layout, a pixel's features are a token without a copy.
         found = convolve(x, self.weight, None, stride, padding)
         return found.permute(0, 2, 3, 1).flatten(1, 2).mul_(_inverse_deviation(x, self.split, self.eps)).add_(self.bias)
 
     def macs(self, num_tokens: int) -> int:
-        """Multiply-adds on one sample."""
         return num_tokens * (self.in_dim * self.dim + 2 * self.dim**2) + self.attention.macs(num_tokens)
 
 
 class FoldedT2TStem(T2TStem):
-    """The T2T stem with products of its tokens in `dtype`, its unfoldings and the last projection as convolutions.
+    """The T2T stem with token products in `dtype`; unfold operations and the last projection are convolutions.
 
-    Shape:
-        images (B, C, H, W) to tokens (B, N, D), as `T2TStem`.
+    Shape: images (B, C, H, W) to tokens (B, N, D), as `T2TStem`.
     """
 
     def __init__(self, source: T2TStem, dtype: Dtype) -> None:
@@ -329,7 +310,7 @@ class FoldedT2TStem(T2TStem):
         self.set_input_size(source.img_size)
 
     def fill(self, source: T2TStem, ranges: Mapping[str, Range]) -> None:
-        """Take over a stem that met these ranges, named as its parts."""
+        """Copy a stem with these input ranges, named by its parts."""
         for i, (place, attention) in enumerate(zip(self.attentions, source.attentions, strict=True)):
             own = f"attentions.{i}."
             found = {name.removeprefix(own): value for name, value in ranges.items() if name.startswith(own)}
@@ -337,7 +318,6 @@ class FoldedT2TStem(T2TStem):
 
     @outside_graphs
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W) of the stem's size to tokens (B, N, D)."""
         self.check(images)
         check_unfollowed(self, images)
         height, width = self.grids[0]
@@ -353,8 +333,8 @@ class FoldedT2TStem(T2TStem):
 
 
 def _inverse_deviation(x: Tensor, split: Split, eps: float) -> Tensor:
-    """1 / sqrt(var + eps) of the patches of a map (B, C, H, W), with the zeros beyond its border, (B, N, 1)."""
-    # In float32 the difference of two squares would drown what a flat patch has left.
+    """1 / sqrt(var + eps) of the patches of a zero-padded map (B, C, H, W), as (B, N, 1)."""
+    # In float32, cancellation would destroy the variance of a flat patch.
     wide = x.double()
     moments = torch.stack([wide.mean(1), wide.square().mean(1)], 1)
     mean, square = F.avg_pool2d(moments, *split).flatten(2).unsqueeze(-1).unbind(1)

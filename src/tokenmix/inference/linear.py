@@ -1,4 +1,4 @@
-"""Linear layers for CPUs, in int8, float32 or bfloat16: the weight in the library's layout, the GELU in the product."""
+"""Linear layers for CPUs, in int8, float32 or bfloat16, with prepacked weights and a fused GELU."""
 
 import functools
 from collections.abc import Callable
@@ -28,12 +28,12 @@ Held = TypeVar("Held")
 
 
 def outside_graphs(forward: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """A method that torch.compile calls as it is: Inductor takes no weight that oneDNN has packed."""
+    """Exclude a method from torch.compile: Inductor does not accept weights packed by oneDNN."""
     uncompiled = torch.compiler.disable(forward, reason="Inductor takes no weight that oneDNN has packed")
 
     @functools.wraps(forward)
     def called(*args: P.args, **kwargs: P.kwargs) -> Tensor:
-        # What `disable` returns takes longer to call.
+        # Calls to the result of `disable` are slower.
         if torch.compiler.is_dynamo_compiling():
             return uncompiled(*args, **kwargs)
         return forward(*args, **kwargs)
@@ -42,7 +42,7 @@ def outside_graphs(forward: Callable[P, Tensor]) -> Callable[P, Tensor]:
 
 
 class Packing(nn.Module, Generic[Held]):
-    """A layer that keeps its weight in oneDNN's layout as well, from its first call on; no copy or file holds that."""
+    """A layer that packs its weight for oneDNN at the first call; copies and files do not contain the packed weight."""
 
     bias: Tensor | None
 
@@ -53,7 +53,6 @@ class Packing(nn.Module, Generic[Held]):
         self._packed: Held | None = None
 
     def extra_repr(self) -> str:
-        """The arguments that shape the layer."""
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, act={self.act!r}"
 
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
@@ -69,7 +68,7 @@ class Packing(nn.Module, Generic[Held]):
 
 
 class PackedInt8(NamedTuple):
-    """s, z, z + 1/2 to round by, Q as the operator takes it, its scales t and their zeros."""
+    """s, z, z + 1/2 for rounding, Q in the operator's format, its scales t and their zero points."""
 
     step: float
     zero: int
@@ -80,19 +79,18 @@ class PackedInt8(NamedTuple):
 
 
 class Int8Linear(Packing[PackedInt8]):
-    """A linear layer on inputs of 8 bits, with the GELU after it in the same kernel.
+    """A linear layer on 8-bit inputs, with the following GELU in the same kernel.
 
         q = clamp(round(x / s) + z, 0, 255),    y = act(s t (q - z) Q^T + b),    W ~ t Q
 
-    Q is int8 with one scale t per row, of 7 bits on a CPU that adds products of 8 in too few
-    (`tokenmix.inference.operators.largest_weight`). s and z are fixed from `low` and `high`, the range that x had in
-    calibration, so that a sample's output does not depend on what else is in the batch.
+    Q is int8 with one scale t per row; 7 bits on CPUs that accumulate products in 16 bits
+    (`tokenmix.inference.operators.largest_weight`). s and z are fixed from `low` and `high`, the range of x in
+    calibration. A sample's output therefore does not depend on the rest of the batch.
 
-    Shape:
-        (..., in_features) float32 to (..., out_features) float32.
+    Shape: (..., in_features) float32 to (..., out_features) float32.
 
     Raises:
-        UserError: an input that autograd follows, or a move to another type or device.
+        UserError: the input requires a gradient, or the layer is moved to another dtype or device.
     """
 
     qweight: Tensor
@@ -108,26 +106,25 @@ class Int8Linear(Packing[PackedInt8]):
 
     @torch.no_grad()
     def fill(self, weight: Tensor, bias: Tensor | None, inputs: Range) -> None:
-        """Take over W and b of a map whose input was in this range."""
+        """Set W and b; `inputs` is the range of the input."""
         quantised, scale = quantize_rows(weight, largest_weight())
         self.qweight.copy_(quantised)
         self.scale.copy_(scale)
         if self.bias is not None:
             assert bias is not None
             self.bias.copy_(bias)
-        # 0 has to be one of the 256 values, so that padding and dead units stay exact.
+        # 0 must be one of the 256 values, so that padding and dead units stay exact.
         low, high = inputs
         self.range.copy_(torch.tensor([min(low, 0.0), max(high, 0.0, low + 1e-6, 1e-6)]))
         self._packed = None
 
     @outside_graphs
     def forward(self, x: Tensor) -> Tensor:
-        """(..., in_features) to (..., out_features)."""
         return self.multiply(self.quantize(x))
 
     @property
     def step(self) -> float:
-        """s, by which neighbouring inputs differ."""
+        """s, the input's quantization step."""
         return self._ready().step
 
     def quantize(self, x: Tensor) -> Tensor:
@@ -136,8 +133,8 @@ class Int8Linear(Packing[PackedInt8]):
         held = self._ready()
         q = torch.empty(x.shape, dtype=torch.uint8)
         together = samples_at_a_time(x.shape[1:].numel())
-        # The half in `offset` makes a cut a rounding. By way of int16, since PyTorch goes from float32 to uint8 number
-        # by number, which takes four times as long.
+        # The half in `offset` turns truncation into rounding. The detour over int16 is four times as fast: PyTorch
+        # converts float32 to uint8 element by element.
         for some, made in zip(x.split(together), q.split(together)):
             made.copy_(torch.add(held.offset, some, alpha=1.0 / held.step).clamp_(0.0, 255.0).to(torch.int16))
         return q
@@ -146,7 +143,7 @@ class Int8Linear(Packing[PackedInt8]):
         """y (..., out_features) in float32, from q."""
         held = self._ready()
         y = int8_linear(q, held.step, held.zero, held.weight, held.scales, held.zeros, self.bias, self.act)
-        # Of nothing oneDNN makes (0, out_features), whatever the other sizes.
+        # For an empty input, oneDNN returns (0, out_features) regardless of the other sizes.
         return y.view(*q.shape[:-1], self.out_features)
 
     def _ready(self) -> PackedInt8:
@@ -162,7 +159,7 @@ class Int8Linear(Packing[PackedInt8]):
         zero = round(-low / scale)
         weight, rows = self.qweight, self.scale
         if weight.numel() and int(weight.abs().max()) > largest_weight():
-            # The file of a CPU that adds products of 8 bits exactly.
+            # The file is from a CPU that adds 8-bit products exactly.
             weight, rows = quantize_rows(rows[:, None] * weight, largest_weight())
         zeros = torch.zeros(self.out_features, dtype=torch.int64)
         return PackedInt8(scale, zero, torch.tensor(zero + 0.5), pack_weight(weight), rows, zeros)
@@ -178,7 +175,7 @@ class Int8Linear(Packing[PackedInt8]):
 
 
 def check_unfollowed(layer: nn.Module, x: Tensor) -> None:
-    """Raise `UserError` if autograd follows x, of which an int8 product records nothing."""
+    """Raise `UserError` if x requires a gradient, because int8 products are not differentiable."""
     if x.requires_grad and torch.is_grad_enabled():
         raise UserError(
             f"{type(layer).__name__} has no gradient and got an input that requires one; "
@@ -187,31 +184,27 @@ def check_unfollowed(layer: nn.Module, x: Tensor) -> None:
 
 
 def samples_at_a_time(numbers: int, most: int = 2**18) -> int:
-    """Number of samples to process together, if each takes that many numbers, so that they stay in the cache.
-
-    It also keeps to memory that the process has already: fresh pages cost more than what is written to them.
-    """
+    """Number of samples to process together so that they stay in the cache and in memory that is already mapped."""
     return max(1, most // max(1, numbers))
 
 
 def quantize_rows(weight: Tensor, largest: int = 127) -> tuple[Tensor, Tensor]:
-    """Q (int8, |Q| <= largest) and t with weight ~ t Q, one scale a row; a row of zeros gets zeros."""
+    """Q (int8, |Q| <= largest) and t with weight ~ t Q, one scale per row; a zero row gives zeros."""
     scale = weight.abs().amax(1).clamp_min(1e-30) / largest
     return (weight / scale[:, None]).round().to(torch.int8), scale
 
 
 class FusedLinear(Packing[Tensor]):
-    """A linear layer for inference, with the GELU after it.
+    """A linear layer for inference, with the following GELU.
 
         y = act(x W^T + b)
 
-    In bfloat16 x, W, b and the product are rounded to it; what continues is float32.
+    In bfloat16, x, W, b and the product are rounded; the output is float32.
 
-    Shape:
-        (..., in_features) float32 to (..., out_features) float32.
+    Shape: (..., in_features) float32 to (..., out_features) float32.
 
     Raises:
-        UserError: an input that autograd follows.
+        UserError: the input requires a gradient.
     """
 
     weight: Tensor
@@ -231,7 +224,7 @@ class FusedLinear(Packing[Tensor]):
 
     @torch.no_grad()
     def fill(self, weight: Tensor, bias: Tensor | None, inputs: Range) -> None:
-        """Take over W and b; the range of the inputs is for `Int8Linear`."""
+        """Set W and b; only `Int8Linear` uses the range."""
         self.weight.copy_(weight)
         self._packed = None
         if self.bias is not None:
@@ -239,9 +232,8 @@ class FusedLinear(Packing[Tensor]):
             self.bias.copy_(bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., in_features) to (..., out_features)."""
         check_unfollowed(self, x)
-        # Graphs that are saved or compiled hold PyTorch's public operators.
+        # Saved and compiled graphs may contain PyTorch's public operators only.
         plain = self.weight.dtype != torch.float32 or torch.compiler.is_compiling() or torch.jit.is_tracing()
         if plain or not has_fused_linear():
             y = F.linear(x.to(self.weight.dtype), self.weight, self.bias)
@@ -255,7 +247,7 @@ AnyLinear = FusedLinear | Int8Linear
 
 
 def make_linear(dtype: Dtype) -> Callable[..., AnyLinear]:
-    """The linear layer whose products are of this type; its arguments are `FusedLinear`'s first four."""
+    """The linear layer class for products of this type, with the first four arguments of `FusedLinear`."""
     if dtype == "int8":
         return Int8Linear
 

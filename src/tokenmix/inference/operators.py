@@ -1,4 +1,4 @@
-"""PyTorch's private operators for CPUs: all the non-public ones that `tokenmix.inference` calls."""
+"""Wrappers of PyTorch's private CPU operators; `tokenmix.inference` calls no others."""
 
 import functools
 from typing import Literal
@@ -18,14 +18,14 @@ OPERATORS: dict[Dtype, tuple[str, ...]] = {
     "bfloat16": (),
     "int8": ("onednn.qlinear_prepack", "onednn.qlinear_pointwise"),
 }
-"""Their names under `torch.ops`, by the type of the products that need them."""
+"""Their names under `torch.ops`, by product dtype."""
 
 ACTIVATIONS = {"none": ("none", "none"), "gelu": ("gelu", "none"), "gelu-tanh": ("gelu", "tanh")}
-"""Of each activation the function and its approximation, as operators name them."""
+"""Function and approximation of each activation, as the operators name them."""
 
 
 def require_operators(dtype: Dtype) -> None:
-    """Raise `UserError` unless this PyTorch has the operators and, for int8, the library after them."""
+    """Raise `UserError` unless this PyTorch has the operators and, for int8, the library behind them."""
     if dtype == "int8" and "onednn" not in torch.backends.quantized.supported_engines:
         raise UserError("this PyTorch has no oneDNN, whose int8 kernels are needed; install the wheel of pytorch.org")
     split = ((name, *name.split(".")) for name in OPERATORS[dtype])
@@ -38,32 +38,29 @@ def require_operators(dtype: Dtype) -> None:
 
 @functools.cache
 def has_fused_linear() -> bool:
-    """Whether float32 products go to oneDNN: on AMD's CPUs with AVX-512, which PyTorch's MKL does not use there.
-
-    On AMD's others and on Intel's, MKL is as fast or faster (dev/LOG.md, 2026-11-22).
-    """
+    """Whether float32 products use oneDNN: on AMD's CPUs with AVX-512; elsewhere MKL is as fast (dev/LOG.md)."""
     found = torch.cpu.get_capabilities()
     amd = "AMD" in str(found.get("cpu_name")) and bool(found.get("avx512_f"))
     return torch.backends.mkldnn.is_available() and amd
 
 
 def pack_linear(weight: Tensor, rows: int) -> Tensor:
-    """A float32 weight (E, D) in oneDNN's layout for inputs of about `rows` rows; it cannot be copied or saved."""
+    """A float32 weight (E, D) in oneDNN's layout, for inputs of about `rows` rows; cannot be copied or saved."""
     return torch.ops.mkldnn._reorder_linear_weight(weight, rows)
 
 
 def fused_linear(x: Tensor, packed: Tensor, bias: Tensor | None, act: Activation) -> Tensor:
-    """act(x W^T + b) in one kernel, for a weight of `pack_linear`."""
+    """act(x W^T + b) in one kernel, for a weight from `pack_linear`."""
     function, approximation = ACTIVATIONS[act]
     return torch.ops.mkldnn._linear_pointwise(x, packed, bias, function, [], approximation if act != "none" else "")
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
-    """A float32 convolution (B, C, H, W) to (B, E, H', W') whose sums are added in one order at any batch size.
+    """A float32 convolution (B, C, H, W) to (B, E, H', W') with the same summation order for any batch size.
 
-    F.conv2d sends one small image to PyTorch's own kernel and several to oneDNN. The two round differently, so that a
-    number between two 8-bit steps may go either way. So does oneDNN by the layout of x, which for one image PyTorch
-    reads from the stride of the batch, any number: x is given with its channels last and all strides plain.
+    F.conv2d uses PyTorch's own kernel for one small image and oneDNN for several. The kernels round differently, which
+    can change an 8-bit step. oneDNN also rounds differently by layout, and for one image PyTorch derives the layout
+    from an arbitrary batch stride. Channels-last inputs with plain strides avoid both differences.
     """
     _, channels, height, width = x.shape
     strides = (height * width * channels, 1, width * channels, channels)
@@ -75,10 +72,10 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, paddin
 
 @functools.cache
 def largest_weight() -> int:
-    """The largest |Q| whose products with 8-bit inputs this CPU adds exactly: 127, or 64 on x86 without VNNI.
+    """The largest |Q| for which this CPU adds products with 8-bit inputs exactly: 127, or 64 on x86 without VNNI.
 
-    There oneDNN adds two neighbouring products in 16 bits, which end at 32,767 < 2 * 255 * 127. One such product says
-    so on any system, and 2 * 255 * 64 = 32,640 fits.
+    Without VNNI, oneDNN adds two adjacent products in 16 bits, up to 32,767 < 2 * 255 * 127; 2 * 255 * 64 = 32,640
+    fits. One test product detects this on any system.
     """
     inputs = torch.full((1, 64), 255, dtype=torch.uint8)
     weight = pack_weight(torch.full((1, 64), 127, dtype=torch.int8))
@@ -88,7 +85,7 @@ def largest_weight() -> int:
 
 
 def pack_weight(weight: Tensor) -> Tensor:
-    """An int8 weight (E, D) in the library's own layout, which can neither be copied nor saved."""
+    """An int8 weight (E, D) in the library's layout; cannot be copied or saved."""
     return torch.ops.onednn.qlinear_prepack(weight, None)
 
 
@@ -102,7 +99,7 @@ def int8_linear(
     bias: Tensor | None,
     act: Activation,
 ) -> Tensor:
-    """act(s t (q - z) Q^T + b) in float32, for q (..., D) in uint8 and a packed Q (E, D) with a scale t a row."""
+    """act(s t (q - z) Q^T + b) in float32, for q (..., D) in uint8 and a packed Q (E, D) with one scale t per row."""
     function, approximation = ACTIVATIONS[act]
     return torch.ops.onednn.qlinear_pointwise(
         q, scale, zero, weight, scales, zeros, bias, 1.0, 0, torch.float32, function, [], approximation

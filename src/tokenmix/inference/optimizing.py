@@ -1,7 +1,4 @@
-"""Optimise a float32 model for inference on CPUs, given a few inputs; save and load int8 copies.
-
-Parts of the model are replaced in its copy, by what they are and the ranges of their inputs.
-"""
+"""Optimise a float32 model for inference on CPUs, given a few inputs; save and load int8 copies."""
 
 import copy
 import functools
@@ -34,14 +31,14 @@ from tokenmix.models.eamlp import StemAttention, T2TStem
 from tokenmix.ops.external import external_attention_map
 from tokenmix.profiling.machine import time_interleaved
 
-# What becomes of which module: `external`, `stem`, or `linear` with the activation that it takes in.
+# Replacement by module name: `external`, `stem`, or `linear` with the fused activation.
 CopyPlan = dict[str, str]
 
 _PAIRS = (("proj_in", "act"), ("fc1", "act"))
 
 
 def observe(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Range]:
-    """Ranges of the inputs of the modules that are replaced, as `module.what`."""
+    """Input ranges of the replaceable modules, as `module.what`."""
     ranges: dict[str, Range] = {}
 
     def hook(name: str, module: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -67,7 +64,7 @@ def observe(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Range]:
 
 
 def _met(module: nn.Module, x: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """What `fill` asks for of a module with the input x."""
+    """The tensors whose ranges `fill` needs, for a module with input x."""
     if folds(module):
         assert isinstance(module, Folding)
         yield "x", x
@@ -81,15 +78,15 @@ def _met(module: nn.Module, x: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    # Subclasses of nn.Linear are there because something reads their weight, or they compute something else.
+    # Subclasses of nn.Linear may compute something else, or have weights that other code reads.
     return type(module) is nn.Linear
 
 
 def plan_copy(model: nn.Module, seen: set[str]) -> CopyPlan:
-    """The replacements of the modules whose ranges are known."""
+    """The replacements of the modules with known ranges."""
     plan: CopyPlan = {}
     met = {key.rpartition(".")[0] for key in seen}
-    # PyTorch's encoder layer reads these weights itself when no hook watches it.
+    # PyTorch's encoder layer reads these weights itself if it has no hooks.
     read = {
         linear
         for layer in model.modules()
@@ -105,7 +102,7 @@ def plan_copy(model: nn.Module, seen: set[str]) -> CopyPlan:
             kind = "external"
         elif _is_linear(module) and module not in read:
             kind = "linear none"
-        # The model itself has no place where another could be put.
+        # The model itself has no parent in which it could be replaced.
         if kind is not None and name and not _inside(name, plan) and (name in met or kind == "stem"):
             plan[name] = kind
     for parent, module in model.named_modules():
@@ -117,7 +114,6 @@ def plan_copy(model: nn.Module, seen: set[str]) -> CopyPlan:
 
 
 def plan_of(model: nn.Module) -> CopyPlan:
-    """The plan that a copy came from."""
     plan: CopyPlan = {}
     for name, module in model.named_modules():
         kind = kind_of(module)
@@ -127,7 +123,7 @@ def plan_of(model: nn.Module) -> CopyPlan:
 
 
 def kind_of(module: nn.Module) -> str | None:
-    """The word in the plan for a module of a copy."""
+    """The kind of a module of a copy, in the plan."""
     if isinstance(module, FusedLinear | Int8Linear):
         return f"linear {module.act}"
     if isinstance(module, FoldedExternalAttention):
@@ -140,7 +136,7 @@ def _inside(name: str, plan: CopyPlan) -> bool:
 
 
 def _followed(parent: nn.Module) -> list[tuple[str, str]]:
-    """Names of children that are called one directly after the other, as far as the parent's class determines it."""
+    """Pairs of children called directly after each other, if the parent's class determines the order."""
     return list(pairwise(parent._modules)) if isinstance(parent, nn.Sequential) else list(_PAIRS)
 
 
@@ -151,7 +147,7 @@ def _activation(module: nn.Module | None) -> Activation | None:
 
 
 def install(model: nn.Module, plan: CopyPlan, dtype: Dtype) -> None:
-    """Put empty layers where the plan says; activations that are fused become identities."""
+    """Replace modules by empty layers according to the plan; fused activations become identities."""
     old = {name: model.get_submodule(name) for name in plan}
     new = {old[name]: _empty(old[name], kind, dtype) for name, kind in plan.items()}
     for parent in list(model.modules()):
@@ -178,7 +174,6 @@ def _empty(module: nn.Module, kind: str, dtype: Dtype) -> nn.Module:
 
 
 def fill(place: nn.Module, source: nn.Module, ranges: Mapping[str, Range]) -> None:
-    """Copy a module into its replacement, given the ranges of its inputs."""
     if isinstance(place, FusedLinear | Int8Linear):
         assert isinstance(source, nn.Linear)
         place.fill(source.weight.detach(), source.bias, ranges["x"])
@@ -191,14 +186,15 @@ def fill(place: nn.Module, source: nn.Module, ranges: Mapping[str, Range]) -> No
 
 
 TOLERANCES: dict[Dtype, float] = {"float32": 1e-3, "bfloat16": 0.1, "int8": 0.5}
-"""How far a copy's outputs on the first batch may be from the original's: norm of the difference over theirs.
+"""Largest relative difference (norm) between outputs of copy and original on the first batch.
 
-Many times what sound copies of trained models show; a copy beyond it is another function."""
+Sound copies of trained models differ far less; a copy beyond this limit computes another function.
+"""
 
 MEASURED = 1.0
-"""About as many seconds are spent on timing."""
+"""Approximate time limit of the timing, in seconds."""
 ENOUGH = 0.97
-"""A copy is kept if it takes at most this share of the model's time; less is lost in the noise."""
+"""A copy is kept if it needs at most this fraction of the model's time; smaller gains are within the noise."""
 _KEY = "tokenmix_int8"
 _UNCHANGED = "unchanged"
 
@@ -218,32 +214,32 @@ def optimize(
         logits = fast(batch)                                         # batches of any size
         print(fast.optimization)                                     # what was kept, and why
 
-    Works on any model that holds `nn.Linear` or our layers. Linear layers keep their weight in the library's own layout
-    and take in the GELU after them; memories of external attention are multiplied into the projections around them;
-    EAMLP's stem loses its unfoldings. See `FusedLinear`, `FoldedExternalAttention`, `FoldedT2TStem`.
+    This works on any model with `nn.Linear` or our layers. Linear layers prepack their weights and fuse the following
+    GELU. Memories of external attention are folded into adjacent projections. EAMLP's stem needs no unfold operations.
+    See `FusedLinear`, `FoldedExternalAttention`, `FoldedT2TStem`.
+
+    bfloat16 is faster on CPUs with AVX512-BF16 or AMX, int8 mostly with VNNI or AMX. Without them the outputs are
+    correct, but the copy may be slower.
 
     Args:
-        model: a float32 model on the CPU; it is not changed.
-        example: a batch, or several in a list or a loader, each a tensor, or (images, labels) of which the images are
-            taken. The copy is checked on the first batch; for int8 all batches fix the ranges of the activations.
-        dtype: type of the products. `"float32"`; `"bfloat16"`, weights and inputs rounded to it; `"int8"`, weights with
-            one scale per row and activations with one per layer, see `Int8Linear` and `Int8ExternalAttention`. Spatial
-            gates, norms, softmax, convolutions and a linear layer that meets one row per sample (a head after the
-            pooling) stay float32.
-        measure: time the copy, the float32 copy and the model by turns on the first batch, about a second, and return
-            the fastest. If neither copy is faster, that is the model in eval mode. Give a first batch of the size that
-            will be called: small batches of small models lose in bfloat16 and int8. False: the copy in `dtype`.
+        model: a float32 model on the CPU; it does not change.
+        example: a batch, or several in a list or a loader, each a tensor or (images, labels). The copy is checked on
+            the first batch. For int8, all batches determine the ranges of the activations.
+        dtype: of the products. `"float32"`; `"bfloat16"`, with rounded weights and inputs; `"int8"`, with one scale per
+            weight row and per layer's activations, see `Int8Linear` and `Int8ExternalAttention`. Spatial gates, norms,
+            softmax, convolutions and linear layers with one row per sample (a head after pooling) stay float32.
+        measure: time the copy, the float32 copy and the model in turns on the first batch, for about a second, and
+            return the fastest. If no copy is faster, return the model in eval mode. The first batch should have the
+            size used later: small batches of small models are slower in bfloat16 and int8. False: return the copy in
+            `dtype`.
 
     Returns:
-        The copy. Its attribute `optimization` is a sentence: what was kept, and the measured times.
+        The copy. Its attribute `optimization` is a sentence with the decision and the measured times.
 
     Raises:
-        UserError: an unknown dtype, weights that are not float32 on the CPU, no inputs, nothing to optimise, a copy
-            that cannot run or whose outputs on the first batch are further off than `TOLERANCES`, or a PyTorch without
-            the operators.
-
-    bfloat16 gains on CPUs with AVX512-BF16 or AMX, int8 most with VNNI or AMX; without them the outputs hold, the speed
-    may not.
+        UserError: the dtype is unknown; weights are not float32 on the CPU; there are no inputs or nothing to optimise;
+            the copy fails or its outputs on the first batch differ by more than `TOLERANCES`; or PyTorch lacks the
+            operators.
     """
     if dtype not in get_args(Dtype):
         raise unknown_name("dtype", dtype, get_args(Dtype))
@@ -294,7 +290,7 @@ def optimize(
 
 
 def _check_answers(result: nn.Module, first: Tensor, expected: object, dtype: Dtype) -> None:
-    """Raise `UserError` unless the copy runs and gives the outputs of the original."""
+    """Raise `UserError` unless the copy runs and reproduces the outputs of the original."""
     name = type(result).__name__
     try:
         found = result(first)
@@ -314,7 +310,6 @@ def _check_answers(result: nn.Module, first: Tensor, expected: object, dtype: Dt
 
 
 def _tensors(answer: object) -> Iterator[Tensor]:
-    """The floating tensors in what a model returns."""
     if isinstance(answer, Tensor):
         if answer.is_floating_point():
             yield answer
@@ -325,7 +320,7 @@ def _tensors(answer: object) -> Iterator[Tensor]:
 
 
 def _batches(inputs: object) -> Iterator[Tensor]:
-    """The batches that have samples; `UserError` if there is none."""
+    """The non-empty batches; `UserError` if there is none."""
     if not isinstance(inputs, Iterable):
         raise UserError(
             f"inputs must be a tensor or batches of tensors, got {type(inputs).__name__}; "
@@ -347,16 +342,16 @@ def _batches(inputs: object) -> Iterator[Tensor]:
 
 
 def save_quantized(model: nn.Module, path: Path | str) -> None:
-    """Write an int8 model as safetensors; no pickle. The file holds weights, and where in the model they belong.
+    """Save the weights of an int8 model and their places in the model, as safetensors without pickle.
 
     Raises:
-        UserError: a model without int8 layers, or a path that cannot be written.
+        UserError: the model has no int8 layers, or the path is not writable.
     """
     if not any(isinstance(module, Int8Linear) for module in model.modules()):
         raise UserError(
             f"{type(model).__name__} has no int8 layers; make them with tokenmix.optimize(model, images, dtype='int8')"
         )
-    # A layer used twice has its tensors twice, and the format allows none to share memory.
+    # A layer used twice has its tensors twice, and safetensors does not allow shared memory.
     tensors = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in model.state_dict().items()}
     refused = as_user_error(f"cannot write {path}: ", "; give another path", OSError, SafetensorError)
     with refused, replacing(user_path(path)) as partial:
@@ -364,10 +359,11 @@ def save_quantized(model: nn.Module, path: Path | str) -> None:
 
 
 def load_quantized(model: nn.Module, path: Path | str) -> nn.Module:
-    """An int8 model from a file of `save_quantized` and a float32 model of the same architecture, which is not changed.
+    """An int8 model from a file of `save_quantized` and a float32 model of the same architecture, which does not
+    change.
 
     Raises:
-        UserError: not such a file, or one of another architecture.
+        UserError: the file is invalid, or from another architecture.
     """
     path = user_path(path)
     remedy = "; give a file that tokenmix.inference.save_quantized wrote"

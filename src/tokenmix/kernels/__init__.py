@@ -1,4 +1,4 @@
-"""Fused kernels in Triton for CUDA devices, the same equations as `tokenmix.ops`; they run on a CPU by its interpreter.
+"""Fused Triton kernels for CUDA devices, with the equations of `tokenmix.ops`; a CPU uses Triton's interpreter.
 
-Nothing here is chosen automatically: `backend="triton"` of an op selects it, or raises one line if it cannot run.
+No kernel is selected automatically. `backend="triton"` of an op selects one, or raises an error if it cannot run.
 """

@@ -1,4 +1,4 @@
-"""Fused external attention: two passes over the tokens forward, two backward, and no slot map in memory."""
+"""Fused external attention: two passes over the tokens forward, two backward, without a slot map in memory."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,22 +42,23 @@ def fused_external_attention(
 
         L_j = logsumexp_i a_ij,   out = softmax_j (a - L) M_v + b_v,   a = F M_k^T + b_k
 
-    Forward it reads the query twice (once for L) and writes the output once. For H heads of d columns in b bytes that
-    is N * H * (2 d + d_v) * b, and 4 S bytes per tile of tokens for the parts of L. Backward reads query and gradient
-    twice and writes the query's gradient once: N * H * (3 d + 2 d_v) * b, and one float32 copy of a memory's gradient
-    per program. Columns beyond a tile's (64 in half precision) take further blocks, and backward reads the tokens
-    once more for each. Aimed at: 70 % of the memory's bandwidth forward from N = 16,384 on; not yet measured on a GPU.
+    The forward pass reads the query twice (once for L) and writes the output once. For H heads with d columns of b
+    bytes, this is N * H * (2 d + d_v) * b bytes. Partial sums of L add 4 S bytes per tile of tokens. The backward pass
+    reads query and gradient twice and writes the query's gradient once: N * H * (3 d + 2 d_v) * b, and one float32 copy
+    of a memory's gradient per program. More columns than a tile has (64 in half precision) need further blocks, and
+    backward reads the tokens once more for each. The goal is 70 % of the memory bandwidth forward from N = 16,384 on;
+    not yet measured on a GPU.
 
     Args:
-        query: F, (B, H, N, d) or other leading axes; any strides, as a (B, N, H, d) layout seen as (B, H, N, d) has.
+        query: F, (B, H, N, d) or other leading axes; any strides, such as a transposed (B, N, H, d).
         key_memory: M_k, (S, d), S at most 256.
         value_memory: M_v, (S, d_v).
         key_bias, value_bias, mask: see `tokenmix.ops.external_blocks.Factors`.
         double: double normalisation; the softmax over slots has no L and one pass forward.
 
     Returns:
-        (..., N, d_v) in the query's type, laid out as the query is. Sums and normalisation are in float32; float32 is
-        multiplied as `torch.set_float32_matmul_precision` says. A first derivative only.
+        (..., N, d_v) in the query's dtype and layout. Sums and normalisation are in float32; float32 products follow
+        `torch.set_float32_matmul_precision`. Only first derivatives are supported.
     """
     if key_memory.shape[0] > MAX_SLOTS:
         raise UserError(
@@ -74,7 +75,7 @@ def fused_external_attention(
 
 @dataclass(frozen=True)
 class _Walk:
-    """How the programs share the tiles of a query (B, H, N, d)."""
+    """Distribution of the tiles of a query (B, H, N, d) over programs."""
 
     query: Tensor
     tiles: Tiles
@@ -88,7 +89,7 @@ class _Walk:
         return self.query.shape[0] * self.query.shape[1] * self.num_blocks
 
     def programs(self, column_blocks: int = 1) -> int:
-        """How many programs walk, where each has one next to it for every further block of columns."""
+        """Number of programs along the tiles, with one further program per column block for each."""
         resident = num_programs(self.query.device, self.tiles.programs)
         return min(self.num_tiles, max(1, resident // column_blocks))
 
@@ -97,12 +98,12 @@ class _Walk:
         return self.query.shape[2], self.query.shape[1], self.num_blocks, self.num_tiles
 
     def parts(self, slots: int) -> Tensor:
-        """A number for each slot of each tile, (B, H, blocks, S)."""
+        """A buffer with one number per slot and tile, (B, H, blocks, S)."""
         shape = (*self.query.shape[:2], self.num_blocks, slots)
         return torch.empty(shape, dtype=torch.float32, device=self.query.device)
 
     def options(self, slots: int) -> dict[str, int | str]:
-        """What every launch says about tiles and hardware."""
+        """Launch options for tiles and hardware."""
         return {
             "S": slots,
             "D": self.query.shape[-1],
@@ -137,10 +138,7 @@ def external_forward(
     mask: Tensor | None,
     double: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The output (B, H, N, d_v) of a query (B, H, N, d), and L (B, H, S), empty without double normalisation.
-
-    `mask` is (B, H, N) or None.
-    """
+    """The output (B, H, N, d_v) for a query (B, H, N, d) and a mask (B, H, N), and L (B, H, S), empty if not double."""
     slots, width = value_memory.shape
     out = empty_like_heads(query, width)
     offset = query.new_empty((query.shape[0] if double else 0, query.shape[1], slots), dtype=torch.float32)
@@ -187,8 +185,8 @@ def external_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of the query, both memories and both biases.
 
-    b_k shifts a and L alike, so under double normalisation its gradient is exactly 0. A row of the map sums to 1 or is
-    0, so that of b_v is the sum of dM_v over its slots.
+    b_k shifts a and L alike, so its gradient is exactly 0 under double normalisation. Rows of the map sum to 1 (or 0),
+    so the gradient of b_v is the sum of dM_v over its slots.
     """
     slots, width = value_memory.shape
     double = offset.shape[0] > 0
@@ -217,7 +215,7 @@ def external_backward(
 
 
 def _memory_parts(walk: _Walk, slots: int, width: int) -> tuple[tuple[int, int], Tensor]:
-    """A grid with programs for each block of columns, and what they write: a memory's gradient each."""
+    """A grid with programs per column block, and a buffer for their parts of a memory's gradient."""
     blocks = triton.cdiv(width, padded_size(width, walk.tiles.columns))
     grid = (walk.programs(blocks), blocks)
     return grid, walk.query.new_empty((grid[0], slots, width), dtype=torch.float32)

@@ -1,29 +1,27 @@
-"""The kernels of external attention in Triton: two passes over the tokens forward, two backward.
+"""Triton kernels of external attention: two passes over the tokens forward, two backward.
 
-A tile is some tokens of one head of one sample. Heads come first in the order of tiles: in a (B, N, H, d) layout the
-tiles that are worked on together then lie side by side in memory. Offsets of tokens and columns are 64 bits wide, since
-N * H * d passes 2^31 elements and the columns may be the outer axis.
+A tile is a block of tokens of one head of one sample. Tiles are ordered by head first, so that in a (B, N, H, d) layout
+concurrent tiles are adjacent in memory. Offsets of tokens and columns are 64-bit, because N * H * d can exceed 2^31
+elements and the columns may be the outer axis.
 
-Each program walks over tiles that lie `num_programs` apart, with the first columns of the memories in its hands. The
-map stays in registers, forward and backward, where each pass makes it again. The kernels backward have a second axis of
-programs, one for each block of columns of the memory whose gradient they hold: wide memories do not fit a program's
-registers. Each program writes its own part of that gradient and the caller adds the parts in a fixed order, so the same
-inputs give the same bits.
+Each program processes every `num_programs`-th tile and keeps the first columns of the memories in registers. The map
+stays in registers; each backward pass recomputes it. Wide memories do not fit a program's registers. The backward
+kernels therefore have a second grid axis, with one program per column block of the memory. Each program writes its part
+of the memory's gradient, and the caller adds the parts in a fixed order. Equal inputs thus give bitwise equal results.
 """
 
-# A kernel's body is Triton's language, which a type checker reads as Python.
-# pyrefly: ignore-errors[bad-index]
+# A kernel's body is in Triton's language, which a type checker reads as Python.
 
 import triton
 import triton.language as tl
 
-# One program serves every number of tokens: nothing is gained from knowing that a count is 1 or a multiple of 16.
+# One program for every number of tokens: specializing on 1 or on multiples of 16 gains nothing.
 COUNTS = ["num_tokens", "num_heads", "num_blocks", "num_tiles"]
 
 
 @triton.jit
 def tile_place(tile, num_heads, num_blocks, BLOCK_N: tl.constexpr):
-    """Sample, head, row of the (B * H, blocks, S) buffers, and the tokens of a tile."""
+    """Sample, head, row in the (B * H, blocks, S) buffers, and tokens of a tile."""
     head = tile % num_heads
     rest = tile // num_heads
     block = rest % num_blocks
@@ -42,7 +40,7 @@ def load_tile(base, rows, columns, strides, keep, NUM: tl.constexpr):
 
 @triton.jit
 def take_part(mask, strides, batch, head, tokens, num_tokens):
-    """Which tokens of the tile are there and not masked."""
+    """Which tokens of the tile exist and are not masked."""
     there = tokens < num_tokens
     if mask is not None:
         there = there & (tl.load(mask + batch * strides[0] + head * strides[1] + tokens * strides[2], there, 0) != 0)
@@ -51,10 +49,7 @@ def take_part(mask, strides, batch, head, tokens, num_tokens):
 
 @triton.jit
 def _products(rows, memory, slots, S: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
-    """Tokens times rows of a memory, (tokens, slots) in float32.
-
-    `rows` are base, strides, tokens, and which take part; `memory` is a pointer, strides, and its first columns.
-    """
+    """Tokens `rows` (base, strides, tokens, mask) times rows of `memory` (pointer, strides, columns), in float32."""
     columns = tl.arange(0, BLOCK)
     tile = load_tile(rows[0], rows[2], columns, rows[1], rows[3], WIDTH)
     out = tl.dot(tile, tl.trans(memory[2]), input_precision=PRECISION)
@@ -69,7 +64,7 @@ def _products(rows, memory, slots, S: tl.constexpr, WIDTH: tl.constexpr, BLOCK: 
 def logits_of(
     rows, keys, bias, offset, slots, S: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """a - L of a tile, or a where there is no offset; -inf in slots that are padding, finite in tokens left out."""
+    """a - L of a tile, or a without an offset; -inf in padding slots, finite in masked tokens."""
     logits = _products(rows, keys, slots, S, D, BLOCK_D, PRECISION)
     if bias is not None:
         logits += tl.load(bias + slots, slots < S, 0.0).to(tl.float32)[None, :]
@@ -80,7 +75,7 @@ def logits_of(
 
 @triton.jit
 def shares_of(logits, taking):
-    """The softmax over slots, 0 for tokens that take no part."""
+    """The softmax over slots, 0 for masked tokens."""
     weights = tl.exp(logits - tl.max(logits, 1)[:, None])
     return tl.where(taking[:, None], weights / tl.sum(weights, 1)[:, None], 0.0)
 
@@ -117,7 +112,7 @@ def slot_sums_kernel(
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Per tile and slot, log sum_i exp(a_ij) over the tile's tokens; -inf where none takes part."""
+    """Per tile and slot, log sum_i exp(a_ij) over the tile's tokens; -inf if all are masked."""
     slots = tl.arange(0, BLOCK_S)
     held = load_tile(key, slots, tl.arange(0, BLOCK_D), key_strides, slots < S, D)
     for tile in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0), num_stages=STAGES):
@@ -131,15 +126,14 @@ def slot_sums_kernel(
         top = tl.max(logits, 0)
         top = tl.where(top == float("-inf"), 0.0, top)
         total = tl.sum(tl.exp(logits - top[None, :]), 0)
-        # The logarithm of 1 stands in where there is nothing: the interpreter reports log(0) as a fault. NaN is not
-        # nothing, so the test is for 0.
+        # log(1) replaces log(0), which the interpreter reports as a fault. The test is for 0, so that NaN propagates.
         sums = tl.where(total == 0.0, float("-inf"), top + tl.log(tl.where(total == 0.0, 1.0, total)))
         tl.store(partial + row * S + slots, sums, slots < S)
 
 
 @triton.jit(do_not_specialize=["num_blocks"])
 def merge_kernel(partial, offset, num_blocks, S: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_S: tl.constexpr):
-    """L from the tiles' parts: one program for some slots of one head. 0 for a slot that no token reaches."""
+    """L from the tiles' partial sums, one program per block of slots of one head; 0 for slots without tokens."""
     row = tl.program_id(0).to(tl.int64)
     slots = tl.program_id(1) * BLOCK_S + tl.arange(0, BLOCK_S)
     top = tl.full((BLOCK_S,), float("-inf"), tl.float32)
@@ -185,12 +179,12 @@ def emit_kernel(
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """out = softmax_j(a - L) M_v + b_v, 0 for tokens that take no part."""
+    """out = softmax_j(a - L) M_v + b_v, 0 for masked tokens."""
     slots, columns = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_V)
     held = load_tile(key, slots, tl.arange(0, BLOCK_D), key_strides, slots < S, D)
     held_value = load_tile(value, slots, columns, value_strides, slots < S, DV)
     for step in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0), num_stages=STAGES):
-        # From the end: what the first pass read last may still lie in the cache.
+        # In reverse order: tiles read last by the first pass may still be in the cache.
         tile = num_tiles - 1 - step
         batch, head, _row, tokens = tile_place(tile, num_heads, num_blocks, BLOCK_N)
         taking = take_part(mask, mask_strides, batch, head, tokens, num_tokens)
@@ -323,7 +317,7 @@ def backward_emit_kernel(
         _shares, through = map_and_gradient(logits, above, values, slots, S, DV, BLOCK_V, PRECISION)
         if sums is not None:
             collected = tl.load(sums + (batch * num_heads + head) * S + slots, slots < S, 0.0)
-            # A token that takes no part is in no column; its logits may lie above the offset, so not exp(.) * 0.
+            # Masked tokens are in no column. Their logits may exceed the offset, so exp(.) * 0 could be NaN.
             inside = tl.where(taking[:, None], logits, float("-inf"))
             through -= tl.exp(inside) * collected[None, :]
         narrow = through.to(own.dtype)

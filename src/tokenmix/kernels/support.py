@@ -1,4 +1,4 @@
-"""Whether Triton can run here, and the sizes of what a kernel works on: equal shapes get equal sizes, so equal bits."""
+"""Triton's availability, and tile sizes; equal shapes get equal sizes, so results are bitwise equal."""
 
 import importlib.util
 import os
@@ -13,7 +13,7 @@ KERNEL_TYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def require_triton(what: str, *tensors: torch.Tensor | None, mask: torch.Tensor | None = None) -> None:
-    """Raise `UserError` unless Triton is installed and can run `what` on these tensors: one CUDA device, one type.
+    """Raise `UserError` unless Triton can run `what` on these tensors: one CUDA device, one dtype.
 
     The interpreter counts as a device: set TRITON_INTERPRET=1 before anything imports triton.
     """
@@ -38,7 +38,7 @@ def require_triton(what: str, *tensors: torch.Tensor | None, mask: torch.Tensor 
 
 
 def empty_like_heads(query: torch.Tensor, width: int) -> torch.Tensor:
-    """An unwritten (..., N, width), heads inside tokens where a query (B, H, N, d) has them so."""
+    """An uninitialised (..., N, width) in the memory layout of a query (B, H, N, d)."""
     shape = *query.shape[:-1], width
     if query.dim() == 4 and query.stride(1) < query.stride(2):
         return torch.empty_permuted(shape, (0, 2, 1, 3), dtype=query.dtype, device=query.device)
@@ -46,22 +46,19 @@ def empty_like_heads(query: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def input_precision(dtype: torch.dtype) -> str:
-    """How a kernel multiplies: float32 as torch is set to, by `torch.set_float32_matmul_precision` or another switch.
-
-    Read where all switches end: `torch.get_float32_matmul_precision` raises once the newer ones were used.
-    """
+    """Multiplication mode of a kernel: for float32 that of `torch.set_float32_matmul_precision` or a newer switch."""
     return "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
 def num_programs(device: torch.device, resident: int) -> int:
-    """How many programs walk over the tiles: as many as run at once, `resident` on each multiprocessor."""
+    """Number of concurrent programs: `resident` on each multiprocessor."""
     if device.type != "cuda":
         return 3
     return resident * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def shared_bytes(device: torch.device) -> int | None:
-    """The shared memory that a program can have; None in the interpreter, which has no limit."""
+    """Shared memory available to a program; None in the interpreter, which has no limit."""
     if device.type != "cuda":
         return None
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # pyrefly: ignore[missing-attribute]
@@ -69,19 +66,19 @@ def shared_bytes(device: torch.device) -> int | None:
 
 @dataclass(frozen=True)
 class Tiles:
-    """A tile's tokens and its largest block of columns (powers of two), and how the hardware works on it."""
+    """Tokens and largest column block of a tile (powers of two), and launch parameters."""
 
     tokens: int
     columns: int
     warps: int
     stages: int
     programs: int
-    """How many programs a multiprocessor holds at once."""
+    """Concurrent programs per multiprocessor."""
 
 
-# By slots up to and bytes of a number, so that a tile fits in registers: up to 64 columns in half precision no kernel
-# spills, compiled for sm_90 with any number of slots and for sm_80 with 64. Shared memory stays under the 163 KiB of
-# sm_80 everywhere. Programs are those that fit the registers and shared memory of sm_90.
+# By maximum slots and bytes per number, so that a tile fits in registers. Up to 64 columns in half precision, no kernel
+# spills when compiled for sm_90 with any number of slots, or for sm_80 with 64. Shared memory is below sm_80's 163 KiB
+# everywhere. `programs` fits the registers and shared memory of sm_90.
 _FORWARD = {
     (64, 2): Tiles(tokens=64, columns=64, warps=4, stages=3, programs=4),
     (128, 2): Tiles(tokens=64, columns=64, warps=8, stages=2, programs=2),
@@ -95,24 +92,20 @@ _BACKWARD = _FORWARD | {
     (128, 2): Tiles(tokens=32, columns=64, warps=4, stages=2, programs=2),
     (256, 2): Tiles(tokens=32, columns=64, warps=8, stages=1, programs=1),
 }
-# 256 slots backward take 116 KiB; sm_86, sm_89 and sm_120 have 99. This spills.
+# 256 slots need 116 KiB backward; sm_86, sm_89 and sm_120 have 99 KiB. This variant spills.
 _BACKWARD_SMALL = _BACKWARD | {(256, 2): Tiles(tokens=32, columns=32, warps=8, stages=1, programs=1)}
 
 
 def padded_size(size: int, largest: int) -> int:
-    """The power of two that holds `size`, between the 16 that a tensor core multiplies and `largest`."""
+    """The next power of two, at least 16 (a tensor core's size) and at most `largest`."""
     return min(max(16, 1 << (size - 1).bit_length()), largest)
 
 
 def tiles_of(width: int, slots: int, itemsize: int, *, backward: bool = False, shared: int | None = None) -> Tiles:
-    """The tiles of a pass.
-
-    Forward it keeps a tile's logits in registers; backward also a memory's gradient, slots x columns in float32, in so
-    much `shared` memory.
-    """
+    """Tiles of a pass; backward also keeps a memory's gradient, slots x columns in float32, in `shared` bytes."""
     table = _FORWARD
     if backward:
         table = _BACKWARD_SMALL if shared is not None and shared < 116 * 1024 else _BACKWARD
     tiles = table[max(64, padded_size(slots, MAX_SLOTS)), itemsize]
-    # Further blocks of columns would be loaded ahead as well.
+    # Without prefetching, because further column blocks would be prefetched as well.
     return tiles if width <= tiles.columns else replace(tiles, stages=1)

@@ -1,4 +1,4 @@
-"""Token mixers as modules: tokens (B, N, D) to tokens, or maps (B, C, H, W) to maps where the name ends in 2d."""
+"""Token mixers as modules: tokens (B, N, D) to tokens; classes ending in `2d` take and return maps (B, C, H, W)."""
 
 from tokenmix.layers.base import Capabilities, Mixer
 from tokenmix.layers.external import ExternalAttention, ExternalAttention2d, MultiHeadExternalAttention
@@ -84,4 +84,3 @@ MIXERS.update(
         "identity": MixerSpec(IdentityMixer, "no mixing: the control of comparisons"),
     }
 )
-"""The one table of mixers."""

@@ -1,7 +1,6 @@
-"""The contract of every token mixer.
+"""The interface of token mixers.
 
-Letters, here and everywhere: B batch, N tokens, D model width (`dim`), H heads, d = D/H width of a head, S memory
-slots.
+Notation in all modules: B batch, N tokens, D model width (`dim`), H heads, d = D/H head width, S memory slots.
 """
 
 import copy
@@ -24,26 +23,24 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 class Factory(TypedDict, total=False):
-    """Where parameters are made, and of what type: the keywords of torch's constructors."""
-
     device: Device
     dtype: torch.dtype | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What a mechanism supports, in machine-readable form.
+    """What a mechanism supports.
 
     Attributes:
         layout: `"tokens"` for (B, N, D), `"2d"` for (B, C, H, W).
         mask: accepts a (B, N) boolean mask, True = the token takes part.
-        causal: can be built so that token i never sees a token after i.
-        length: `"any"` number of tokens; `"up-to"` the number it was built for; `"fixed"`, exactly that number.
+        causal: the constructor accepts `causal`; token i then never sees a later token.
+        length: `"any"` number of tokens; `"up-to"` the number given at construction; `"fixed"`, exactly that number.
         linear: cost grows linearly with N.
-        map: what `attention_map` returns: `"slots"` (B, H, N, S), `"tokens"` (B, H, N, N), `"gate"` (N, N);
-            None if there is none: `inspect` and reports leave such a mixer out.
+        map: shape of `attention_map`: `"slots"` (B, H, N, S), `"tokens"` (B, H, N, N), `"gate"` (N, N). None: no map,
+            so `inspect` and reports skip the mixer.
         equivariant: permuting the tokens permutes the output.
-        independent: sample i of a batch never depends on the other samples while training (BatchNorm breaks this).
+        independent: samples of a training batch do not affect each other (False with BatchNorm).
     """
 
     layout: Literal["tokens", "2d"] = "tokens"
@@ -61,14 +58,15 @@ def _missing(mixer: nn.Module, method: str, otherwise: str = "") -> MissingMetho
 
 
 class Mixer(nn.Module):
-    """A token mixer: built with a width, maps tokens (B, N, D) to (B, N, D), or (B, C, H, W) to the same.
+    """Base class of token mixers: (B, N, D) to (B, N, D), or (B, C, H, W) to the same.
 
-    The output at a masked position is 0, so a row in which no token takes part is 0 and never NaN. Padding may hold
-    anything, NaN included: every method that is given x and mask begins with `checked`, and so raises `UserError` for
-    one of a wrong shape or type. Constructors raise it for an argument that is out of bounds.
+    The output at masked positions is 0, never NaN, even if all tokens of a sample are masked. Padding may hold any
+    value, NaN included.
+
+    Constructors raise `UserError` for arguments out of bounds. Methods that take x and mask must call `checked` first.
 
     Attributes:
-        inside: part of another mixer, which checks what it passes on and sets masked positions of its own output to 0.
+        inside: the layer is part of another mixer. The outer mixer checks inputs and zeroes masked positions.
     """
 
     capabilities: ClassVar[Capabilities]
@@ -78,15 +76,16 @@ class Mixer(nn.Module):
     def checked(
         self, x: Tensor, mask: Tensor | None = None, *, weight: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """x and mask if they fit the layer, x with 0 where no token takes part.
+        """Check x and mask; return x with masked tokens set to 0, and mask.
 
         Args:
             x: (B, N, D), or (B, C, H, W) if `capabilities.layout` is `"2d"`.
             mask: (B, N) bool, or (B, H*W).
-            weight: of the layer's own type; its first parameter if not given, which costs a walk over the modules.
+            weight: gives the dtype to expect. The default, the first parameter of the layer, costs a walk over the
+                modules.
 
         Raises:
-            UserError: x or mask is no tensor, or of a wrong shape or type, or x has no token.
+            UserError: x or mask is not a tensor, or has the wrong shape or dtype; or x has no token.
         """
         if self.inside:
             return x, mask
@@ -100,15 +99,12 @@ class Mixer(nn.Module):
         raise _missing(self, "forward(x, mask=None)")
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The map that `forward` used on x, in the shape that `capabilities.map` names.
-
-        Rows of attention sum to 1, those of masked tokens are 0.
-        """
+        """The map of `forward(x, mask)`, see `capabilities.map`. Attention rows sum to 1, masked tokens' are 0."""
         self.map_kind()
         raise _missing(self, "attention_map(x, mask=None)", ", or state map=None in its capabilities")
 
     def map_kind(self) -> MapKind:
-        """What the map is over; `UserError` for a mixer without one."""
+        """`capabilities.map`; `UserError` if it is None."""
         if self.capabilities.map is None:
             raise UserError(
                 f"{type(self).__name__} has no map, as its capabilities state; take a mixer with one, such as self"
@@ -116,72 +112,65 @@ class Mixer(nn.Module):
         return self.capabilities.map
 
     def extra_repr(self) -> str:
-        """The arguments of the constructor that the layer keeps as plain values."""
         kept = {name: vars(self).get(name) for name in inspect.signature(type(self)).parameters}
         return ", ".join(f"{name}={value!r}" for name, value in kept.items() if isinstance(value, (int, float, str)))
 
     def macs(self, num_tokens: int) -> int:
-        """Multiply-adds of one sample, from the equation; norms, biases and softmax are not counted."""
+        """Multiply-adds of one sample. Norms, biases and softmax are not counted."""
         raise _missing(self, "macs(num_tokens)")
 
     def mix(self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None) -> tuple[Tensor, Scores | None]:
-        """`forward` for a stack: takes the scores of the layer before, returns those for the layer after.
-
-        A mechanism without scores passes the carry on unchanged.
-        """
+        """`forward` in a stack: takes scores of the previous layer, returns scores for the next (default: `carry`)."""
         return self(x, mask), carry
 
     def mix_map(self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None) -> Tensor:
-        """`attention_map` for a stack: the map that `mix(x, carry, mask)` used."""
+        """`attention_map` in a stack: the map of `mix(x, carry, mask)`."""
         return self.attention_map(x, mask)
 
     def set_grid(self, old: Sequence[int], new: Sequence[int]) -> None:
-        """Resize from tokens on the grid `old`, row by row, to tokens on the grid `new`, an image of another size.
+        """Resize from the token grid `old` to the grid `new` (tokens row by row), for another image size.
 
-        What is learned over the tokens is interpolated, in new parameters: build the optimiser afterwards. A mechanism
-        that takes any number of tokens does nothing.
+        Weights over the tokens are interpolated into new parameters, so create the optimiser afterwards. Mechanisms
+        with `length="any"` do nothing.
         """
 
 
 def replace_parameter(module: nn.Module, name: str, value: Tensor) -> None:
-    """Put `value` in place of a parameter that it may differ from in shape; what is frozen stays frozen."""
+    """Replace a parameter by `value`, of any shape; `requires_grad` is kept."""
     setattr(module, name, nn.Parameter(value, requires_grad=getattr(module, name).requires_grad))
 
 
 def count_parameters(module: nn.Module) -> int:
-    """Learned numbers of a module."""
+    """Number of parameters of a module."""
     return sum(p.numel() for p in module.parameters())
 
 
 @torch.no_grad()
 def count_macs(run: Callable[..., Result], *inputs: object) -> tuple[Result, int]:
-    """The output of a call, and the multiply-adds of its convolutions, linear maps and products of attention."""
-    # Here, since their import takes 0.14 s.
+    """The output of a call, and the multiply-adds of its convolutions, linear layers and attention products."""
+    # Imported here: the import takes 0.14 s.
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    # Counters see nothing inside a fused attention kernel, so the plain products are asked for.
+    # The counter cannot see inside fused attention kernels.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         result = run(*inputs)
     return result, counter.get_total_flops() // 2
 
 
 def on_meta(network: Network) -> Network:
-    """A copy with shapes only, in evaluation mode."""
+    """A copy on the meta device, in float32 and evaluation mode."""
     return copy.deepcopy(network).to("meta", torch.float32).eval()
 
 
 def near_square(num_tokens: int) -> tuple[int, int]:
-    """The rectangle (h, w), h <= w, nearest to a square with h * w tokens."""
+    """The most nearly square (h, w) with h <= w and h * w = num_tokens."""
     height = next(h for h in range(int(num_tokens**0.5), 0, -1) if num_tokens % h == 0)
     return height, num_tokens // height
 
 
 def check_input(layer: Mixer, x: Tensor, weight: Tensor | None = None, *, maps: bool = False) -> None:
-    """Raise `UserError` unless x is a floating batch of the layer's own type, that of `weight` if given.
-
-    It is (B, N, dim), or with `maps` (B, dim, H, W).
-    """
+    """Raise `UserError` unless x is a float (B, N, dim), or (B, dim, H, W) with `maps`, in the dtype of `weight`."""
     name, dim = type(layer).__name__, layer.dim
     check_tensor(f"the input of {name}", x)
     axes, width = (4, 1) if maps else (3, -1)
@@ -203,13 +192,13 @@ def check_input(layer: Mixer, x: Tensor, weight: Tensor | None = None, *, maps: 
         raise UserError(f"{name} mixes at least 1 token, got {tuple(x.shape)}; leave out a sample without tokens")
     if not x.is_floating_point():
         raise UserError(f"{name} takes floating-point input, got {x.dtype}; convert it, for example x.float()")
-    if weight is None:  # a walk over the modules; torch 2.8 compiles no `next` with a default
+    if weight is None:  # a walk over the modules; torch 2.8 cannot compile `next` with a default
         for first in layer.parameters():
             weight = first
             break
     if weight is not None and weight.dtype != x.dtype:
         kind = x.device.type
-        # Of a device without autocast, such as meta, torch refuses to say whether it is enabled.
+        # torch.is_autocast_enabled raises for devices without autocast, such as meta.
         if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
             raise UserError(
                 f"{name} has {weight.dtype} weights and got {x.dtype} input; "
@@ -218,7 +207,7 @@ def check_input(layer: Mixer, x: Tensor, weight: Tensor | None = None, *, maps: 
 
 
 def check_mask(mask: Tensor | None, x: Tensor, num_tokens: int) -> Tensor | None:
-    """Raise `UserError` unless mask is None or a boolean (B, N) tensor for x; returns it."""
+    """Return mask; raise `UserError` unless mask is None or a boolean (B, N) tensor that fits x."""
     if mask is None:
         return None
     check_mask_type(mask)
@@ -232,7 +221,7 @@ def check_mask(mask: Tensor | None, x: Tensor, num_tokens: int) -> Tensor | None
 
 
 def zero_masked(x: Tensor, mask: Tensor | None) -> Tensor:
-    """x (B, N, D), or (B, C, H, W), with the tokens that take no part set to 0."""
+    """Set masked tokens of x (B, N, D) or (B, C, H, W) to 0."""
     if mask is None:
         return x
     taking_part = mask.unsqueeze(-1) if x.dim() == 3 else mask.unflatten(1, x.shape[2:]).unsqueeze(1)
@@ -240,18 +229,18 @@ def zero_masked(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def finish(out: Tensor, mask: Tensor | None) -> Tensor:
-    """What a mixer returns: `zero_masked`, as a tensor of its own and never the view that `nn.Linear` makes of tokens.
+    """Zero the masked positions of a mixer's output, and return a tensor that is not a view.
 
-    FSDP2 fetches the weights for the backward pass by a hook on what a module returns, which writing into a view drops.
+    FSDP2 hooks a module's output to gather the weights for the backward pass. Writing into a view drops the hook.
     """
     if mask is not None:
         return zero_masked(out, mask)
-    # A traced graph must not depend on whether gradients were recorded when it was traced.
+    # The graph must not depend on `requires_grad` at the time of tracing.
     return out.clone() if out.requires_grad and not torch.jit.is_tracing() else out
 
 
 class GridMixer(Mixer):
-    """A 2-d mixer used on tokens (B, N, D) that form a grid, row by row."""
+    """A 2-d mixer on tokens (B, N, D) of a grid, row by row."""
 
     def __init__(self, inner: Mixer, grid: tuple[int, int]) -> None:
         super().__init__()
@@ -259,7 +248,6 @@ class GridMixer(Mixer):
 
     @property
     def capabilities(self) -> Capabilities:  # type: ignore[override]
-        """Those of the mixer inside."""
         return self.inner.capabilities
 
     def _map(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""External attention: of one head (Algorithm 1), of many (EAMLP) and on maps (the EANet block); its two memories."""
+"""External attention with one head (Algorithm 1), with many heads (EAMLP), and on maps (the EANet block)."""
 
 from typing import Literal, Unpack, get_args
 
@@ -19,11 +19,10 @@ class Memory(nn.Module):
 
         out = Norm(F M_k^T + b_k) M_v + b_v
 
-    Both start normal with std sqrt(2 / d), which is what the released EANet code amounts to: logits have sqrt(2) times
-    the std of the queries. (With std 0.001, as in one popular port, the map starts uniform.) Biases start at 0.
-
-    `tie="hard"` holds one parameter, `key_memory`, and uses it for both: `value_memory` is None. `"init"` copies the
-    numbers once. No two parameters ever share storage, so a copy, `.half()`, a move or a reload train as before.
+    Both start normal with std sqrt(2 / d), as in effect in the released EANet code; the logits then have sqrt(2) times
+    the std of the queries. (Std 0.001, as in one popular port, starts with a uniform map.) Biases start at 0.
+    `tie="hard"` uses `key_memory` for both, and `value_memory` is None. `"init"` copies the values once. Parameters
+    never share storage, so copies, `.half()`, device moves and reloads train as before.
     """
 
     def __init__(
@@ -50,7 +49,6 @@ class Memory(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the memories anew."""
         std = (2.0 / self.key_memory.shape[1]) ** 0.5
         self.key_memory.normal_(std=std)
         if self.tie == "init" and self.value_memory is not None:
@@ -62,7 +60,7 @@ class Memory(nn.Module):
                 bias.zero_()
 
     def forward(self, query: Tensor, mask: Tensor | None = None) -> Tensor:
-        """query (B, H, N, d) to (B, H, N, d); masked tokens are 0 in the output."""
+        """Map query (B, H, N, d) to (B, H, N, d); masked tokens are 0."""
         return external_attention(
             query,
             self.key_memory,
@@ -75,14 +73,14 @@ class Memory(nn.Module):
         )
 
     def attention_map(self, query: Tensor, mask: Tensor | None = None) -> Tensor:
-        """A (B, H, N, S), before dropout."""
+        """The attention map (B, H, N, S), before dropout."""
         kind, steps = self.options["normalization"], self.options["num_steps"]
         return external_attention_map(
             query, self.key_memory, key_bias=self.key_bias, mask=mask, normalization=kind, num_steps=steps
         )
 
     def macs(self, num_tokens: int) -> int:
-        """Multiply-adds of one head: both products. Not counted: chunks compute the logits num_steps times more."""
+        """Multiply-adds of both products for one head; the logits that chunks compute again are not counted."""
         return 2 * num_tokens * self.key_memory.numel()
 
     def extra_repr(self) -> str:
@@ -97,22 +95,23 @@ class ExternalAttention(Mixer):
         F   = X W_q + b_q
         out = (Norm(F M_k^T) M_v) W_o + b_o
 
-    Paper: Guo et al., Beyond Self-attention: External Attention using Two Linear Layers, arXiv 2105.02358,
-    Algorithm 1. Algorithm 1 ends with M_v; the output projection is that of the released EAMLP stem, and
-    `output_projection=False` gives the algorithm as printed. Double normalisation has no epsilon here.
-
-    Shapes: x (B, N, dim), mask (B, N) bool; map (B, 1, N, num_slots); N may be any.
+    Algorithm 1 of the paper ends with M_v: `output_projection=False`. The output projection is from the released EAMLP
+    stem. Double normalisation has no epsilon here. A causal form is impossible, because double normalisation sums each
+    slot over all tokens, future tokens included.
 
     Args:
         dim: width D.
-        query_projection: has W_q.
-        output_projection: has W_o.
-        dropout: of the output.
+        query_projection: use W_q.
+        output_projection: use W_o.
+        dropout: rate on the output.
         num_slots: S, rows of each memory.
-        tie: `"none"`, two memories; `"init"`, equal at the start and trained apart; `"hard"`, one memory for both.
+        tie: `"none"`, two memories; `"init"`, equal at the start and trained separately; `"hard"`, one memory for both.
         normalization, num_steps, chunk_size, backend: see `tokenmix.ops.external_attention`.
 
-    There is no causal form: double normalisation sums each slot over all tokens, those to come included.
+    Shape: x (B, N, dim), any N; mask (B, N) bool; map (B, 1, N, num_slots).
+
+    Reference: Guo et al., Beyond Self-attention: External Attention using Two Linear Layers, arXiv 2105.02358,
+    Algorithm 1.
     """
 
     capabilities = Capabilities(linear=True, map="slots")
@@ -148,7 +147,7 @@ class ExternalAttention(Mixer):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         x, mask = self.checked(x, mask, weight=self.memory.key_memory)
         mixed = self.memory(self.query(x), mask)
-        if isinstance(self.proj, nn.Identity):  # no view, and masked tokens are 0 in it
+        if isinstance(self.proj, nn.Identity):  # not a view, and already 0 at masked tokens
             return self.dropout(mixed)
         return finish(self.dropout(self.proj(mixed)), mask)
 
@@ -157,7 +156,7 @@ class ExternalAttention(Mixer):
         return self.memory.attention_map(self.query(x).unsqueeze(1), mask)
 
     def macs(self, num_tokens: int) -> int:
-        """N (2 D S + D^2 for each projection)."""
+        """N (2 D S + D^2 per projection)."""
         check_whole(num_tokens=num_tokens)
         projections = sum(isinstance(layer, nn.Linear) for layer in (self.query, self.proj))
         return num_tokens * projections * self.dim**2 + self.memory.macs(num_tokens)
@@ -169,23 +168,25 @@ class MultiHeadExternalAttention(Mixer):
         F_h = (X W_q + b_q)_h                             D -> e D, cut into e H heads of width d = D / H
         out = concat_h (Norm(F_h M_k^T + b_k) M_v + b_v) W_o + b_o
 
-    Paper: Guo et al., arXiv 2105.02358, Algorithm 2, with the expansion e = 4 and the biases of the released EAMLP
-    code; the paper has neither (`expansion=1, memory_bias=False` is the printed algorithm). Its epsilon is gone.
-
-    Cost: 2 e D^2 + 2 e D S multiply-adds per token, 8 D^2 + 512 D as published, against 4 D^2 + 2 N D of multi-head
-    self-attention. So it is cheaper only above N = 2 D + 256 tokens, and at 224 px with patch 16 it costs nearly twice
-    as much. The map has e H N S entries.
-
-    Shapes: x (B, N, dim), mask (B, N) bool; map (B, expansion * num_heads, N, num_slots); N may be any.
+    The expansion e = 4 and the memory biases are from the released EAMLP code. `expansion=1, memory_bias=False` is the
+    algorithm as printed. Double normalisation has no epsilon here.
 
     Args:
         dim: width D.
-        num_heads: H, the heads before expansion; the width of every head is dim / num_heads (64 as published).
-        expansion: e, how many times wider and with how many times more heads the inside is.
-        memory_bias: the memories have biases b_k (S,) and b_v (d,). Under double normalisation b_k cancels exactly.
-        dropout: of the output.
-        attention_dropout: of the map; not together with chunk_size.
+        num_heads: H, heads before expansion; every head has width dim / num_heads (64 as published).
+        expansion: e, factor on the inner width and on the number of heads.
+        memory_bias: give the memories biases b_k (S,) and b_v (d,). Under double normalisation b_k cancels exactly.
+        dropout: rate on the output.
+        attention_dropout: rate on the attention map; not with chunk_size.
         num_slots, tie, normalization, num_steps, chunk_size, backend: as in `ExternalAttention`.
+
+    Shape: x (B, N, dim), any N; mask (B, N) bool; map (B, expansion * num_heads, N, num_slots).
+
+    Cost: 2 e D^2 + 2 e D S multiply-adds per token; 8 D^2 + 512 D as published. Multi-head self-attention costs
+    4 D^2 + 2 N D, so external attention is cheaper only above N = 2 D + 256 tokens. At 224 px with patch 16 it costs
+    nearly twice as much. The map has e H N S entries.
+
+    Reference: Guo et al., Beyond Self-attention, arXiv 2105.02358, Algorithm 2.
     """
 
     capabilities = Capabilities(linear=True, map="slots")
@@ -236,29 +237,29 @@ class MultiHeadExternalAttention(Mixer):
         return projections + self.expansion * self.num_heads * self.memory.macs(num_tokens)
 
     def _heads(self, x: Tensor) -> Tensor:
-        """F as (B, e H, N, d)."""
         return self.query(x).unflatten(-1, (self.expansion * self.num_heads, -1)).transpose(1, 2)
 
 
 class ExternalAttention2d(Mixer):
-    """The EANet block on maps.
+    """The EANet block on maps; residual and ReLU are inside the block.
 
         F   = conv1(X)                                  1 x 1, with bias
         out = relu(X + BN(conv2(Norm(F M_k^T) M_v)))    1 x 1, without bias
 
-    Paper: Guo et al., arXiv 2105.02358, and its released segmentation network, in which this block is by itself
-    between the backbone and the classifier. Residual and ReLU are inside the block.
+    In training, BatchNorm sees all samples and pixels of the batch, masked pixels as 0. Samples then affect each other
+    (`capabilities.independent` is False). Only in `eval()` does a padded map give the result of the cropped map.
 
-    In training, BatchNorm sees all samples and all pixels of the batch, masked ones as 0; so samples depend on each
-    other (`capabilities.independent` is False), and only `eval()` gives a padded map the result of the cropped one.
-
-    Shapes: x (B, dim, H, W), any H and W; mask (B, H * W) bool, row by row; map (B, 1, H * W, num_slots).
+    The released network has 64 slots and behaves like `tie="init"` on a GPU. The paper's parameter count fits
+    `tie="hard"`.
 
     Args:
         dim: channels.
         num_slots, tie, normalization, num_steps, chunk_size, backend: as in `ExternalAttention`.
 
-    The released network has 64 slots and amounts to `tie="init"` on a GPU, the paper's parameter count to `tie="hard"`.
+    Shape: x (B, dim, H, W), any H and W; mask (B, H * W) bool, row by row; map (B, 1, H * W, num_slots).
+
+    Reference: Guo et al., Beyond Self-attention, arXiv 2105.02358, and the released segmentation network, which has one
+    such block between backbone and classifier.
     """
 
     capabilities = Capabilities(layout="2d", linear=True, map="slots", independent=False)
@@ -301,5 +302,4 @@ class ExternalAttention2d(Mixer):
         return 2 * num_tokens * self.dim**2 + self.memory.macs(num_tokens)
 
     def _pixels(self, x: Tensor) -> Tensor:
-        """F as (B, 1, H * W, dim)."""
         return self.conv1(x).flatten(2).transpose(1, 2).unsqueeze(1)

@@ -1,4 +1,4 @@
-"""Learned maps over the tokens: gMLP's gating unit and branch, aMLP's tiny attention in it, and MLP-Mixer's MLP."""
+"""Spatial gating (gMLP), tiny attention (aMLP) and MLP-Mixer's token MLP."""
 
 from collections.abc import Sequence
 from math import prod
@@ -23,8 +23,10 @@ class SpatialGatingUnit(Mixer):
 
         s(Z) = Z_1 * (W LayerNorm(Z_2) + b 1^T)            `split`; the other variants in `tokenmix.ops.spatial_gate`
 
-    Paper:
-        Liu et al., Pay Attention to MLPs (arXiv 2105.08050), section 2.1.
+    The unit starts as the identity on Z_1: W ~ N(0, init_std), b = 1. The paper asks for W near zero and gives no
+    number; 1e-6 is from timm. The paper does not initialise the ablations. Here they also start near the identity:
+    b = 0 for additive, W = I and b = 0 for linear. The paper does not mask padding; this layer applies the mask if
+    there is one.
 
     Args:
         dim: channels C of the input.
@@ -33,18 +35,15 @@ class SpatialGatingUnit(Mixer):
         gate: `"dense"`, n^2 weights (images); `"toeplitz"`, 2n-1 weights W_ij = w_(i-j) (text); `"toeplitz-fft"`, the
             same weights applied in O(N log N).
         causal: token i is gated by tokens up to i.
-        norm: LayerNorm on what W meets.
+        norm: apply LayerNorm to the input of W.
         init_std: standard deviation of W at the start.
 
     Attributes:
         out_dim: C/2 for `split`, C otherwise.
 
-    Shape:
-        (B, N, C) with N <= n to (B, N, out_dim). Fewer tokens than n meet the leading block of W.
+    Shape: (B, N, C) with N <= n to (B, N, out_dim). N < n tokens use the leading N x N block of W.
 
-    The unit starts as the identity on Z_1: W ~ N(0, init_std), b = 1. The paper wants W near zero and prints no number;
-    1e-6 is timm's. For the ablations, about whose start the paper says nothing, the same aim gives b = 0 when additive,
-    and W = I, b = 0 when linear. Padding is not masked in the paper; here it is if there is a mask.
+    Reference: Liu et al., Pay Attention to MLPs, arXiv 2105.08050, section 2.1.
     """
 
     capabilities = Capabilities(causal=True, length="up-to", map="gate", equivariant=False)
@@ -84,7 +83,6 @@ class SpatialGatingUnit(Mixer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Start as the identity."""
         if isinstance(self.norm, nn.LayerNorm):
             self.norm.reset_parameters()
         nn.init.normal_(self.weight, std=self.init_std)
@@ -93,9 +91,9 @@ class SpatialGatingUnit(Mixer):
             diagonal = self.weight.diagonal() if self.gate == "dense" else self.weight[self.num_tokens - 1]
             diagonal.add_(1.0)
 
-    # Without a `*`: the ONNX exporter of traced graphs gives every argument of a forward method by place.
+    # No `*` before the optional arguments: the ONNX exporter of traced graphs passes them by position.
     def forward(self, x: Tensor, mask: Tensor | None = None, addend: Tensor | None = None) -> Tensor:
-        """Gate x (B, N, C); `addend` (B, N, out_dim) joins W Z_2 + b before the product."""
+        """Gate x (B, N, C); `addend` (B, N, out_dim) is added to W Z_2 + b before the product."""
         x, mask = self.checked(x, mask)
         if addend is not None and not self.inside:
             check_tensor("addend", addend)
@@ -118,22 +116,16 @@ class SpatialGatingUnit(Mixer):
         return out if self.inside else zero_masked(out, mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The (N, N) matrix W that the tokens of x met. It has no batch axis: a mask, which is per sample, is checked
-        and otherwise has no part in it; in `forward` the columns of masked tokens meet zeros and their rows are
-        dropped."""
+        """The (N, N) matrix W for the tokens of x; `mask` is only checked, because W is the same for all samples."""
         self.checked(x, mask)
         return self.matrix(x.shape[1])
 
     def matrix(self, n: int) -> Tensor:
-        """The (n, n) matrix W that n tokens meet."""
+        """The (n, n) matrix W for n tokens."""
         return gate_matrix(self.weight, n, causal=self.causal)
 
     def set_grid(self, old: Sequence[int], new: Sequence[int]) -> None:
-        """Interpolate W and b (`tokenmix.ops.resize_gate`); a Toeplitz gate only over tokens in a line.
-
-        Raises:
-            UserError: a Toeplitz gate over a grid of rows, whose weights depend on a shift in the line of all rows.
-        """
+        """Interpolate W and b (`tokenmix.ops.resize_gate`); `UserError` for a Toeplitz gate on several rows."""
         if self.gate != "dense" and len(old) > 1:
             raise UserError(
                 f"a {self.gate} gate cannot be resized from grid {tuple(old)} to {tuple(new)}, since a shift along "
@@ -157,17 +149,15 @@ class TinyAttention(Mixer):
 
         Q, K, V = split(W_qkv x),    out = W_o softmax(Q K^T / sqrt(d)) V
 
-    Paper:
-        Liu et al., Pay Attention to MLPs (arXiv 2105.08050), section 4.3 (aMLP).
-
     Args:
         dim: width D of the tokens.
-        out_dim: width of the output; D if not given. In aMLP it is half of the hidden width.
-        attention_dim: width d of the head: 64 in aMLP-base, 128 in aMLP-large.
+        out_dim: width of the output (default D). aMLP uses half of the hidden width.
+        attention_dim: head width d: 64 in aMLP-base, 128 in aMLP-large.
         causal: token i sees tokens up to i.
 
-    Shape:
-        (B, N, D) to (B, N, out_dim).
+    Shape: (B, N, D) to (B, N, out_dim).
+
+    Reference: Liu et al., Pay Attention to MLPs, arXiv 2105.08050, section 4.3 (aMLP).
     """
 
     capabilities = Capabilities(causal=True, map="tokens")
@@ -191,9 +181,9 @@ class TinyAttention(Mixer):
         self.qkv = nn.Linear(dim, 3 * attention_dim, **factory)
         self.proj = nn.Linear(attention_dim, out_dim, **factory)
 
-    # Without a `*`: the ONNX exporter of traced graphs gives every argument of a forward method by place.
+    # No `*` before the optional arguments: the ONNX exporter of traced graphs passes them by position.
     def forward(self, x: Tensor, mask: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
-        """Attend over the tokens of x (B, N, D); `weights` (B, 1, N, N) replaces the layer's own map."""
+        """Attend over the tokens of x (B, N, D); `weights` (B, 1, N, N) replaces the layer's attention map."""
         x, mask = self.checked(x, mask)
         query, key, value = self.qkv(x).unsqueeze(1).chunk(3, dim=-1)
         if weights is None:
@@ -203,7 +193,7 @@ class TinyAttention(Mixer):
         return finish(self.proj(mixed.squeeze(1)), None if self.inside else mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, 1, N, N): what token i took from token j."""
+        """The attention map (B, 1, N, N)."""
         x, mask = self.checked(x, mask)
         query, key, _ = self.qkv(x).unsqueeze(1).chunk(3, dim=-1)
         return attention_probabilities(query, key, mask=mask, causal=self.causal)
@@ -216,27 +206,25 @@ class TinyAttention(Mixer):
 
 
 class GatedMLP(Mixer):
-    """gMLP's block without its norm and shortcut; it mixes channels and tokens at once.
+    """gMLP's block without its norm and shortcut; mixes channels and tokens at once.
 
         Z = GELU(U x),    y = V (Z_1 * (W LayerNorm(Z_2) + b 1^T + TinyAttention(x)))
 
-    Paper:
-        Liu et al., Pay Attention to MLPs (arXiv 2105.08050), section 2 (gMLP) and 4.3 (aMLP).
+    Tiny attention reads x, before U. The paper does not give its initial weights. Here its output projection starts
+    near zero, like W, so the block starts as the plain MLP V GELU(U_1 x).
 
     Args:
         dim: width D.
         num_tokens: n, the largest number of tokens.
-        expansion: hidden width over D. The paper's networks, in which this is the whole block, use 6. The default 2 is
-            to replace self-attention: 3 D^2 + n^2 weights, which is self-attention's 4 D^2 when n = D.
+        expansion: hidden width over D. The paper's networks, which have no other MLP, use 6. The default 2 replaces
+            self-attention: 3 D^2 + n^2 weights, equal to self-attention's 4 D^2 when n = D.
         variant, gate, causal: see `SpatialGatingUnit`.
-        attention_dim: width of tiny attention's head (aMLP: 64 or 128); 0 for none.
+        attention_dim: head width of tiny attention (aMLP: 64 or 128); 0 for none.
         dropout: rate on the output.
 
-    Shape:
-        (B, N, D) with N <= n to (B, N, D).
+    Shape: (B, N, D) with N <= n to (B, N, D).
 
-    Tiny attention reads x, before U, and is added inside the gate. The paper does not say how it starts: here its
-    output projection starts as W does, near zero, so that the branch starts as the plain MLP on Z_1, V GELU(U_1 x).
+    Reference: Liu et al., Pay Attention to MLPs, arXiv 2105.08050, sections 2 (gMLP) and 4.3 (aMLP).
     """
 
     capabilities = Capabilities(causal=True, length="up-to", map="gate", equivariant=False)
@@ -280,25 +268,22 @@ class GatedMLP(Mixer):
         )
         if self.tiny_attention is not None:
             self.tiny_attention.inside = True
-            # For networks that draw the weights of all linear layers.
+            # For networks that initialise all linear layers.
             self.tiny_attention.proj.init_std = self.gating.init_std  # pyrefly: ignore[bad-argument-type]
         self.proj_out = nn.Linear(width, dim, **factory)
         self.dropout = nn.Dropout(dropout)
         self.reset_gate()
 
     def reset_gate(self) -> None:
-        """Start as the plain MLP; call it after a network has drawn its own weights for the linear layers."""
+        """Start as the plain MLP; call this after a network has initialised its linear layers."""
         self.gating.reset_parameters()
         if self.tiny_attention is not None:
             nn.init.normal_(self.tiny_attention.proj.weight, std=self.gating.init_std)
             nn.init.zeros_(self.tiny_attention.proj.bias)
 
-    # Without a `*`: the ONNX exporter of traced graphs gives every argument of a forward method by place.
+    # No `*` before the optional arguments: the ONNX exporter of traced graphs passes them by position.
     def forward(self, x: Tensor, mask: Tensor | None = None, attention: Tensor | None = None) -> Tensor:
-        """Mix the tokens of x (B, N, D).
-
-        `attention` (B, 1, N, N) replaces the map of tiny attention, so that gradients reach it; it costs more.
-        """
+        """Mix x (B, N, D); `attention` (B, 1, N, N) replaces the map of tiny attention, which gradients then reach."""
         x, mask = self.checked(x, mask)
         z = self.act(self.proj_in(x))
         addend = None if self.tiny_attention is None else self.tiny_attention(x, mask, attention)
@@ -327,25 +312,21 @@ class GatedMLP(Mixer):
 
 
 class TokenMLP(Mixer):
-    """One MLP over the tokens, the same for every channel.
+    """One MLP over the tokens, shared by all channels; masked tokens count as 0.
 
         out = (W_2 gelu(W_1 X + b_1 1^T) + b_2 1^T),   W_1 (T x N), W_2 (N x T)
-
-    Masked tokens count as 0.
-
-    Paper: Tolstikhin et al., MLP-Mixer: An all-MLP Architecture for Vision, arXiv 2105.01601, section 2; the published
-    hidden width is half of the channels.
 
     Args:
         dim: width D.
         num_tokens: N.
-        hidden_tokens: T, width of the MLP; D / 2 if not given.
-        dropout: after the second product.
+        hidden_tokens: T, width of the MLP (default D / 2, as published).
+        dropout: rate on the output.
 
-    Shape:
-        x (B, N, D) to (B, N, D), exactly N tokens.
+    Shape: x (B, N, D) to (B, N, D), exactly N tokens.
 
     Cost: 2 N T D multiply-adds.
+
+    Reference: Tolstikhin et al., MLP-Mixer: An all-MLP Architecture for Vision, arXiv 2105.01601, section 2.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(length="fixed", map=None, equivariant=False)
@@ -382,10 +363,7 @@ class TokenMLP(Mixer):
 
     @torch.no_grad()
     def set_grid(self, old: Sequence[int], new: Sequence[int]) -> None:
-        """Interpolate the rows of W_2 and b_2, and the columns of W_1, over the grid of the tokens.
-
-        W_1 is scaled by N_old / N_new, so that its sum over tokens keeps its size.
-        """
+        """Interpolate W_1, W_2 and b_2 over the token grid; W_1 is scaled by N_old / N_new, to keep its sum."""
         if prod(old) != self.num_tokens:
             raise UserError(
                 f"the grid {tuple(old)} has {prod(old)} tokens, the layer has {self.num_tokens}; give one of as many"

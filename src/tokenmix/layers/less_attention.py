@@ -1,4 +1,4 @@
-"""Less-attention: scores made from those of the layer before, or of the stage before."""
+"""Less-attention: attention scores computed from the scores of the previous layer or stage."""
 
 from collections.abc import Sequence
 from typing import ClassVar, Literal, get_args
@@ -30,37 +30,37 @@ from tokenmix.ops.resize import resize_score_transform
 
 
 class LessAttention(Mixer):
-    """Attention whose pre-softmax scores are learned transforms, over the tokens, of the scores of the layer before.
+    """Attention whose pre-softmax scores are learned transforms of the previous layer's scores.
 
         out = concat_h [ softmax(A'_h) V_h ] W_o,   A' = U A W^T + (U 1) b^T + c 1^T = Psi(Theta(A)^T)^T
 
-    In factors, A = Q K^T gives `A' = [U Q, U 1, c] [W K, b, 1]^T`: the tokens of Q and K are mixed, and what follows is
-    ordinary attention in the fused kernels. Scores with a dense part (from `AttentionResidual`) pay for a dense
-    transform of that part. It starts with W = U = 1 and b = c = 0: the scores of the layer before.
+    With A = Q K^T, the factored form is `A' = [U Q, U 1, c] [W K, b, 1]^T`. The layer mixes the tokens of Q and K, then
+    runs ordinary attention in the fused kernels. Scores with a dense part (from `AttentionResidual`) need a dense
+    transform of that part. The layer starts with W = U = 1 and b = c = 0: the previous layer's scores.
 
-    Paper: Zhang et al., You Only Need Less Attention at Each Stage in Vision Transformers, arXiv 2406.00427. It applies
-    the rule to the dense map (`mode="dense"`), prints an O(N^2) cost for what is 2 H N^3, and leaves open whether heads
-    share Theta and Psi.
+    The paper transforms the dense map (`mode="dense"`) and prints an O(N^2) cost for 2 H N^3 multiply-adds. It does not
+    say whether heads share Theta and Psi.
 
     Args:
         dim, qkv_bias, dropout, attention_dropout: as in `SelfAttention`.
-        num_tokens: n, for which Theta and Psi are built; fewer tokens use their leading n x n block.
-        num_heads: heads H, as many as the scores that come in have.
-        scores_from: `"previous"`: `mix` transforms the scores that it is given; `"own"`: the layer has query and key.
-        mode: `"factored"`, or `"dense"`, as printed. Both give the same.
-        share_heads: one Theta and one Psi for all heads, 2 n^2 weights; else one for each, 2 H n^2.
-        residual: add the transformed scores of the layer before to the layer's own.
+        num_tokens: n, size of Theta and Psi; fewer tokens use the leading n x n block.
+        num_heads: H, equal to the heads of the incoming scores.
+        scores_from: `"previous"`: `mix` transforms the incoming scores; `"own"`: the layer has query and key.
+        mode: `"factored"`, or `"dense"`, as printed. Both give the same output.
+        share_heads: one Theta and one Psi for all heads, 2 n^2 weights; otherwise one per head, 2 H n^2.
+        residual: add the transformed scores of the previous layer to the layer's own scores.
 
-    Shape:
-        x (B, N, D) to (B, N, D), N <= num_tokens; the map (B, H, N, N).
+    Shape: x (B, N, D) to (B, N, D), N <= num_tokens; map (B, H, N, N).
 
-    Cost, with m = 2 for each less-attention layer between this one and a vanilla one: mixing 2 N^2 (D + m), attention
-    N^2 (2 D + H (m + 2)), values and output 2 N D^2; 2 N D^2 more with `"own"`. By multiply-adds it beats a fresh
-    attention layer when N < D. Dense: 2 H N^3 in place of the mixing. With `residual`, attention of its own,
-    4 N D^2 + 2 N^2 D, and N^2 D + 2 H N^3 for the scores that came in.
+    Cost: let m = 2 for each less-attention layer since the last vanilla layer, this one excluded. Mixing
+    costs 2 N^2 (D + m), attention N^2 (2 D + H (m + 2)), values and output 2 N D^2. `"own"` scores cost 2 N D^2 more.
+    The layer needs fewer multiply-adds than a new attention layer when N < D. Dense mode: 2 H N^3 in place of the
+    mixing. `residual` adds own attention, 4 N D^2 + 2 N^2 D, and N^2 D + 2 H N^3 for the incoming scores.
 
     Raises:
-        UserError: `residual` of a layer without scores of its own; scores that are missing or do not fit.
+        UserError: `residual` without own scores; incoming scores are missing or do not fit.
+
+    Reference: Zhang et al., You Only Need Less Attention at Each Stage in Vision Transformers, arXiv 2406.00427.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(map="tokens", length="up-to", equivariant=False)
@@ -107,7 +107,7 @@ class LessAttention(Mixer):
 
     @torch.no_grad()
     def reset_transform(self) -> None:
-        """Theta and Psi back to the identity, and the scale of a residual to 0."""
+        """Reset Theta and Psi to the identity, and the residual's scale to 0."""
         if self.residual_scale is not None:
             self.residual_scale.zero_()
         for weight, bias in ((self.theta, self.theta_bias), (self.psi, self.psi_bias)):
@@ -118,7 +118,7 @@ class LessAttention(Mixer):
         return self.mix(x, None, mask)[0]
 
     def mix(self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None) -> tuple[Tensor, Scores | None]:
-        """`forward` for a stack: makes its scores of those given or of its own, as the class says, and returns them."""
+        """`forward` in a stack: transforms the incoming scores, or computes its own, and returns them."""
         x, mask = self.checked(x, mask)
         scores = self._scores(x, carry, mask)
         dropout = self.attention_dropout if self.training else 0.0
@@ -142,10 +142,7 @@ class LessAttention(Mixer):
         self.num_tokens = self.theta.shape[-1]
 
     def macs(self, num_tokens: int) -> int:
-        """The formula of the class with m = 0: as directly after a vanilla layer, and without a dense part.
-
-        Of a layer with `residual` that is given scores.
-        """
+        """The cost formula of the class with m = 0 and no dense part; with `residual`, the layer receives scores."""
         check_whole(num_tokens=num_tokens)
         projections = (4 if self.qk is not None else 2) * num_tokens * self.dim**2
         if self.residual_scale is not None:
@@ -155,7 +152,7 @@ class LessAttention(Mixer):
         return projections + num_tokens**2 * (4 * self.dim + 2 * self.num_heads)
 
     def _scores(self, x: Tensor, carry: Scores | None, mask: Tensor | None) -> Scores:
-        """A' of tokens that are checked already."""
+        """A' of tokens that are already checked."""
         own = None
         if self.qk is not None:
             query, key = (_heads(part, self.num_heads) for part in self.qk(x).chunk(2, dim=2))
@@ -177,7 +174,6 @@ class LessAttention(Mixer):
 
 
 def _heads(x: Tensor, num_heads: int) -> Tensor:
-    """(B, N, D) as (B, H, N, d)."""
     return x.unflatten(2, (num_heads, -1)).transpose(1, 2)
 
 
@@ -185,27 +181,28 @@ Keys = Literal["pooled", "kept"]
 
 
 class AttentionResidual(nn.Module):
-    """Carries attention scores from a stage to the next, which has a quarter of the tokens.
+    """Carries attention scores to the next stage, which has a quarter of the tokens.
 
         R = scale * Conv1x1(Norm(P_q A P_k^T)),   P_q, P_k: depthwise 2 x 2, stride 2, on the query and key grids
 
-    The next stage's first layer adds R to its scores: `SelfAttention.mix(x, None, mask, residual=R)`. It starts small:
-    P averages, the scale is `init_scale`.
+    The first layer of the next stage adds R to its scores: `SelfAttention.mix(x, None, mask, residual=R)`. P starts as
+    an average and the scale as `init_scale`, so R starts small.
 
-    Paper: Zhang et al., arXiv 2406.00427, names the steps (DWConv, Norm, 1 x 1, LayerScale) but no norm and no initial
-    values; `tokenmix.ops.attention_residual` says how the map shrinks and which norm this is.
+    The paper names the steps (DWConv, Norm, 1 x 1, LayerScale) but neither the norm nor initial values.
+    `tokenmix.ops.attention_residual` documents the downsampling and the norm.
 
     Args:
         num_heads_in: heads of the stage that ends.
         num_heads_out: heads of the stage that begins.
-        keys: `"pooled"`: keys are the stage's tokens and shrink with them; `"kept"`: both stages attend to the same
-            grid of reduced keys, which stays as it is, and there is no P_k.
-        init_scale: LayerScale at the start, one number for each head out.
+        keys: `"pooled"`: the keys are the stage's tokens and are downsampled with them. `"kept"`: both stages attend to
+            the same grid of reduced keys, and there is no P_k.
+        init_scale: initial LayerScale, one number per output head.
         eps: added to the variance in the norm.
 
-    Shape:
-        scores (B, H_in, h*w, h*w) or in factors, to (B, H_out, h'*w', h'*w'), h' = ceil(h / 2). With `"kept"` keys,
-        (B, H_in, h*w, S) to (B, H_out, h'*w', S).
+    Shape: scores (B, H_in, h*w, h*w), dense or in factors, to (B, H_out, h'*w', h'*w'), h' = ceil(h / 2). With `"kept"`
+    keys, (B, H_in, h*w, S) to (B, H_out, h'*w', S).
+
+    Reference: Zhang et al., arXiv 2406.00427.
     """
 
     def __init__(
@@ -239,7 +236,7 @@ class AttentionResidual(nn.Module):
         return f"num_heads_in={self.num_heads_in}, num_heads_out={self.num_heads_out}, keys={self.keys!r}"
 
     def forward(self, scores: Scores | Tensor, grid: tuple[int, int], mask: Tensor | None = None) -> Tensor:
-        """The residual R of the scores of a stage's last layer, whose tokens are row by row on a grid (h, w)."""
+        """The residual R from the scores of a stage's last layer, with tokens row by row on a grid (h, w)."""
         some = scores.query if isinstance(scores, Scores) else scores
         check_tensor("scores of AttentionResidual", some)
         if some.dim() != 4 or some.shape[1] != self.num_heads_in:
@@ -261,7 +258,7 @@ class AttentionResidual(nn.Module):
         )
 
     def macs(self, grid: tuple[int, int], width: int, num_keys: int | None = None) -> int:
-        """Multiply-adds of one sample for scores in factors of that width, on a grid (h, w), and with kept keys S."""
+        """Multiply-adds of one sample, for factors of that width on a grid (h, w); `num_keys`: S of kept keys."""
         pooled = -(-grid[0] // 2) * -(-grid[1] // 2)
         if self.keys == "kept":
             if num_keys is None:

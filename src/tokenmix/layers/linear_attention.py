@@ -1,4 +1,4 @@
-"""Attention in time linear in the tokens: with ReLU features, and over bases fitted by expectation-maximisation."""
+"""Attention linear in the number of tokens: ReLU features, and bases fitted by expectation-maximisation."""
 
 from contextlib import nullcontext
 from typing import ClassVar
@@ -14,23 +14,22 @@ EPSILON = 1e-15
 
 
 class LinearAttention(Mixer):
-    """Attention with the kernel relu(q) relu(k)^T, computed in time linear in the tokens.
+    """Attention with the kernel relu(q) relu(k)^T, linear in the number of tokens.
 
         out_i = sum_j relu(q_i) . relu(k_j) v_j / (sum_j relu(q_i) . relu(k_j) + eps)
               = relu(q_i) (relu(K)^T V) / (relu(q_i) . relu(K)^T 1 + eps)
 
-    The second form makes a d x d matrix for each head, whatever N. It is summed in float32 for half precision.
-
-    Papers: Katharopoulos et al., Transformers are RNNs, arXiv 2006.16236; the ReLU kernel without a local window as in
-    Sana, Xie et al., arXiv 2410.10629.
+    The second form needs one d x d matrix per head for any N. Half-precision inputs are summed in float32.
 
     Args:
         dim, num_heads, qkv_bias, dropout: as in `SelfAttention`.
 
-    Shape:
-        x (B, N, D) to (B, N, D); `attention_map` (B, H, N, N), which `forward` never makes.
+    Shape: x (B, N, D) to (B, N, D); `attention_map` (B, H, N, N), not computed by `forward`.
 
     Cost: 4 N D^2 + 2 N D (d + 1) multiply-adds with heads of width d.
+
+    Reference: Katharopoulos et al., Transformers are RNNs, arXiv 2006.16236; ReLU kernel without a local window: Xie et
+    al., Sana, arXiv 2410.10629.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(linear=True, map="tokens")
@@ -57,7 +56,7 @@ class LinearAttention(Mixer):
         x, mask = self.checked(x, mask)
         query, key, value = self._features(x, mask)
         wide = torch.promote_types(x.dtype, torch.float32)
-        # The meta device has no autocast and refuses the context.
+        # The meta device has no autocast context.
         with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
             summary = key.to(wide).transpose(-2, -1) @ F.pad(value.to(wide), (0, 1), value=1.0)  # (B, H, d, d + 1)
             sums = query.to(wide) @ summary
@@ -65,7 +64,7 @@ class LinearAttention(Mixer):
         return finish(self.dropout(self.proj(mixed.transpose(1, 2).flatten(2))), mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The weights (B, H, N, N) that the sums amount to; a row without a positive product is 0."""
+        """The attention weights (B, H, N, N) equivalent to the sums; a row without a positive product is 0."""
         x, mask = self.checked(x, mask)
         query, key, _ = self._features(x, mask)
         weights = query @ key.transpose(-2, -1)
@@ -73,7 +72,7 @@ class LinearAttention(Mixer):
         return weights if mask is None else weights.masked_fill(~mask[:, None, :, None], 0.0)
 
     def _features(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """relu(q), relu(k) and v, each (B, H, N, d). Masked keys are 0, so that no sum has them."""
+        """relu(q), relu(k) and v, each (B, H, N, d); masked keys are 0."""
         query, key, value = (
             part.unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=2)
         )
@@ -93,24 +92,22 @@ class EMAttention(Mixer):
         M step: mu = l2(sum_i Z_is F_i / sum_i Z_is)                   (S x d)
         out        = Z mu                                              after T steps of both
 
-    Where external attention has the same memory for every sample, the bases start from learned ones and move to the
-    sample's own tokens. Cost is linear in N. Each head has its own bases.
-
-    Papers: Li et al., Expectation-Maximization Attention Networks, arXiv 1907.13426, with one head. Heads are ours: the
-    author of external attention expects that EMANet serves in transformers once it has heads. The paper updates the
-    first bases by a moving average and gives the steps no gradient; here they are parameters, and gradients pass
-    through the steps.
+    The bases start from learned values and adapt to the tokens of each sample; external attention uses the same memory
+    for every sample. Cost is linear in N. Each head has its own bases; the paper has one head. The paper updates the
+    initial bases by a moving average, without gradients through the steps. Here the bases are parameters, and gradients
+    pass through the steps.
 
     Args:
         dim, num_heads, dropout: as in `SelfAttention`.
-        num_slots: S, bases of each head.
-        num_steps: T, steps of expectation and maximisation.
-        temperature: tau; the paper has 1.
+        num_slots: S, bases per head.
+        num_steps: T, expectation-maximisation steps.
+        temperature: tau; 1 in the paper.
 
-    Shape:
-        x (B, N, D) to (B, N, D); `attention_map` Z (B, H, N, S).
+    Shape: x (B, N, D) to (B, N, D); `attention_map` Z (B, H, N, S).
 
     Cost: 2 N D^2 + (2 T + 1) N S D multiply-adds.
+
+    Reference: Li et al., Expectation-Maximization Attention Networks, arXiv 1907.13426.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(linear=True, map="slots")
@@ -141,7 +138,7 @@ class EMAttention(Mixer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the first bases: random directions of length 1, as the paper's."""
+        """Draw the initial bases: random unit vectors, as in the paper."""
         self.bases.normal_()
         self.bases.copy_(F.normalize(self.bases, dim=-1))
 
@@ -151,7 +148,7 @@ class EMAttention(Mixer):
         return finish(self.dropout(self.proj((weights @ bases).transpose(1, 2).flatten(2))), mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Z (B, H, N, S) of the last step; rows sum to 1, those of masked tokens are 0."""
+        """Z (B, H, N, S) of the last step; rows sum to 1, rows of masked tokens are 0."""
         x, mask = self.checked(x, mask)
         return self._fit(x, mask)[0]
 
@@ -159,14 +156,14 @@ class EMAttention(Mixer):
         """Z (B, H, N, S) and mu (B, H, S, d) after all steps."""
         features = self.query(x).unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2)
         scaled = features / self.temperature
-        bases = self.bases.to(features.dtype)  # (H, S, d) for all samples, (B, H, S, d) from the first step on
+        bases = self.bases.to(features.dtype)  # (H, S, d) for all samples, (B, H, S, d) after the first step
         weights = features.new_zeros(())
         for _ in range(self.num_steps):
             logits = scaled @ bases.transpose(-2, -1)
             weights = logits.float().softmax(-1).to(features.dtype) if logits.dtype.itemsize < 4 else logits.softmax(-1)
             if mask is not None:
                 weights = weights.masked_fill(~mask[:, None, :, None], 0.0)
-            # The length of the sum does not matter: its direction is that of the mean.
+            # The normalised sum equals the normalised mean.
             bases = F.normalize(weights.transpose(-2, -1) @ features, dim=-1, eps=1e-6)
         return weights, bases
 

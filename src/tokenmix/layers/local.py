@@ -1,4 +1,4 @@
-"""Mixers of no more than a window: the identity, pooling, depthwise convolution."""
+"""Local mixers: the identity, pooling and depthwise convolution."""
 
 from typing import ClassVar
 
@@ -12,20 +12,19 @@ from tokenmix.ops.checks import check_whole
 
 
 class IdentityMixer(Mixer):
-    """The identity: each token keeps its own features, and no token sees another.
+    """The identity: no token sees another token.
 
         out = X
 
-    A network of such blocks is one MLP that is applied to every token. Data on which this network does as well as
-    self-attention does not test token mixing.
-
-    Paper: Yu et al., MetaFormer Baselines for Vision, arXiv 2210.13452, whose IdentityFormer is this control.
+    A network of identity blocks is one MLP applied to every token. If this network matches self-attention on a data
+    set, the data set does not test token mixing.
 
     Args:
         dim: width D.
 
-    Shape:
-        x (B, N, D) to (B, N, D).
+    Shape: x (B, N, D) to (B, N, D).
+
+    Reference: Yu et al., MetaFormer Baselines for Vision, arXiv 2210.13452 (IdentityFormer).
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(linear=True, map=None)
@@ -49,18 +48,17 @@ class Pooling2d(Mixer):
 
         out_p = mean_(q in window(p)) x_q - x_p
 
-    Positions outside the map, and masked positions, are left out of the mean. There are no weights.
-
-    Paper: Yu et al., MetaFormer Is Actually What You Need for Vision, arXiv 2111.11418.
+    The mean excludes masked positions and positions outside the map. There are no weights.
 
     Args:
         dim: channels.
         pool_size: side of the window, odd.
 
-    Shape:
-        x (B, dim, H, W) to the same; mask (B, H * W).
+    Shape: x (B, dim, H, W) to the same; mask (B, H * W).
 
-    Cost: no multiply-adds; pool_size^2 additions a value.
+    Cost: no multiply-adds; pool_size^2 additions per value.
+
+    Reference: Yu et al., MetaFormer Is Actually What You Need for Vision, arXiv 2111.11418.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(layout="2d", linear=True, map=None, equivariant=False)
@@ -78,7 +76,7 @@ class Pooling2d(Mixer):
         x, mask = self.checked(x, mask)
         if mask is None:
             return F.avg_pool2d(x, self.pool_size, 1, self.pool_size // 2, count_include_pad=False) - x
-        # Masked positions are 0 in x; the mean is over the share of the window that takes part.
+        # Masked positions are 0 in x. Divide by the fraction of the window that is not masked.
         part = mask.unflatten(1, x.shape[2:]).unsqueeze(1).to(x.dtype)
         total, count = (F.avg_pool2d(v, self.pool_size, 1, self.pool_size // 2) for v in (x, part))
         return zero_masked(total / count.clamp_min(0.5 / self.pool_size**2) - x, mask)
@@ -108,23 +106,22 @@ class _Depthwise(Mixer):
 
 
 class DepthwiseConvolution(_Depthwise):
-    """One filter for each channel over neighbouring tokens of a sequence.
+    """One filter per channel over neighbouring tokens of a sequence.
 
         out_ic = sum_(|r| <= k/2) w_cr x_(i + r) c + b_c
 
-    Masked tokens and tokens outside the sequence count as 0.
-
-    Paper: Wu et al., Pay Less Attention with Lightweight and Dynamic Convolutions, arXiv 1901.10430, without their
-    sharing of filters over heads and their softmax of the filter.
+    Masked tokens and tokens outside the sequence count as 0. The paper's weight sharing over heads and softmax of the
+    filter are left out.
 
     Args:
         dim: width D.
-        kernel_size: tokens that one output sees, odd.
+        kernel_size: tokens per window, odd.
 
-    Shape:
-        x (B, N, D) to (B, N, D).
+    Shape: x (B, N, D) to (B, N, D).
 
-    Cost: k N D multiply-adds, products with the padding included.
+    Cost: k N D multiply-adds, including the padding.
+
+    Reference: Wu et al., Pay Less Attention with Lightweight and Dynamic Convolutions, arXiv 1901.10430.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(linear=True, map=None, equivariant=False)
@@ -137,23 +134,22 @@ class DepthwiseConvolution(_Depthwise):
 
 
 class DepthwiseConvolution2d(_Depthwise):
-    """One filter for each channel over a window of a map.
+    """One filter per channel over a window of a map.
 
         out_pc = sum_(q in k x k) w_cq x_(p + q) c + b_c
 
     Masked positions and positions outside the map count as 0.
 
-    Paper: Trockman and Kolter, Patches Are All You Need?, arXiv 2201.09792, and Liu et al., A ConvNet for the 2020s,
-    arXiv 2201.03545, mix positions by such a convolution.
-
     Args:
         dim: channels.
         kernel_size: side of the window, odd.
 
-    Shape:
-        x (B, dim, H, W) to the same; mask (B, H * W).
+    Shape: x (B, dim, H, W) to the same; mask (B, H * W).
 
-    Cost: k^2 N D multiply-adds for N = H * W positions, products with the padding included.
+    Cost: k^2 N D multiply-adds for N = H * W positions, including the padding.
+
+    Reference: Trockman and Kolter, Patches Are All You Need?, arXiv 2201.09792; Liu et al., A ConvNet for the 2020s,
+    arXiv 2201.03545.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(layout="2d", linear=True, map=None, equivariant=False)

@@ -1,4 +1,4 @@
-"""The offset attention of the point cloud transformer, and its last step, which works with any mixer."""
+"""Offset attention of the point cloud transformer; `Offset` works with any mixer."""
 
 import torch
 import torch.nn.functional as F
@@ -11,19 +11,17 @@ from tokenmix.ops.checks import check_chunk_size, check_whole
 
 
 class MaskedBatchNorm(nn.BatchNorm1d):
-    """`torch.nn.BatchNorm1d` for tokens (B, N, C) whose statistics leave out masked positions.
+    """`torch.nn.BatchNorm1d` for tokens (B, N, C) with statistics over unmasked positions.
 
-        y = (x - mean) / sqrt(var + eps) * weight + bias,   mean and var over the tokens that take part
+        y = (x - mean) / sqrt(var + eps) * weight + bias,   mean and var over the unmasked tokens
 
-    In `eval()` it uses the running statistics, so a padded sample has the output of the unpadded sample. In training
-    the samples of a batch depend on each other, padding changes nothing.
+    `eval()` uses the running statistics, so a padded sample gives the output of the unpadded sample. In training, the
+    samples of a batch affect each other, but padding has no effect.
 
-    Shape:
-        x (B, N, C), mask (B, N) bool, to (B, N, C); masked positions may hold arbitrary finite values.
+    Shape: x (B, N, C), mask (B, N) bool, to (B, N, C); masked positions may hold any finite values.
     """
 
     def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Normalise the features of input (B, N, C)."""
         if mask is None or not self.training:
             return super().forward(input.flatten(0, -2)).view_as(input)
         left_out = ~mask.unsqueeze(-1)
@@ -32,7 +30,7 @@ class MaskedBatchNorm(nn.BatchNorm1d):
         mean = wide.sum((0, 1)) / count
         centred = (wide - mean).masked_fill(left_out, 0.0)
         variance = centred.square().sum((0, 1)) / count
-        with torch.no_grad():  # The running statistics follow, unless no token took part.
+        with torch.no_grad():  # Update the running statistics, unless all tokens are masked.
             some = mask.any()
             assert self.momentum is not None
             assert self.num_batches_tracked is not None
@@ -46,14 +44,13 @@ class MaskedBatchNorm(nn.BatchNorm1d):
 
 
 class Offset(nn.Module):
-    """The tokens minus a mixer's output, through a linear layer, BatchNorm and ReLU, plus the tokens.
+    """Residual branch on the difference between the tokens and a mixer's output.
 
         out = X + relu(BN((X - Y) W + b))
 
-    Paper: Guo et al., PCT: Point Cloud Transformer, arXiv 2012.09688, equation 11.
+    Shape: x and mixed (B, N, D), mask (B, N) bool, to (B, N, D); masked tokens are 0 in the output.
 
-    Shape:
-        x and mixed (B, N, D), mask (B, N) bool, to (B, N, D); masked tokens are 0 in the output.
+    Reference: Guo et al., PCT: Point Cloud Transformer, arXiv 2012.09688, equation 11.
     """
 
     def __init__(self, dim: int, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
@@ -62,34 +59,34 @@ class Offset(nn.Module):
         self.norm = MaskedBatchNorm(dim, device=device, dtype=dtype)
 
     def forward(self, x: Tensor, mixed: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The next tokens from x and the mixer's output on it."""
         x = zero_masked(x, mask)
         return zero_masked(x + F.relu(self.norm(self.linear(x - mixed), mask)), mask)
 
 
 class OffsetAttention(Mixer):
-    """Offset attention of point clouds.
+    """Offset attention of point clouds; residual and ReLU are inside the layer.
 
         A   = Norm(Q Q^T),   Q = X W_q,   V = X W_v + b_v
         out = X + relu(BN((X - A V) W + b))
 
-    Norm is the double normalisation: softmax over the tokens, then L1 over the keys. Q and K share their
-    weights, a quarter as wide as the tokens. Residual and ReLU are inside the layer.
+    Norm is double normalisation: softmax over the tokens, then L1 over the keys. Queries and keys share their weights
+    and have a quarter of the tokens' width.
 
-    Paper: Guo et al., PCT: Point Cloud Transformer, arXiv 2012.09688, section 3.3 and the released code, which has no
-    factor 1/sqrt(d) and divides by the sum + 1e-9; here the two divisions are one softmax without an epsilon.
+    As in the released code, there is no factor 1/sqrt(d). The released code divides by the sum + 1e-9; here the two
+    divisions are one softmax without an epsilon.
 
-    In training, BatchNorm sees all samples of the batch, without masked tokens; so samples depend on each other
+    In training, BatchNorm sees all unmasked tokens of the batch, so samples affect each other
     (`capabilities.independent` is False).
 
     Args:
         dim: width D.
         reduction: D over the width of q and k.
-        chunk_size: keys worked on at a time; the N x N map is then never whole, and the logits are computed twice. None
-            materializes the map.
+        chunk_size: keys per chunk. With chunks, the N x N map is never materialized and the logits are computed twice.
+            None materializes the map.
 
-    Shape:
-        x (B, N, D) to (B, N, D); `attention_map` (B, 1, N, N); N may be any.
+    Shape: x (B, N, D) to (B, N, D), any N; `attention_map` (B, 1, N, N).
+
+    Reference: Guo et al., PCT: Point Cloud Transformer, arXiv 2012.09688, section 3.3, and the released code.
     """
 
     capabilities = Capabilities(map="tokens", independent=False)
@@ -128,10 +125,7 @@ class OffsetAttention(Mixer):
         return attention_probabilities(query, query, mask=mask, normalization="double", scale=1.0)
 
     def macs(self, num_tokens: int) -> int:
-        """N (2 D^2 + D d) for the projections, N^2 (D + d) for scores and values, with d = D / reduction.
-
-        Not counted: chunks make the logits twice.
-        """
+        """N (2 D^2 + D d) + N^2 (D + d) with d = D / reduction; logits that chunks compute again are not counted."""
         check_whole(num_tokens=num_tokens)
         width = self.query.out_features
         return num_tokens * self.dim * (2 * self.dim + width) + num_tokens**2 * (self.dim + width)

@@ -1,4 +1,4 @@
-"""The self-attention block of SAGAN on feature maps, in the three forms that share its name."""
+"""The self-attention block of SAGAN on feature maps, in three published variants."""
 
 from math import isqrt
 from typing import ClassVar, Literal, get_args
@@ -22,8 +22,8 @@ class SpectralNorm(nn.Module):
 
         W / (u^T W v),   u <- W v / |W v|,   v <- W^T u / |W^T u|
 
-    It is `torch.nn.utils.parametrizations.spectral_norm` for convolutions, number by number and name by name. Torch's
-    own contains a `vdot`, which the ONNX exporter of traced graphs does not have.
+    Values and names equal `torch.nn.utils.parametrizations.spectral_norm` for convolutions. Torch's version uses
+    `vdot`, which the ONNX exporter of traced graphs does not support.
     """
 
     _u: Tensor
@@ -38,23 +38,23 @@ class SpectralNorm(nn.Module):
 
     @torch.no_grad()
     def _iterate(self, matrix: Tensor, steps: int) -> None:
-        """Power iteration in place: DataParallel's copies of a module share its buffers."""
+        """Power iteration in place, because DataParallel replicas share the buffers."""
         for _ in range(steps):
             self._u.copy_(F.normalize(torch.mv(matrix, self._v), dim=0, eps=1e-12))
             self._v.copy_(F.normalize(torch.mv(matrix.t(), self._u), dim=0, eps=1e-12))
 
     def forward(self, weight: Tensor) -> Tensor:
-        """The weight (C_out, C_in, 1, 1), normalised."""
+        """The normalised weight (C_out, C_in, 1, 1)."""
         matrix = weight.flatten(1)
         if self.training:
             self._iterate(matrix, 1)
-        # Copies, so that a second forward pass may come before the first one's backward pass.
+        # Copies, so that a second forward pass may precede the first backward pass.
         u, v = self._u.clone(), self._v.clone()
         return weight / torch.dot(u, torch.mv(matrix, v))
 
 
 class SAGANAttention2d(Mixer):
-    """Self-attention over the pixels of a feature map, added to it with a learned factor that starts at 0.
+    """Self-attention over the pixels of a feature map, added to the map with a learned factor that starts at 0.
 
         y = gamma * W_o softmax(Q K^T) V + x,   Q, K, V = 1 x 1 convolutions of x
 
@@ -64,24 +64,23 @@ class SAGANAttention2d(Mixer):
     | `paper`    | C/8  | C/8 | no          | C/8 to C | no     | no            | 32,769                |
     | `compact`  | C/8  | C   | no          | none     | yes    | no            | 82,241                |
 
-    `official` is the authors' TensorFlow code, `paper` the printed text, `compact` the popular PyTorch ports. None
-    scales by 1/sqrt(d). An odd side is pooled with a smaller last window, so that every pixel counts; the authors' code
-    works on even sides only. Attention runs in the fused kernels, so no map of pixels by pixels is materialized.
-
-    Paper: Zhang et al., Self-Attention Generative Adversarial Networks, arXiv 1805.08318.
+    `official` is the authors' TensorFlow code, `paper` the printed text, `compact` the popular PyTorch ports. No
+    variant scales by 1/sqrt(d). The last window of an odd side is smaller, so every pixel counts; the authors' code
+    needs even sides. The fused kernels never materialize the map of pixels by pixels.
 
     Args:
         dim: channels C, a multiple of 8.
         variant: see the table.
-        spectral_norm: divide each convolution by its largest singular value; as in the table if not given. While
-            training, each forward pass takes one step of power iteration, which changes the buffers that estimate it.
+        spectral_norm: divide each convolution by its largest singular value (default: as in the table). Each forward
+            pass in training takes one step of power iteration and updates its buffers.
 
-    Shape:
-        x (B, C, H, W) to (B, C, H, W); mask (B, H*W), pixels row by row; `attention_map` (B, 1, H*W, keys), where
-        `official` has a quarter as many keys as pixels. A pooled key takes part if one of its four pixels does.
+    Shape: x (B, C, H, W) to (B, C, H, W); mask (B, H*W), pixels row by row; `attention_map` (B, 1, H*W, keys).
+    `official` has a quarter as many keys as pixels; a pooled key is masked if all of its four pixels are.
 
     Cost: with N pixels, `official` 5/4 N C^2 + 5/8 N N_k C multiply-adds, N_k = N/4; `paper` 1/2 N C^2 + 1/4 N^2 C;
     `compact` 5/4 N C^2 + 9/8 N^2 C.
+
+    Reference: Zhang et al., Self-Attention Generative Adversarial Networks, arXiv 1805.08318.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(layout="2d", map="tokens", equivariant=False)
@@ -135,7 +134,7 @@ class SAGANAttention2d(Mixer):
         return attention_probabilities(query, key, mask=mask, key_mask=key_mask, scale=1.0)
 
     def macs(self, num_tokens: int) -> int:
-        """The formula of the class; the keys of a square map with an odd side are counted exactly."""
+        """The cost formula of the class; keys of a square map with an odd side are counted exactly."""
         check_whole(num_tokens=num_tokens)
         side = isqrt(num_tokens)
         pooled = (-(-side // 2)) ** 2 if side * side == num_tokens else -(-num_tokens // 4)
@@ -150,13 +149,13 @@ class SAGANAttention2d(Mixer):
         return _tokens(self.query(x)), key, key_mask
 
     def _pool(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """The largest of each 2 x 2 pixels that take part, 0 where none does; x itself where nothing is pooled."""
+        """2 x 2 max pooling over unmasked pixels, 0 if all four are masked; x itself for variants without pooling."""
         if not self.pooled:
             return x
         lowest = torch.finfo(x.dtype).min
         pixels = None if mask is None else mask.unflatten(1, x.shape[-2:]).unsqueeze(1)
         kept = x if pixels is None else x.masked_fill(~pixels, lowest)
-        # Padded to even sides, not ceil_mode, which ties an exported program to one parity.
+        # Padding instead of ceil_mode, which would fix the parity of an exported program.
         pooled = F.max_pool2d(F.pad(kept, (0, x.shape[3] % 2, 0, x.shape[2] % 2), value=lowest), 2)
         return pooled if pixels is None else pooled.masked_fill(pooled == lowest, 0.0)
 

@@ -1,4 +1,4 @@
-"""Multi-head self-attention, the baseline of the other mechanisms, and its form without weights."""
+"""Multi-head self-attention, the baseline, and a form without weights."""
 
 from typing import ClassVar
 
@@ -17,11 +17,8 @@ class SelfAttention(Mixer):
 
         out = concat_h [ Norm(Q_h K_h^T / sqrt(d)) V_h ] W_o,   Q, K, V = X W_qkv
 
-    Softmax runs in PyTorch's fused kernels; `normalization="double"` (softmax over the queries, then L1 over the keys)
+    Softmax runs in PyTorch's fused kernels. `normalization="double"` (softmax over the queries, then L1 over the keys)
     materializes the N x N map.
-
-    Papers: Vaswani et al., Attention Is All You Need, arXiv 1706.03762. Double normalisation of this map: Guo et al.,
-    arXiv 2105.02358, who report a gain for it.
 
     Args:
         dim: width D.
@@ -29,13 +26,15 @@ class SelfAttention(Mixer):
         normalization: `"softmax"` over the keys, or `"double"`.
         causal: token i sees tokens 0 to i only.
         qkv_bias: give q, k and v a bias.
-        dropout: on the output.
-        attention_dropout: on the map.
+        dropout: rate on the output.
+        attention_dropout: rate on the attention map.
 
-    Shape:
-        x (B, N, D) to (B, N, D); `attention_map` (B, H, N, N).
+    Shape: x (B, N, D) to (B, N, D); `attention_map` (B, H, N, N).
 
     Cost: 4 N D^2 + 2 N^2 D multiply-adds.
+
+    Reference: Vaswani et al., Attention Is All You Need, arXiv 1706.03762. Double normalisation of this map: Guo et
+    al., arXiv 2105.02358, who report a gain.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(map="tokens", causal=True)
@@ -77,16 +76,16 @@ class SelfAttention(Mixer):
         residual: Tensor | None = None,
         weights: Tensor | None = None,
     ) -> tuple[Tensor, Scores | None]:
-        """`forward` for a stack, and the pre-softmax scores in factors.
+        """`forward` in a stack; also returns the pre-softmax scores in factors.
 
         Args:
             x: (B, N, D).
-            carry: scores of the layer before; replaced by this layer's own. A causal layer passes them on instead: its
-                own mask is not in the factors, so less-attention after it would leak the future.
+            carry: scores of the previous layer, replaced by this layer's own scores. A causal layer returns `carry`
+                unchanged: the factors do not contain its mask, so later less-attention would leak the future.
             mask: (B, N) bool, True = the token takes part.
             residual: (B, H, N, N) added to the scores, from `AttentionResidual`.
-            weights: the map (B, H, N, N) of `mix_map` on the same arguments, so that gradients reach it; the layer
-                then makes none of its own.
+            weights: the map (B, H, N, N) of `mix_map` with the same arguments, so that gradients reach the map. It
+                replaces the layer's own map.
         """
         out, query, key = self._attend(x, mask, residual, weights)
         return out, carry if self.causal else Scores(query * self.head_dim**-0.5, key, residual)
@@ -94,7 +93,7 @@ class SelfAttention(Mixer):
     def _attend(
         self, x: Tensor, mask: Tensor | None, residual: Tensor | None, weights: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The result, and the query and key that it was made with."""
+        """Output, query and key."""
         query, key, value = self._heads(x, mask)
         dropout = self.attention_dropout if self.training else 0.0
         if weights is not None:
@@ -130,33 +129,32 @@ class SelfAttention(Mixer):
     def _heads(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v, each (B, H, N, d)."""
         x, mask = self.checked(x, mask)
-        # In chunks: the gradients of three views side by side are then one concatenation, not a stack and a copy.
+        # With chunks, the gradients of three adjacent views are one concatenation instead of a stack and a copy.
         parts = (part.unflatten(2, (self.num_heads, self.head_dim)) for part in self.qkv(x).chunk(3, dim=2))
         query, key, value = (part.transpose(1, 2) for part in parts)
         return query, key, value
 
 
 class SimplifiedSelfAttention(Mixer):
-    """Self-attention in which the features are query, key and value at once.
+    """Self-attention with the features as query, key and value.
 
         out = softmax(scale * F F^T) F
 
-    As printed it has no parameters, no heads and no scale. After a LayerNorm the diagonal of F F^T is D and the rest
-    about sqrt(D), so for wide tokens the printed form is the identity, and from D = 128 on it still is with 1/sqrt(D);
-    a scale near 1/D flattens the map.
-
-    Paper: Guo et al., Beyond Self-attention: External Attention using Two Linear Layers, arXiv 2105.02358, equations 3
-    and 4, the step between self-attention and external attention.
+    The printed form has no parameters, no heads and no scale. After a LayerNorm, the diagonal of F F^T is D and the
+    other entries are about sqrt(D). For wide tokens the printed form is therefore the identity, and from D = 128 on
+    also with 1/sqrt(D). A scale near 1/D flattens the map.
 
     Args:
         dim, dropout, attention_dropout: as in `SelfAttention`.
-        scale: of the scores; the paper has 1.
-        output_projection: a linear layer on the output, which the paper does not have.
+        scale: factor on the scores; 1 in the paper.
+        output_projection: add a linear layer on the output, which the paper does not have.
 
-    Shape:
-        x (B, N, D) to (B, N, D); `attention_map` (B, 1, N, N).
+    Shape: x (B, N, D) to (B, N, D); `attention_map` (B, 1, N, N).
 
     Cost: 2 N^2 D multiply-adds, and N D^2 with the output projection.
+
+    Reference: Guo et al., Beyond Self-attention, arXiv 2105.02358, equations 3 and 4, the step between self-attention
+    and external attention.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(map="tokens")

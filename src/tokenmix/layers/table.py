@@ -1,4 +1,4 @@
-"""Mixers by name: the table, rows of the user's, and how a mixer is built."""
+"""Table of mixers by name, and functions that build mixers."""
 
 import inspect
 from collections.abc import Iterator, Sequence
@@ -19,9 +19,10 @@ class MixerSpec:
 
     Attributes:
         layer: the class.
-        fixed: arguments that make this row differ from the class's defaults.
-        later: arguments for the layers of a stack after the leading ones (less-attention takes the scores before it).
-        leader: the class of the leading layers of a stack, if another than `layer`.
+        fixed: constructor arguments of this entry.
+        later: additional arguments for layers after the leading layers of a stack (less-attention takes previous
+            scores).
+        leader: class of the leading layers of a stack, if different from `layer`.
         about: one line for `tokenmix list mixers`.
     """
 
@@ -33,25 +34,24 @@ class MixerSpec:
 
 
 MIXERS: dict[str, MixerSpec] = {}
-"""The table: `tokenmix.layers` fills it where it imports the classes, `register_mixer` adds to it."""
 
 
 def list_mixers() -> list[str]:
-    """The names in the table, in its order."""
+    """The names in the table, in table order."""
     return list(MIXERS)
 
 
 def register_mixer(name: str, layer: type[Mixer], about: str = "", **fixed: object) -> None:
-    """Register a mixer under a name that every function and command accepts from then on.
+    """Register a mixer under a name for all functions and commands.
 
     Args:
-        name: what it is called.
-        layer: its class.
-        about: one line for `tokenmix list mixers`; the first of the class's docstring if not given.
-        **fixed: arguments of the name, where they are not the class's defaults.
+        name: name of the mixer.
+        layer: class of the mixer.
+        about: one line for `tokenmix list mixers` (default: first line of the class's docstring).
+        **fixed: constructor arguments that differ from the class's defaults.
 
     Raises:
-        UserError: the name is another mixer's, or the class is not a mixer.
+        UserError: the name is taken by another mixer, or the class is not a mixer.
     """
     if ":" in name:
         raise UserError(
@@ -64,7 +64,7 @@ def register_mixer(name: str, layer: type[Mixer], about: str = "", **fixed: obje
 
 
 def spec_of(name: str, layer: object, about: str = "", fixed: Arguments | None = None) -> MixerSpec:
-    """The row for a class under a name; `UserError` if it is no class of mixers."""
+    """The table entry for a class; `UserError` if the class is not a mixer."""
     stated = getattr(layer, "capabilities", None)
     if not (isinstance(layer, type) and issubclass(layer, Mixer) and isinstance(stated, Capabilities | property)):
         raise UserError(
@@ -81,13 +81,13 @@ def spec_of(name: str, layer: object, about: str = "", fixed: Arguments | None =
 
 
 def is_mixer(name: str) -> bool:
-    """Whether `get_spec` takes the name for one of a mixer: a name of the table, or "module:Class"."""
+    """Whether `get_spec` accepts the name: a name in the table, or "module:Class"."""
     return name in MIXERS or (":" in name and not name.startswith((TIMM, TORCHVISION)))
 
 
 @from_caller
 def get_spec(name: str) -> MixerSpec:
-    """The row of the table for a name, or one made for "module:Class"; `UserError` if there is no such mixer."""
+    """The table entry of a name, or a new entry for "module:Class"; `UserError` if there is no such mixer."""
     if not isinstance(name, str):
         raise UserError(f"a mixer is built by its name, one of tokenmix.list_mixers() or 'module:Class', got {name!r}")
     if name in MIXERS:
@@ -111,17 +111,20 @@ def create_mixer(name: str, dim: int, *, num_tokens: int | None = None, **kwargs
     """Build one mixer of the table.
 
     Args:
-        name: a name of `list_mixers()`, or "module:Class".
+        name: a name from `list_mixers()`, or "module:Class".
         dim: width D of the tokens.
-        num_tokens: N, needed by the mechanisms with a learned matrix over tokens and left out for the others.
-        **kwargs: arguments of the layer's constructor; one that it does not have is a `UserError`.
+        num_tokens: N, required by mechanisms with a learned matrix over tokens and ignored by the others.
+        **kwargs: constructor arguments of the layer.
+
+    Raises:
+        UserError: the name or an argument is unknown, or num_tokens is missing.
     """
     spec = get_spec(name)
     return build_mixer(spec.layer, f"mixer {name!r}", dim, num_tokens, {**spec.fixed, **kwargs})
 
 
 def build_mixer(layer: type[Mixer], label: str, dim: int, num_tokens: int | None, kwargs: Arguments) -> Mixer:
-    """Call a layer's constructor with checked arguments; `UserError` if it cannot be called with them."""
+    """Call a layer's constructor; `UserError` for unknown, missing or invalid arguments."""
     parameters = inspect.signature(layer).parameters
     unknown = sorted(set(kwargs) - set(parameters))
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -136,7 +139,7 @@ def build_mixer(layer: type[Mixer], label: str, dim: int, num_tokens: int | None
         return layer(dim, num_tokens, **kwargs) if takes_number else layer(dim, **kwargs)
     except UserError:
         raise
-    except Exception as error:  # whatever a constructor of the user's, or a value of a wrong type, may raise
+    except Exception as error:  # a user's constructor may raise anything
         given = {"dim": dim} | ({"num_tokens": num_tokens} if takes_number else {}) | dict(kwargs)
         shown = ", ".join(f"{key}={value!r}" for key, value in given.items())
         raise UserError(
@@ -152,10 +155,7 @@ def build_on_grid(
     offered: Arguments,
     kwargs: Arguments,
 ) -> Mixer:
-    """One layer for tokens that form a grid (height, width), row by row; a 2-d layer inside a `GridMixer`.
-
-    A layer must have the arguments `kwargs`, and gets those of `offered` that it has. The label is for messages.
-    """
+    """Build a layer with `kwargs` and accepted `offered` arguments; a 2-d layer is wrapped in `GridMixer`."""
     known = inspect.signature(layer).parameters
     given = {name: value for name, value in offered.items() if name in known}
     built = build_mixer(layer, label, dim, grid[0] * grid[1], {**given, **kwargs})
@@ -173,16 +173,16 @@ def build_stack(
     mixer_kwargs: Arguments | None = None,
     **offered: object,
 ) -> list[Mixer]:
-    """One mixer for each block of a network whose blocks see the same grid of tokens.
+    """Build one mixer per block, for blocks on the same token grid.
 
     Args:
-        name, spec: the mixer's row; the name is for messages.
+        name, spec: the mixer's table entry; the name is for messages.
         dim: width D.
         grid: (height, width) of the tokens.
         depth: number of blocks.
-        num_leading: blocks at the front that have the row's leader, if it has one.
-        mixer_kwargs: arguments of the mixer's own class, which refuses an unknown one.
-        **offered: arguments for the layers that have them, such as num_heads, device and dtype.
+        num_leading: number of leading blocks, which use the entry's leader if there is one.
+        mixer_kwargs: arguments of the mixer's class; unknown arguments raise `UserError`.
+        **offered: arguments passed only to layers that accept them, such as num_heads, device and dtype.
     """
     asked, label = mixer_kwargs or {}, f"mixer {name!r}"
     if spec.leader is None:
@@ -199,25 +199,20 @@ def build_stack(
 
 
 def own_mixers(model: nn.Module) -> list[Mixer]:
-    """The mixers in a model whose class is a user's, from outside tokenmix."""
+    """The mixers in a model with classes from outside tokenmix."""
     return [m for m in model.modules() if isinstance(m, Mixer) and not type(m).__module__.startswith("tokenmix.")]
 
 
 @contextmanager
 def checked_own_mixers(model: nn.Module) -> Iterator[None]:
-    """Check each call of such a mixer in the block; without one nothing is different.
-
-    Raises:
-        OwnMixerError: a method of one is missing or fails, its macs are not a whole number, or it returns another
-            shape than it was given.
-    """
+    """Check calls of a user's mixers in the block; `OwnMixerError` for a wrong shape or `macs`, or a failing method."""
     own = own_mixers(model)
     hooks = [mixer.register_forward_hook(_check_call) for mixer in own]
     try:
         yield
     except UserError:
         raise
-    except Exception as error:  # whatever a stranger's forward pass may raise
+    except Exception as error:  # a user's forward pass may raise anything
         if not own:
             raise
         names = ", ".join(sorted({type(mixer).__name__ for mixer in own}))
@@ -238,7 +233,7 @@ def _check_call(mixer: Mixer, args: tuple[Tensor, ...], out: object) -> None:
 
 
 def count_of(mixer: Mixer, num_tokens: int) -> int:
-    """`mixer.macs(num_tokens)`; `OwnMixerError` if it returns no whole number."""
+    """`mixer.macs(num_tokens)`; `OwnMixerError` unless the result is a whole number."""
     count = mixer.macs(num_tokens)
     if not isinstance(count, int):
         raise OwnMixerError(

@@ -1,7 +1,4 @@
-"""Models: one skeleton per family with its mixer passed in.
-
-Importing this package registers the image classifiers of the registry with timm.
-"""
+"""Models: one class per family, with the mixer as an argument. Importing this registers the classifiers with timm."""
 
 from tokenmix.errors import needs
 

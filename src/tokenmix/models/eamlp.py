@@ -1,7 +1,7 @@
-"""EAMLP: a T2T stem whose attentions are external, then blocks of multi-head external attention; and T2T-ViT.
+"""EAMLP: a T2T stem with external attention, then blocks of multi-head external attention; also T2T-ViT.
 
-Papers: Guo, Liu, Mu, Hu, "Beyond Self-attention: External Attention using Two Linear Layers for Visual Tasks", 2021,
-arXiv:2105.02358, whose released code calls the models T2t_vit_7, _14 and _19. Yuan et al., "Tokens-to-Token ViT", 2021,
+Reference: Guo, Liu, Mu, Hu, "Beyond Self-attention: External Attention using Two Linear Layers for Visual Tasks", 2021,
+arXiv:2105.02358; the released code calls the models T2t_vit_7, _14 and _19. Yuan et al., "Tokens-to-Token ViT", 2021,
 arXiv:2101.11986.
 """
 
@@ -29,20 +29,19 @@ from tokenmix.ops.external import external_attention
 torch.fx.wrap("external_attention")
 torch.fx.wrap("attention")
 
-# (kernel, stride, padding) of the three overlapping unfoldings.
+# (kernel, stride, padding) of the three overlapping unfold operations.
 Split = tuple[int, int, int]
 SPLITS: tuple[Split, ...] = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
 
 
 class StemAttention(nn.Module):
-    """One external-attention block of the stem, which also narrows the tokens.
+    """One external-attention block of the stem, which also reduces the width.
 
         h = W_q norm(x);  y = h + W_o EA(h);  out = y + mlp(norm(y))
 
-    There is no shortcut around the first line, since the widths differ. One head; M_k has no bias, M_v has one.
+    The first line has no shortcut, because the widths differ. One head; M_k has no bias, M_v has one.
 
-    Shape:
-        (B, N, in_dim) to (B, N, dim).
+    Shape: (B, N, in_dim) to (B, N, dim).
     """
 
     def __init__(self, in_dim: int, dim: int, num_slots: int, *, dropout: float, **factory: Unpack[Factory]) -> None:
@@ -73,12 +72,11 @@ class StemAttention(nn.Module):
 
 
 class StemSelfAttention(nn.Module):
-    """One block of T2T-ViT's stem, with one head of self-attention that also narrows the tokens.
+    """One block of T2T-ViT's stem: one-head self-attention that also reduces the width.
 
         Q, K, V = W norm(x) + b;  y = V + W_o Attention(Q, K, V);  out = y + mlp(norm(y))
 
-    Shape:
-        (B, N, in_dim) to (B, N, dim).
+    Shape: (B, N, in_dim) to (B, N, dim).
     """
 
     def __init__(
@@ -112,12 +110,11 @@ class StemSelfAttention(nn.Module):
 
 
 class T2TStem(Stem):
-    """Three overlapping unfoldings with an attention block after the first two: 1/16 of the image's sides.
+    """Three overlapping unfold operations with attention blocks between them: 1/16 of the image's sides.
 
-    The attention is external, or with `normalization` self-attention, softmax or double.
+    Attention is external; with `normalization` it is self-attention, softmax or double.
 
-    Shape:
-        images (B, C, H, W) to tokens (B, N, D); any H and W of at least 16, the grid rounds up.
+    Shape: images (B, C, H, W) to tokens (B, N, D); any H and W of at least 16, the grid rounds up.
     """
 
     def __init__(
@@ -172,7 +169,6 @@ class T2TStem(Stem):
 
 
 def _unfolded(x: Tensor, split: Split) -> Tensor:
-    """Overlapping patches of a map (B, C, H, W) as tokens (B, N, C * kernel^2)."""
     kernel, stride, padding = split
     return F.unfold(x, kernel, stride=stride, padding=padding).transpose(1, 2)
 
@@ -180,24 +176,24 @@ def _unfolded(x: Tensor, split: Split) -> Tensor:
 class EAMLP(IsotropicNet):
     """EAMLP: class token, fixed sinusoid positions, pre-norm blocks of multi-head external attention and MLP.
 
-    With `attention="softmax"` it is T2T-ViT, whose stem and blocks have self-attention. The tables of its authors are
-    of a stem with Performer attention; this is the form with softmax attention (T2T-ViT_t). The author of external
-    attention reports +0.1 to 0.3 points for double normalisation in it.
+    `attention="softmax"` is T2T-ViT, with self-attention in stem and blocks (T2T-ViT_t). The tables of the T2T-ViT
+    paper are for a stem with Performer attention. The author of external attention reports +0.1 to 0.3 points for
+    double normalisation in T2T-ViT.
 
     Args:
-        img_size, in_chans, num_classes, drop_rate, drop_path_rate: as of every `Classifier`.
+        img_size, in_chans, num_classes, drop_rate, drop_path_rate: see `Classifier`.
         global_pool: `"token"` for the class token, `"avg"`, or `""` for all tokens.
         embed_dim: width D of the tokens.
         depth: number of blocks.
-        attention: `"external"`; or self-attention, normalised by `"softmax"` or `"double"` over rows and columns.
-        num_heads: heads of a block; external attention widens D by 4 and has 4 times as many. The stem has one.
-        num_slots: memory slots of a block of external attention; 64 if not given.
+        attention: `"external"`, or self-attention with `"softmax"` or `"double"` normalisation.
+        num_heads: heads per block. External attention expands D and the number of heads by 4. The stem has one head.
+        num_slots: memory slots per block of external attention (default 64).
         mlp_ratio: hidden width of the MLP over D.
-        num_splits: unfoldings of the stem, 3 for 1/16 of the sides, 2 for 1/4.
-        norm: `"layer"`, or `"batch"` for the BatchNorm form that the author reports for EAMLP-7.
-        init: `"paper"`, the start of the released code; `"torch"`, that of the layers, which learns faster at first.
+        num_splits: unfold operations of the stem: 3 for 1/16 of the sides, 2 for 1/4.
+        norm: `"layer"`, or `"batch"` for the BatchNorm variant that the author reports for EAMLP-7.
+        init: `"paper"`, as in the released code; `"torch"`, the layers' own, which learns faster at first.
         proj_drop_rate: dropout in the blocks' MLPs.
-        attn_drop_rate: dropout of the maps and after the projections in the stem; the released stem has 0.1.
+        attn_drop_rate: dropout of the attention maps and after the projections in the stem; the released stem has 0.1.
     """
 
     def __init__(
@@ -269,7 +265,7 @@ class EAMLP(IsotropicNet):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """The released code's start: truncated normal of 0.02 for weights, memories and class token, 0 for biases."""
+        """Initialise as the released code: truncated normal (std 0.02), and 0 for biases."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 trunc_normal_(module.weight, std=0.02)
@@ -284,11 +280,11 @@ class EAMLP(IsotropicNet):
             trunc_normal_(self.cls_token, std=0.02)
 
     def adapt_channels(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A state dict for images of three channels as one for `in_chans`, as timm does it with a first convolution.
+        """Adapt a state dict for three channels to `in_chans`, like timm's adaptation of a first convolution.
 
-        The first layers are a LayerNorm over unfolded pixels and a linear map, W (g n + b) + c. With W diag(g) in the
-        place of W and W b + c in that of c they are one convolution of n, and the norm has no weights. A grey image
-        of one channel then gives what it gave as three equal ones.
+        The first layers are a LayerNorm over unfolded pixels and a linear map, W (g n + b) + c. With W diag(g) for W
+        and W b + c for c, they are one convolution of n, and the norm has no weights. A grey image with one channel
+        then gives the same output as with three equal channels.
         """
         adapted, first = dict(state_dict), "stem.attentions.0"
         assert isinstance(self.stem, T2TStem)

@@ -1,6 +1,6 @@
-"""EANet: a ResNet with the external-attention block after its last stage; the block with other mixers in its place.
+"""EANet: a ResNet with the external-attention block, or a block with another mixer, after its last stage.
 
-Paper: Guo, Liu, Mu, Hu, "Beyond Self-attention: External Attention using Two Linear Layers for Visual Tasks", 2021,
+Reference: Guo, Liu, Mu, Hu, "Beyond Self-attention: External Attention using Two Linear Layers for Visual Tasks", 2021,
 arXiv:2105.02358.
 """
 
@@ -37,7 +37,7 @@ torch.fx.wrap("mix")
 
 
 class EABlock(nn.Module):
-    """The EANet block after the last stage: maps (B, C, H, W) to maps, a node of torch.fx by its name."""
+    """The EANet block after the last stage, maps (B, C, H, W) to maps; a node of torch.fx by its class name."""
 
     def __init__(self, mixer: ExternalAttention2d) -> None:
         super().__init__()
@@ -48,33 +48,34 @@ class EABlock(nn.Module):
 
 
 class EANet(OnMaps, Classifier):
-    """A ResNet of timm's, the EANet block on its last map, mean over the map, a linear head.
+    """A timm ResNet, the EANet block on its last map, global average pooling and a linear head.
 
         x = resnet(images),   y = relu(x + BN(conv2(Norm(F M_k^T) M_v))),   F = conv1(x),   logits = head(mean(y))
 
-    The paper adds the block after the last stage of a ResNet for detection, and after a 3 x 3 convolution to 512
-    channels for segmentation; it prints no ResNet for classification. Here it is applied to the last stage itself: at
-    2048 channels it has 8.7 M weights, where that convolution and a narrow block would have 10.0 M, and the width of
-    the features and the head stay a ResNet's. The BatchNorm scale of the block starts at 0, so it starts as the
-    identity, and weights of a plain ResNet keep their outputs.
+    For detection, the paper adds the block after the last stage of a ResNet; for segmentation, after a 3 x 3
+    convolution to 512 channels. The paper has no ResNet for classification. Here the block follows the last stage
+    directly. With 2048 channels it has 8.7 M weights; the convolution and a narrow block would have 10.0 M. The
+    features and the head keep the widths of the ResNet.
+
+    The BatchNorm scale of the block starts at 0. The block thus starts as the identity, and weights of a plain ResNet
+    keep their outputs.
 
     Args:
-        backbone: name of a ResNet of timm's.
+        backbone: name of a timm ResNet.
         backbone_kwargs: arguments of its constructor.
-        stem: `"large"`, that of the ResNet, which quarters the sides at once; `"small"`, one 3 x 3 convolution that
-            keeps them, for images of 28 to 64 px.
+        stem: `"large"`, the ResNet's own stem, which quarters the sides; `"small"`, one 3 x 3 convolution that keeps
+            the sides, for images of 28 to 64 px.
         num_slots: memory slots.
-        tie: how the two memories are tied, see `ExternalAttention2d`.
-        pretrained_backbone: start from timm's weights of the backbone.
-        img_size: side of the images, or (height, width), for which `macs` counts; any size runs.
-        in_chans, num_classes, drop_rate, drop_path_rate: as of every `Classifier`.
+        tie: relation of the two memories, see `ExternalAttention2d`.
+        pretrained_backbone: load timm's weights of the backbone.
+        img_size: side of the images, or (height, width), for `macs`; any size runs.
+        in_chans, num_classes, drop_rate, drop_path_rate: see `Classifier`.
         global_pool: `"avg"`, or `""` for the map itself.
 
-    Shape:
-        images (B, in_chans, H, W) to logits (B, num_classes).
+    Shape: images (B, in_chans, H, W) to logits (B, num_classes).
 
     Raises:
-        UserError: a backbone that is not a timm ResNet, or backbone weights that cannot be fetched.
+        UserError: the backbone is not a timm ResNet, or its weights cannot be loaded.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class EANet(OnMaps, Classifier):
         }
         self.backbone = timm_resnet(backbone, given)
         if stem == "small":
-            # One convolution that keeps the sides, and `feature_info` says so.
+            # One convolution that keeps the sides; `feature_info` is updated.
             conv = nn.Conv2d(in_chans, self.backbone.bn1.num_features, 3, padding=1, bias=False, **factory)
             nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
             self.backbone.conv1, self.backbone.maxpool = conv, nn.Identity()
@@ -131,7 +132,6 @@ class EANet(OnMaps, Classifier):
         return x if self.context is None else self.context(x)
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """Images to the map after the block (B, D, h, w)."""
         return self._in_context(self.backbone.forward_features(images))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
@@ -162,7 +162,6 @@ class EANet(OnMaps, Classifier):
     def prune_intermediate_layers(
         self, indices: int | list[int] | None = None, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drop the stages after the last one chosen, and the head if asked; the indices, none negative."""
         take, last = take_indices(len(self.feature_info), indices)
         self.backbone.prune_intermediate_layers(take, prune_norm=prune_norm, prune_head=False)
         if last < len(self.feature_info) - 1:
@@ -179,7 +178,6 @@ class EANet(OnMaps, Classifier):
         return [BlockMap("context.mixer", "slots", self.context.mixer.attention_map(x), (x.shape[2], x.shape[3]))]
 
     def macs(self) -> int:
-        """Multiply-adds of one image: the ResNet's counted on the meta device, the block's from its equation."""
         _, backbone = count_macs(on_meta(self.backbone), torch.empty(1, self.in_chans, *self.img_size, device="meta"))
         return backbone + sum(row.mixer_macs for row in self.cost_table())
 
@@ -190,7 +188,7 @@ class EANet(OnMaps, Classifier):
         return [MixerCost(0, type(mixer).__name__, count_parameters(mixer), mixer.macs(self.num_tokens))]
 
     def set_input_size(self, img_size: Size) -> None:
-        """Set the image size for which costs are counted; nothing is learned over the positions of a map."""
+        """Set the image size for the cost functions; no weights depend on it."""
         self.img_size = pair(img_size)
         self.record_input_size(self.img_size)
 
@@ -228,15 +226,15 @@ class MixerBlock2d(Mixer):
 
         out = relu(X + BN(conv(mixer(X))))   1 x 1, without bias
 
-    The mixer gets the pixels as tokens, row by row, or the map itself if it takes maps. With `identity` this is the
-    block without mixing. Residual, norm and ReLU are the block's, so that the variants only differ in their mixing.
+    The mixer receives the pixels as tokens, row by row, or the map itself if it takes maps. The mixer `identity` gives
+    the block without mixing. Residual, norm and ReLU belong to the block, so variants differ only in their mixing.
 
     Args:
-        mixer: a mixer that learns no matrix over tokens, since maps differ in size.
-        conv: has the 1 x 1 convolution; self-attention of one head without it has four projections of D x D, as the
+        mixer: a mixer without a learned matrix over tokens, because map sizes vary.
+        conv: use the 1 x 1 convolution. Without it, one-head self-attention has four D x D projections, as the
             "self-attention" row in Guo et al., arXiv 2105.02358.
 
-    Shapes: x (B, dim, H, W); mask (B, H * W) bool.
+    Shape: x (B, dim, H, W); mask (B, H * W) bool.
     """
 
     def __init__(self, mixer: Mixer, *, conv: bool = True, **factory: Unpack[Factory]) -> None:
@@ -269,10 +267,7 @@ class MixerBlock2d(Mixer):
 
 
 def make_context(name: str, dim: int, options: Arguments, factory: Factory) -> nn.Module:
-    """The block of that name: external, self, none, or any mixer of the table that learns no matrix over tokens.
-
-    `options` are those of `ExternalAttention2d`, None where they are its own.
-    """
+    """The block of that name: external, self, none, or a mixer of the table; options of None select the defaults."""
     given = {key: value for key, value in options.items() if value is not None}
     if name == "external":
         return ExternalAttention2d(dim, **given, **factory)

@@ -1,4 +1,4 @@
-"""Models from elsewhere: torchvision's by name, and what a function of the user's returns."""
+"""Models from other libraries: torchvision's by name, and models that a user's function returns."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -17,26 +17,25 @@ from tokenmix.trust import check_typed, is_typed
 
 ELSEWHERE = "connect to the internet, or give --init-from FILE.safetensors"
 IMAGENET = {"num_classes": 1000, "in_chans": 3}
-"""What a classifier is built for where no data says it."""
+"""Defaults without a data set."""
 Kind = Literal["classifier", "segmenter", "detector"]
 
 
 def create_foreign(
     name: str, kind: Kind, *, num_classes: int, in_chans: int, img_size: tuple[int, int], **kwargs: object
 ) -> nn.Module:
-    """A model of `load_foreign` whose call returns the logits, tried on two images.
+    """A model of `load_foreign` whose call returns the logits, checked with two images.
 
-    Names of its modules and weights stay its own. An output `.logits`, or a dict with "out" or "logits", is
-    unwrapped. Coarse logits of pixels are interpolated to the image. Grey images are repeated for three channels.
+    Modules and weights keep their names. An output `.logits`, or a dict with "out" or "logits", is unwrapped. Coarse
+    pixel logits are interpolated to the image size. Grey images are repeated for three channels.
 
     Args:
         name: "torchvision:NAME", or "module:factory".
-        kind: what it has to be.
-        num_classes, in_chans, img_size: those of the data.
+        kind: the required kind of model.
+        num_classes, in_chans, img_size: as in the data.
         **kwargs: further arguments of the model.
 
-    Shape:
-        images (B, in_chans, H, W) to (B, num_classes), of a segmenter (B, num_classes, H, W).
+    Shape: images (B, in_chans, H, W) to (B, num_classes); for a segmenter (B, num_classes, H, W).
     """
     sizes = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size}
     return as_ours(load_foreign(name, sizes, kind, **kwargs), name, kind, **sizes)
@@ -45,7 +44,7 @@ def create_foreign(
 def as_ours(
     model: nn.Module, name: str, kind: Kind, *, num_classes: int, in_chans: int, img_size: tuple[int, int]
 ) -> nn.Module:
-    """A model from elsewhere, as `create_foreign` gives it."""
+    """Wrap a model from another library as `create_foreign` does."""
     first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
     if in_chans == 1 and first is not None and first.in_channels == 3:
         model.register_forward_pre_hook(_repeat_grey)
@@ -57,7 +56,7 @@ def as_ours(
             model.eval()(torch.zeros(shape, device=like.device, dtype=like.dtype))
     except UserError:
         raise
-    except Exception as error:  # whatever a stranger's forward pass may raise
+    except Exception as error:  # a user's forward pass may raise anything
         raise UserError(
             f"{name} does not run on images {shape}: {one_line(error)}; give another --in-chans or size of images, or "
             "let its function take in_chans and img_size"
@@ -68,17 +67,17 @@ def as_ours(
 
 
 def load_foreign(name: str, sizes: Arguments, kind: Kind | None = None, /, **kwargs: object) -> nn.Module:
-    """A model of torchvision's, or what the user's factory returns, as it is.
+    """Build a model of torchvision or of a user's factory, without changes.
 
     Args:
         name: "torchvision:NAME"; or "module:factory", a function or class that builds an `nn.Module`.
-        sizes: `num_classes`, `in_chans` and `img_size`, passed on as far as the model takes them.
-        kind: of torchvision's models only these; all if not given.
+        sizes: `num_classes`, `in_chans` and `img_size`, passed on if the model accepts them.
+        kind: restricts torchvision's models to this kind (default: all).
         **kwargs: further arguments of the model; for torchvision also `pretrained=True`, or `weights=NAME`.
 
     Raises:
-        UserError: no such model or argument; weights that cannot be fetched or do not fit; or a file names a factory
-            whose module the user neither typed nor imported by `--import`.
+        UserError: the model or an argument is unknown; weights cannot be loaded or do not fit; or a file names a
+            factory whose module the user neither typed nor imported with `--import`.
     """
     if name.startswith(TORCHVISION):
         return _torchvision(name.removeprefix(TORCHVISION), sizes, kind, kwargs)
@@ -89,7 +88,7 @@ def load_foreign(name: str, sizes: Arguments, kind: Kind | None = None, /, **kwa
         model = factory(**{**taken, **kwargs})
     except UserError:
         raise
-    except Exception as error:  # whatever a stranger's function may raise
+    except Exception as error:  # a user's function may raise anything
         given = ", ".join(f"{key}={value!r}" for key, value in {**taken, **kwargs}.items())
         raise UserError(f"{name}({given}) fails with {one_line(error)}; correct it, or give --model-kwargs") from error
     if not isinstance(model, nn.Module):
@@ -98,11 +97,11 @@ def load_foreign(name: str, sizes: Arguments, kind: Kind | None = None, /, **kwa
 
 
 def open_model(name: str, img_size: int | None = None) -> nn.Module:
-    """A model of ours, timm's or torchvision's by name, or what a "module:factory" of the user's returns.
+    """Open a model by name, of ours, timm's or torchvision's, or from a user's "module:factory".
 
     Raises:
-        UserError: as `create_model` and `load_foreign`.
-        TypeError: an image size for a network of timm's or torchvision's that is built without one.
+        UserError: as in `create_model` and `load_foreign`.
+        TypeError: an image size is given for a timm or torchvision network that does not accept one.
     """
     vision = name.startswith(TORCHVISION)
     size = {} if img_size is None else {"image_size" if vision else "img_size": img_size}
@@ -112,9 +111,9 @@ def open_model(name: str, img_size: int | None = None) -> nn.Module:
 
 
 def _trusted(name: str) -> Callable[..., object]:
-    """The factory that a user typed; or one that a file names, of a package that `--import` named.
+    """The factory typed by the user, or named by a file if `--import` named its package.
 
-    A function is called with arguments from the file, so that its module is known is not enough.
+    The file also gives the arguments of the call, so a known module alone is not enough.
     """
     module, package = name.partition(":")[0], name.partition(":")[0].partition(".")[0]
     if is_typed(name):
@@ -135,12 +134,12 @@ def _trusted(name: str) -> Callable[..., object]:
 def _arguments(factory: Callable[..., object]) -> set[str]:
     try:
         return set(inspect.signature(factory).parameters)
-    except ValueError:  # of some builtins
+    except ValueError:  # for some builtins
         return set()
 
 
 def _side(size: tuple[int, ...]) -> int | tuple[int, ...]:
-    """One number of a square."""
+    """The side of a square as one number; other sizes unchanged."""
     return size[0] if len(set(size)) == 1 else size
 
 
@@ -159,7 +158,7 @@ def _torchvision(name: str, sizes: Arguments, kind: Kind | None, given: Argument
     if kind is not None:
         build = partial(build, num_classes=sizes["num_classes"])
     side = _side(sizes.get("img_size", ()) or (1, 2))
-    with fetching(f"torchvision:{name}", ELSEWHERE):  # of a backbone
+    with fetching(f"torchvision:{name}", ELSEWHERE):  # for a backbone
         try:
             model = build(**{"image_size": side, **kwargs} if isinstance(side, int) else kwargs)
         except TypeError as error:
@@ -193,16 +192,16 @@ def _torchvision(name: str, sizes: Arguments, kind: Kind | None, given: Argument
 def with_fresh_head(
     weights: Mapping[str, Tensor], model: nn.Module, num_classes: int | None, *, several: bool = False
 ) -> tuple[dict[str, Tensor], int | None]:
-    """The weights with the model's own head, if they differ from the model's in the number of classes alone.
+    """The weights with the model's own head, if the models differ only in the number of classes.
 
     Args:
         weights: of another model, by name.
         model: the model.
-        num_classes: of its head.
-        several: a head may have several rows for each class, as a detector's has for boxes and anchors.
+        num_classes: classes of the model's head.
+        several: a head may have several rows per class, as a detector's head for boxes and anchors.
 
     Returns:
-        The weights, and how many classes theirs is for; None if the head is that of `weights`.
+        The weights, and the number of classes of the dropped head; None if the head of `weights` is kept.
     """
     own = model.state_dict()
     other = {key: value for key, value in own.items() if key in weights and weights[key].shape != value.shape}

@@ -1,4 +1,4 @@
-"""Generative adversarial networks with the attention block passed in: SAGAN, EAGAN, and neither."""
+"""Generative adversarial networks with an optional attention block: SAGAN, EAGAN and a plain GAN."""
 
 import copy
 from collections.abc import Sequence
@@ -22,13 +22,10 @@ Attention = Literal["none", "sagan", "external"]
 
 
 class Layout(NamedTuple):
-    """Widths in units, and where attention is.
+    """Widths in units, and the blocks before attention in generator and discriminator (`after`).
 
-    Attributes:
-        generator: at 4 x 4 pixels and after each block.
-        discriminator: after each block.
-        num_halvings: first blocks of the discriminator that halve the sides.
-        after: block of the generator, and of the discriminator, that attention follows.
+    The generator has a width at 4 x 4 pixels and after each block, the discriminator after each block. The first
+    `num_halvings` discriminator blocks halve the sides.
     """
 
     generator: tuple[int, ...]
@@ -37,27 +34,28 @@ class Layout(NamedTuple):
     after: tuple[int, int]
 
 
-# PyTorch-StudioGAN's of 2021, with which EANet compared (its SAGAN configs for CIFAR-10, Tiny-ImageNet and ImageNet).
+# From PyTorch-StudioGAN in 2021, EANet's baseline (SAGAN configs for CIFAR-10, Tiny-ImageNet and ImageNet).
 PUBLISHED = {
     32: Layout((4, 4, 4, 4), (2, 2, 2, 2), 2, (2, 1)),
     64: Layout((16, 8, 4, 2, 1), (1, 2, 4, 8, 16), 4, (3, 1)),
     128: Layout((16, 16, 8, 4, 2, 1), (1, 2, 4, 8, 16, 16), 5, (4, 1)),
 }
-# At 32 px three quarters of the published generator's work are its last block; for a CPU it narrows towards there.
+# At 32 px, the last block does three quarters of the published generator's work; this layout is narrower there, for
+# CPUs.
 LAYOUTS = {"published": PUBLISHED, "narrowing": {**PUBLISHED, 32: Layout((8, 4, 2, 2), (2, 2, 4, 8), 3, (2, 1))}}
 
 BOTTOM = 4
 
-# Of power iteration, after which the estimate of a first weight's largest singular value is good to a few per cent.
+# Power iteration steps at the start, for an error of a few per cent in the largest singular value.
 STARTING_STEPS = 15
 
 
 @torch.no_grad()
 def orthogonal_start(network: nn.Module) -> None:
-    """Draw every convolution, projection and embedding orthogonal, biases 0, and let power iteration follow.
+    """Initialise convolutions, projections and embeddings orthogonally and biases with 0, and update power iteration.
 
-    Reading a weight in training mode takes a step of power iteration. Without, the vectors that spectral norm keeps
-    would be those of the weight before, and its estimate far too small.
+    Reading a weight in training mode takes a step of power iteration. Without these steps, the vectors of spectral norm
+    would belong to the old weight, and the estimate would be far too small.
     """
     for layer in network.modules():
         if not isinstance(layer, nn.Conv2d | nn.Linear | nn.Embedding):
@@ -74,20 +72,21 @@ def orthogonal_start(network: nn.Module) -> None:
 
 
 class ConditionalBatchNorm2d(nn.Module):
-    """Batch norm whose gain and shift are learned for each class.
+    """Batch norm with a learned gain and shift per class.
 
         y = g_c (x - mean) / sqrt(var + eps) + s_c
 
-    Paper: de Vries et al., Modulating early visual processing by language, arXiv 1707.00683; as in SAGAN, gains start
-    at 1 and shifts at 0, in every class alike.
+    As in SAGAN, gains start at 1 and shifts at 0 in every class.
 
-    Shapes: x (B, C, H, W) and labels (B,) int64 to (B, C, H, W).
+    Shape: x (B, C, H, W) and labels (B,) int64 to (B, C, H, W).
+
+    Reference: de Vries et al., Modulating early visual processing by language, arXiv 1707.00683.
     """
 
     def __init__(self, channels: int, num_classes: int, **factory: Unpack[Factory]) -> None:
         super().__init__()
         self.norm = nn.BatchNorm2d(channels, affine=False, **factory)
-        # Parameters and not embeddings: an orthogonal start is for what multiplies a signal.
+        # Not embeddings, which would be initialised orthogonally.
         self.gain = nn.Parameter(torch.ones(num_classes, channels, **factory))
         self.shift = nn.Parameter(torch.zeros(num_classes, channels, **factory))
 
@@ -97,7 +96,7 @@ class ConditionalBatchNorm2d(nn.Module):
 
 
 class GeneratorBlock(nn.Module):
-    """Conditional norm, ReLU, twice the sides, 3 x 3; conditional norm, ReLU, 3 x 3; next to it a 1 x 1 shortcut."""
+    """Conditional norm, ReLU, upsampling by 2, 3 x 3; conditional norm, ReLU, 3 x 3; with a 1 x 1 shortcut."""
 
     def __init__(self, width_in: int, width_out: int, num_classes: int, **factory: Unpack[Factory]) -> None:
         super().__init__()
@@ -110,7 +109,7 @@ class GeneratorBlock(nn.Module):
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         out = self.conv1(_doubled(F.relu(self.norm1(x, labels))))
         out = self.conv2(F.relu(self.norm2(out, labels)))
-        # A 1 x 1 convolution before the doubling gives the same as after it, for a quarter of the work.
+        # A 1 x 1 convolution before upsampling gives the same result for a quarter of the work.
         return out + _doubled(self.shortcut(x))
 
 
@@ -124,14 +123,17 @@ class Generator(nn.Module):
         x = W z, 4 x 4;  x = block_i(x, class), i = 1 ...;  x = attention(x) after one of them;
         image = tanh(conv3x3(relu(BN(x))))
 
-    Paper: Zhang et al., Self-Attention Generative Adversarial Networks, arXiv 1805.08318; with the widths of
-    PyTorch-StudioGAN, whose parameter counts come out exactly. There the gains and shifts of the conditional norm are
-    1 plus an embedding, and an embedding; here they are tables that start at 1 and 0. Spectral norm is on every
-    convolution and projection, not on those tables.
+    Widths and parameter counts equal PyTorch-StudioGAN's. In StudioGAN the gains of the conditional norm are 1 plus an
+    embedding, and its shifts are an embedding. Here they are tables that start at 1 and 0. Spectral norm applies to all
+    convolutions and projections, not to these tables.
 
-    Shapes: noise (B, latent_dim), labels (B,) int64; image (B, channels, S, S) in -1 .. 1, S = 4 * 2^blocks.
+    Args:
+        widths: channels at 4 x 4 pixels and after each block.
+        attention_after: number of the block before attention, from 1.
 
-    `widths` are the channels at 4 x 4 pixels and after each block; blocks count from 1 in `attention_after`.
+    Shape: noise (B, latent_dim), labels (B,) int64; image (B, channels, S, S) in -1 .. 1, S = 4 * 2^blocks.
+
+    Reference: Zhang et al., Self-Attention Generative Adversarial Networks, arXiv 1805.08318.
     """
 
     def __init__(
@@ -167,7 +169,7 @@ class Generator(nn.Module):
 
 
 class DiscriminatorBlock(nn.Module):
-    """ReLU, 3 x 3, ReLU, 3 x 3, half the sides; next to it a 1 x 1 shortcut. The first block begins without ReLU."""
+    """ReLU, 3 x 3, ReLU, 3 x 3, optional pooling by 2, with a 1 x 1 shortcut. The first block starts without ReLU."""
 
     def __init__(self, width_in: int, width_out: int, *, first: bool, halves: bool, **factory: Unpack[Factory]) -> None:
         super().__init__()
@@ -180,7 +182,7 @@ class DiscriminatorBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out = self.conv2(F.relu(self.conv1(x if self.first else F.relu(x))))
         if self.halves:
-            # The mean before the 1 x 1 convolution gives the same as after it, for a quarter of the work.
+            # Pooling before the 1 x 1 convolution gives the same result for a quarter of the work.
             out, x = F.avg_pool2d(out, 2), F.avg_pool2d(x, 2)
         return out + self.shortcut(x)
 
@@ -190,12 +192,15 @@ class Discriminator(nn.Module):
 
         h = sum over pixels of relu(blocks(image));  score = w h + b + e_class h
 
-    Paper: Miyato and Koyama, cGANs with Projection Discriminator, arXiv 1802.05637; as in SAGAN with spectral norm on
-    every convolution, on w and on the class embeddings e.
+    As in SAGAN, spectral norm applies to all convolutions, to w and to the class embeddings e.
 
-    Shapes: image (B, channels, S, S), labels (B,) int64; score (B,).
+    Args:
+        widths: channels after each block.
+        num_halvings: leading blocks that halve the sides.
 
-    `widths` are the channels after each block, of which the first `num_halvings` halve the sides.
+    Shape: image (B, channels, S, S), labels (B,) int64; score (B,).
+
+    Reference: Miyato and Koyama, cGANs with Projection Discriminator, arXiv 1802.05637.
     """
 
     def __init__(
@@ -231,12 +236,7 @@ class Discriminator(nn.Module):
 
 
 class GAN(nn.Module):
-    """Generator and discriminator, optionally with an exponential moving average of the generator.
-
-    Attributes:
-        generator, discriminator: what is trained.
-        average: the averaged generator after `keep_average`, else None.
-    """
+    """Generator and discriminator, and `average`, a moving average of the generator's weights after `keep_average`."""
 
     def __init__(self, generator: Generator, discriminator: Discriminator) -> None:
         super().__init__()
@@ -244,19 +244,19 @@ class GAN(nn.Module):
         self.average: Generator | None = None
         side = BOTTOM * 2 ** len(generator.blocks)
         self.img_size = (side, side)
-        # The map that the generator's attention mixes, or would.
+        # The grid at the position of the generator's attention.
         side = BOTTOM * 2**generator.attention_after
         self.grid_size, self.num_tokens = (side, side), side**2
         names: dict[type, str] = {SAGANAttention2d: "sagan", ExternalAttention2d: "external-2d"}
         self.mixer_name = names.get(type(generator.attention), "none")
 
     def cost_table(self) -> list[PartCost]:
-        """What each network has and takes, counted on the meta device."""
+        """Parameters and multiply-adds of each network, counted on the meta device."""
         twin, label = on_meta(self), torch.zeros(1, dtype=torch.int64, device="meta")
         noise = torch.empty(1, self.generator.latent_dim, device="meta")
         image, generating = count_macs(twin.generator, noise, label)
         _, judging = count_macs(twin.discriminator, image, label)
-        # The product with the class's embedding is elementwise to the counter.
+        # The counter misses the product with the class embedding, which is elementwise.
         judging += self.discriminator.score.in_features
         return [
             PartCost("generator", count_parameters(self.generator), generating),
@@ -267,17 +267,17 @@ class GAN(nn.Module):
         return []
 
     def keep_average(self) -> "GAN":
-        """Start an average of the generator; call `update_average` after each of its steps."""
+        """Start an average of the generator; call `update_average` after each generator step."""
         self.average = copy.deepcopy(self.generator).requires_grad_(False)
         self.register_buffer("updates", torch.zeros((), device=self.average.norm.weight.device))
         return self
 
     @torch.no_grad()
     def update_average(self, decay: float) -> None:
-        """Take the generator's weights into the average.
+        """Update the average with the generator's weights.
 
-        After t updates the decay is (1 + t) / (10 + t), `decay` at most; else a short run would keep its first weights.
-        Running statistics and the vectors of spectral norm are copied.
+        After t updates the decay is (1 + t) / (10 + t), at most `decay`, so that short runs do not keep the first
+        weights. Running statistics and the vectors of spectral norm are copied.
         """
         assert self.average is not None
         share = 1 - torch.clamp((1 + self.updates) / (10 + self.updates), max=decay)  # type: ignore[operator]
@@ -288,7 +288,7 @@ class GAN(nn.Module):
         self.updates += 1  # type: ignore[operator]
 
     def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
-        """Images (B, C, S, S) in -1 .. 1 of noise (B, z) and labels (B,): of the average, if there is one."""
+        """Images (B, C, S, S) in -1 .. 1 from noise (B, z) and labels (B,), by the averaged generator if it exists."""
         return (self.generator if self.average is None else self.average)(noise, labels)
 
     def macs(self) -> int:
@@ -309,22 +309,23 @@ def create_gan(
     device: Device = None,
     dtype: torch.dtype | None = None,
 ) -> GAN:
-    """A generator and a discriminator of one width, with attention at the same place of both.
+    """A generator and a discriminator of one width, both with attention at the same resolution.
 
-    Papers: Zhang et al., arXiv 1805.08318 (SAGAN); Guo et al., arXiv 2105.02358 (EAGAN). The authors of the second
-    released no code for it; we put their segmentation block, with its norm, identity and ReLU, in place of SAGAN's
-    block in both networks, with spectral norm on its two convolutions.
+    There is no released code for EAGAN. Here the EANet segmentation block, with its norm, identity and ReLU, replaces
+    SAGAN's block in both networks. Spectral norm applies to the block's two convolutions.
 
     Args:
         num_classes: classes.
         img_size: 32, 64 or 128.
         channels: 1 or 3.
         attention: `"none"`, `"sagan"` or `"external"`.
-        variant: of SAGAN's block, see `SAGANAttention2d`; `"official"` if not given.
-        num_slots: of external attention; 64 if not given.
-        layout: `"published"`, or `"narrowing"`, whose generator has less to do at 32 px.
-        width: channels of one unit.
-        latent_dim: length of the noise.
+        variant: of SAGAN's block, see `SAGANAttention2d` (default `"official"`).
+        num_slots: memory slots of external attention (default 64).
+        layout: `"published"`, or `"narrowing"`, which needs less work in the generator at 32 px.
+        width: channels per unit.
+        latent_dim: length of the noise vector.
+
+    Reference: Zhang et al., arXiv 1805.08318 (SAGAN); Guo et al., arXiv 2105.02358 (EAGAN).
     """
     check_choice("attention", attention, get_args(Attention))
     check_choice("layout", layout, LAYOUTS)

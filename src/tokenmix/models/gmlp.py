@@ -1,6 +1,6 @@
-"""gMLP and aMLP for images: blocks of one gated branch, no position embeddings, no class token.
+"""gMLP and aMLP for images: blocks with one gated branch, no positional embeddings, no class token.
 
-Paper: Liu, Dai, So, Le, "Pay Attention to MLPs", 2021, arXiv:2105.08050.
+Reference: Liu, Dai, So, Le, "Pay Attention to MLPs", 2021, arXiv:2105.08050.
 """
 
 from typing import Literal
@@ -21,15 +21,16 @@ class GMLP(IsotropicNet):
     """gMLP, and with `attention_dim` aMLP.
 
     Args:
-        img_size, in_chans, num_classes, drop_rate, drop_path_rate: as of every `Classifier`, a side of whole patches.
+        img_size, in_chans, num_classes, drop_rate, drop_path_rate: see `Classifier`; sides are multiples of patch_size.
         patch_size: side of a patch.
         global_pool: `"avg"`, or `""` for the tokens themselves.
         embed_dim: width D of the tokens.
         depth: number of blocks.
         expansion: d_ffn / D, the width between U and the gate.
-        attention_dim: width of tiny attention's one head; 0 for none.
+        attention_dim: head width of tiny attention; 0 for none.
         gate: `"dense"` as in the paper's vision models, or `"toeplitz"`.
-        init: `"timm"`, since the paper prints none; `"torch"`, that of the layers, which learns faster at first.
+        init: `"timm"`, because the paper does not describe one; `"torch"`, the layers' own, which learns faster at
+            first.
         proj_drop_rate: dropout in the branches.
     """
 
@@ -87,10 +88,7 @@ class GMLP(IsotropicNet):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """timm's start, since the paper prints none: Xavier for the branches, LeCun for the patches, a head of zeros.
-
-        The gates start as the identity, and tiny attention near zero, as `GatedMLP` has them.
-        """
+        """Initialise as timm: Xavier for branches, LeCun for patches, 0 for the head; gates as in `GatedMLP`."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)

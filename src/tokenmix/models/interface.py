@@ -1,4 +1,4 @@
-"""What the models share: timm's interface, the sizes of their maps, what mixes their tokens and what that costs."""
+"""Interfaces shared by the models: timm's, feature maps, attention maps and costs."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -14,18 +14,16 @@ from tokenmix.layers.base import Factory
 from tokenmix.ops.checks import check_choice
 
 Size = int | tuple[int, int]
-"""(height, width), or the side of a square."""
 
 
 def pair(size: Size) -> tuple[int, int]:
-    """(height, width) of a size that may be one number."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 class BlockMap(NamedTuple):
-    """The map that one block used: (B, H, N, S), (B, H, N, N) or (N, N), as `kind` says.
+    """The attention map of one block: (B, H, N, S), (B, H, N, N) or (N, N), depending on `kind`.
 
-    The first `prefix` tokens are not positions of the image (a class token); the others are on `grid`, row by row.
+    The first `prefix` tokens are not positions of the image (class token); the others are on `grid`, row by row.
     """
 
     name: str
@@ -36,13 +34,13 @@ class BlockMap(NamedTuple):
 
 
 Features = Tensor | tuple[Tensor, Tensor]
-"""A map or a sequence, alone or with the tokens that are not positions of the image."""
+"""A map or a sequence, alone or with the prefix tokens."""
 Intermediates = Sequence[Features] | tuple[Tensor, Sequence[Features]]
-"""Chosen features of a network; with the final ones before them unless only those are wanted."""
+"""Selected features of a network, optionally after the final features."""
 
 
 class MapInfo(TypedDict):
-    """A map that a network can give, as timm tells of it: where, its channels, and pixels on a side of a position."""
+    """timm's description of a feature map: module, channels and stride in pixels."""
 
     module: str
     num_chs: int
@@ -59,11 +57,11 @@ class PartCost(NamedTuple):
 
 @runtime_checkable
 class CountedModel(Protocol):
-    """A model that says what mixes its tokens, how many these are, and what that costs; all ours for images do.
+    """A model that reports its mixer, its number of tokens and their cost; all our image models do.
 
-    Counts are of one image of `img_size`; `grid_size` and `num_tokens` are those of the last grid, N with the class
-    token. `cost_table` has a row, a named tuple, for each part or each block, `warnings` a line for each that does not
-    pay.
+    Counts are for one image of `img_size`. `grid_size` and `num_tokens` describe the last grid; N includes the class
+    token. `cost_table` returns a named tuple per part or block. `warnings` returns a line for each block or part that
+    does not pay off.
     """
 
     mixer_name: str
@@ -83,13 +81,13 @@ class CountedModel(Protocol):
 
 
 class OnMaps:
-    """A network with maps that `feature_info` tells of, finest first, counted for images of `img_size`."""
+    """A network with the maps of `feature_info`, finest first, for images of `img_size`."""
 
     img_size: tuple[int, int]
     feature_info: list[MapInfo]
 
     def meta_maps(self) -> list[Tensor]:
-        """Maps of these sizes, shapes alone."""
+        """Meta tensors with the shapes of the maps."""
         return [torch.empty(1, entry["num_chs"], *self._grid(entry), device="meta") for entry in self.feature_info]
 
     def _grid(self, entry: MapInfo) -> tuple[int, int]:
@@ -102,14 +100,14 @@ class OnMaps:
 
     @property
     def num_tokens(self) -> int:
-        """N, positions of that map."""
+        """N, positions of the last map."""
         return self.grid_size[0] * self.grid_size[1]
 
 
 class Classifier(nn.Module, CountedModel):
-    """Features, a pooling of them, and a linear head that can be replaced: timm's interface.
+    """timm's interface: features, pooling, and a linear head that can be replaced.
 
-    A family implements what is abstract, and `get_classifier` if its head has another name.
+    A family implements the abstract methods, and `get_classifier` if its head has another name.
 
     Args:
         img_size: side of the image, or (height, width).
@@ -128,50 +126,48 @@ class Classifier(nn.Module, CountedModel):
 
     @property
     def pools(self) -> tuple[str, ...]:
-        """The values that `global_pool` may have."""
+        """Valid values of `global_pool`."""
         return ("avg", "")
 
     @abstractmethod
     def forward_features(self, images: Tensor) -> Tensor:
-        """Images to features, not pooled."""
+        """Images to features before pooling."""
 
     @abstractmethod
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Features to pooled features, and unless `pre_logits` to logits."""
+        """Features to logits, or with `pre_logits` to pooled features."""
 
     @abstractmethod
     def attention_maps(self, images: Tensor) -> list[BlockMap]:
-        """The map that each block used on these images, from the first to the last; of mixers without one none."""
+        """The attention map of each block for these images, in order; mixers without a map are skipped."""
 
     @abstractmethod
     def set_input_size(self, img_size: Size) -> None:
-        """Set the image size; what is learned over positions is interpolated, in new parameters."""
+        """Set the image size; weights over positions are interpolated into new parameters."""
 
     @abstractmethod
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute blocks or stages in the backward pass instead of keeping what they made."""
+        """Recompute blocks or stages in the backward pass instead of storing activations."""
 
     def warnings(self) -> list[str]:
         return []
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters without weight decay, next to those of one axis."""
+        """Parameters without weight decay, in addition to one-dimensional ones."""
         return set()
 
     def adapt_channels(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Weights for images of three channels as those for `in_chans`, where timm does not do it itself."""
+        """Adapt weights for three channels to `in_chans`, if timm does not."""
         return state_dict
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W) to logits (B, num_classes)."""
         return self.forward_head(self.forward_features(images))
 
     def get_classifier(self) -> nn.Module:
-        """The head."""
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new head, 0 classes for none; and if given, another pooling."""
+        """Replace the head (0 classes for none) and optionally the pooling."""
         if global_pool is not None:
             self.global_pool = self.checked_pool(global_pool)
         weight = next(self.parameters())
@@ -180,7 +176,7 @@ class Classifier(nn.Module, CountedModel):
         self.head = head.train(self.training)
 
     def checked_pool(self, pool: str) -> str:
-        """The pooling, or a `UserError` if it is none of `pools`."""
+        """Return `pool`; `UserError` if it is not in `pools`."""
         if pool not in self.pools:
             known = ", ".join(map(repr, self.pools))
             raise UserError(f"global_pool {pool!r} is not supported; {type(self).__name__} has {known}")
@@ -192,7 +188,7 @@ class Classifier(nn.Module, CountedModel):
 
 
 def make_head(num_features: int, num_classes: int, **factory: Unpack[Factory]) -> nn.Module:
-    """The linear map to the logits; for 0 classes the features themselves."""
+    """A linear head; the identity for 0 classes."""
     return nn.Linear(num_features, num_classes, **factory) if num_classes else nn.Identity()
 
 
@@ -207,7 +203,7 @@ def check_images(images: Tensor, channels: int, size: tuple[int, int]) -> None:
 
 
 def take_indices(count: int, indices: int | list[int] | None, output_fmt: str = "NCHW") -> tuple[list[int], int]:
-    """timm's reading of feature indices: those chosen, and the last of them; `UserError` for an unknown format too."""
+    """timm's feature indices: the selected ones and their maximum; `UserError` for an unknown output_fmt."""
     check_choice("output_fmt", output_fmt, ("NCHW", "NLC"))
     try:
         return feature_take_indices(count, indices)

@@ -1,4 +1,4 @@
-"""The skeleton of every model whose blocks all see the same tokens: stem, positions, blocks, norm, pooling, head."""
+"""Base of models whose blocks all see the same tokens: stem, positions, blocks, norm, pooling, head."""
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -22,7 +22,7 @@ from tokenmix.ops.less import Scores
 
 
 class MixerCost(NamedTuple):
-    """What the mixer of one block has, and takes on one image."""
+    """Parameters and multiply-adds of one block's mixer, for one image."""
 
     block: int
     mixer: str
@@ -34,10 +34,7 @@ class MixerCost(NamedTuple):
 def mix(
     mixer: Mixer, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None, **more: Tensor
 ) -> tuple[Tensor, Scores | None]:
-    """`mixer.mix`, for torch.fx one call that it does not look into: a mixer checks sizes and chooses by them.
-
-    Where it is imported, `torch.fx.wrap("mix")` has to be said again: FX looks for it among a module's own names.
-    """
+    """`mixer.mix` as one torch.fx node; modules that import this function must call `torch.fx.wrap("mix")` as well."""
     return mixer.mix(x, carry, mask, **more)
 
 
@@ -50,7 +47,7 @@ class TokenBatchNorm(nn.BatchNorm1d):
 
 @torch.fx.wrap
 def _batch_norm(norm: TokenBatchNorm, x: Tensor) -> Tensor:
-    """BatchNorm looks at the number of axes, which torch.fx does not know."""
+    """Outside torch.fx's tracing, because BatchNorm checks the number of axes."""
     return nn.BatchNorm1d.forward(norm, x)
 
 
@@ -82,13 +79,13 @@ class MixerBlock(nn.Module):
     def forward(
         self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, Scores | None]:
-        """Tokens (B, N, D) and the scores of the block before, to the same for the block after."""
+        """Tokens (B, N, D) and the previous block's scores, to tokens and scores for the next block."""
         out, carry = mix(self.mixer, self.norm1(x), carry, mask)
         x = x + self.drop_path(out)
         return (x + self.drop_path(self.mlp(self.norm2(x))) if self.hidden else x), carry
 
     def map(self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None) -> Tensor:
-        """The map that `forward` used on the same arguments."""
+        """The attention map of `forward` with the same arguments."""
         return self.mixer.mix_map(self.norm1(x), carry, mask)
 
     def macs(self, num_tokens: int) -> int:
@@ -96,23 +93,22 @@ class MixerBlock(nn.Module):
 
 
 class IsotropicNet(Classifier):
-    """Tokens of a stem with positions, through blocks, to pooled features and logits; timm's conventions.
+    """Stem, positions, blocks, norm, pooling and head, with timm's conventions.
 
     Args:
-        stem: images to tokens; it knows `img_size`, `grid_size`, `in_chans` and `dim`.
+        stem: images to tokens; has `img_size`, `grid_size`, `in_chans` and `dim`.
         mixers: one for each block.
         depth: number of blocks.
         num_classes: width of the head; 0 for none.
         mlp_ratio, norm: of the blocks, see `MixerBlock`.
-        positions: a learned table added to the tokens, a fixed sinusoid one, or none.
-        class_token: put a learned token before the others.
+        positions: positional embedding, learned, fixed sinusoid, or none.
+        class_token: prepend a learned token.
         global_pool: `"avg"` over the image's tokens, `"token"` for the class token, or `""` for all tokens.
         drop_rate, proj_drop_rate: dropout before the head, and after each MLP.
         drop_path_rate: stochastic depth of the last block, linear in depth.
         norm_eps: epsilon of the norms.
 
-    Shape:
-        images (B, in_chans, H, W) to logits (B, num_classes).
+    Shape: images (B, in_chans, H, W) to logits (B, num_classes).
     """
 
     pos_embed: Tensor | None
@@ -157,8 +153,8 @@ class IsotropicNet(Classifier):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, stem.dim, **factory)) if class_token else None
         if positions == "learned":
             self.pos_embed = nn.Parameter(torch.empty(1, self.num_tokens, stem.dim, **factory))
-            # As large as the tokens of a fresh stem: at ViT's 0.02 a short training hardly sees where a token lies
-            # (dev/LOG.md, 2026-11-21: 0.70 against 0.77 after 12,000 images).
+            # As large as the tokens of a new stem: with ViT's 0.02, short runs hardly learn positions (dev/LOG.md,
+            # 2026-11-21: 0.70 against 0.77 after 12,000 images).
             trunc_normal_(self.pos_embed, std=0.5)
         else:
             table = sinusoid_table(self.num_tokens, stem.dim, **factory) if positions == "sinusoid" else None
@@ -181,12 +177,11 @@ class IsotropicNet(Classifier):
 
     @property
     def num_tokens(self) -> int:
-        """N, tokens of one image, the class token included."""
+        """N, tokens of one image, including the class token."""
         return self.num_prefix_tokens + self.grid_size[0] * self.grid_size[1]
 
     @property
     def pools(self) -> tuple[str, ...]:
-        """The mean, all tokens, and with a class token that one."""
         return (*super().pools, "token") if self.num_prefix_tokens else super().pools
 
     def tokens(self, images: Tensor) -> Tensor:
@@ -202,7 +197,6 @@ class IsotropicNet(Classifier):
         return block(x, carry)
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """Images to normalised tokens (B, N, D)."""
         x, carry = self.tokens(images), None
         for block in self.blocks:
             x, carry = self._block(block, x, carry)
@@ -217,7 +211,7 @@ class IsotropicNet(Classifier):
         return x if pre_logits else self.head(x)
 
     def forward_with_scores(self, images: Tensor) -> tuple[Tensor, list[Scores]]:
-        """Logits, and the scores that each less-attention layer made, for a loss such as `losses.diagonality_loss`."""
+        """Logits, and the scores of each less-attention layer, for a loss such as `losses.diagonality_loss`."""
         x, carry, made = self.tokens(images), None, []
         for block in self.blocks:
             x, carry = self._block(block, x, carry)
@@ -236,17 +230,16 @@ class IsotropicNet(Classifier):
         intermediates_only: bool = False,
         return_prefix_tokens: bool = False,
     ) -> Intermediates:
-        """The tokens after chosen blocks, as maps or sequences; and the final features unless `intermediates_only`.
+        """The tokens after selected blocks, as maps or sequences; also the final features unless `intermediates_only`.
 
         Args:
             images: (B, C, H, W).
-            indices: blocks by number, the last n if one number, all if none.
-            norm: put them through the last norm.
-            stop_early: leave out the blocks after the last one chosen; the final features are then those after it.
+            indices: block numbers; an integer n selects the last n; None selects all.
+            norm: apply the last norm to them.
+            stop_early: skip the blocks after the last selected one. The final features are then that block's output.
             output_fmt: maps (B, D, h, w), or sequences (B, h * w, D).
             intermediates_only: return only the list.
-            return_prefix_tokens: each entry is a pair, with the tokens that are not positions of the image, (B, prefix,
-                D).
+            return_prefix_tokens: return pairs with the prefix tokens (B, prefix, D).
         """
         take, last = take_indices(len(self.blocks), indices, output_fmt)
         x, carry, kept = self.tokens(images), None, []
@@ -261,10 +254,7 @@ class IsotropicNet(Classifier):
     def prune_intermediate_layers(
         self, indices: int | list[int] | None = None, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drop the blocks after the last one chosen, and the norm and the head if asked; the indices, none negative.
-
-        What is left serves `forward_intermediates`; `features_only=True` calls this.
-        """
+        """Remove the blocks after the last selected one, optionally norm and head, for `features_only=True`."""
         take, last = take_indices(len(self.blocks), indices)
         self.blocks = self.blocks[: last + 1]
         if prune_norm:
@@ -274,14 +264,14 @@ class IsotropicNet(Classifier):
         return take
 
     def set_input_size(self, img_size: Size) -> None:
-        """Set the image size: gates, score transforms and positions are interpolated.
+        """Set the image size; gates, score transforms and positional embeddings are interpolated.
 
-        Positions are resampled bicubically over the grid, prefix tokens kept, and that of a sinusoid table as well: a
-        trained model has seen the table of its own size, so the one of another size would move every position (build
-        the model with `img_size` for that). Parameters are replaced, so build the optimiser afterwards.
+        Positional embeddings are resampled bicubically over the grid; prefix tokens keep theirs. A sinusoid table is
+        also resampled: a trained model knows its own table, and a new table would move every position. (For a new
+        table, build the model with `img_size`.) Parameters are replaced, so create the optimiser afterwards.
 
         Raises:
-            UserError: a size of no whole tokens, or a gate that cannot follow (Toeplitz).
+            UserError: the size does not give whole tokens, or a Toeplitz gate cannot be resized.
         """
         old_size, old = self.img_size, self.grid_size
         self.stem.set_input_size(img_size)
@@ -316,7 +306,7 @@ class IsotropicNet(Classifier):
         return rows
 
     def warnings(self) -> list[str]:
-        """Less-attention that takes no fewer multiply-adds than the self-attention in its place would."""
+        """Less-attention layers that need at least as many multiply-adds as self-attention."""
         less = [block.mixer for block in self.blocks if isinstance(block.mixer, LessAttention)]
         if not less:
             return []
@@ -337,10 +327,7 @@ class IsotropicNet(Classifier):
         return {name for name, _ in self.named_parameters(recurse=False)}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, object]:
-        """Groups of parameters by depth, for layer-wise learning rates: stem and positions, each block, the rest.
-
-        With `coarse` all blocks are one group, since there are no stages.
-        """
+        """Groups of parameters by depth for layer-wise learning rates; `coarse` makes all blocks one group."""
         blocks = r"^blocks\." if coarse else r"^blocks\.(\d+)"
         return {"stem": r"^stem|^cls_token|^pos_embed", "blocks": [(blocks, None), (r"^norm", (99999,))]}
 
@@ -349,7 +336,7 @@ class IsotropicNet(Classifier):
 def block_maps(
     model: Classifier, images: Tensor, grid_of: Callable[[str], tuple[int, int]], prefix: int = 0
 ) -> list[BlockMap]:
-    """The map that each `MixerBlock` of a model used on these images, on the grid of its name."""
+    """The attention map of each `MixerBlock` of a model for these images, on the grid of its name."""
     maps: list[BlockMap] = []
     with ExitStack() as stack:
         for name, block in model.named_modules():

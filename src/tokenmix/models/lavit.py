@@ -1,7 +1,9 @@
-"""LaViT: a pyramid of four stages in which the later blocks of a stage transform the scores of the earlier ones.
+"""LaViT: a pyramid of four stages; later blocks of a stage transform the scores of earlier blocks.
 
-Paper: Zhang, Liu, Lin, He, "You Only Need Less Attention at Each Stage in Vision Transformers", CVPR 2024,
-arXiv:2406.00427. Neither code nor a layout was published; this one is ours. docs/models/index.md gives the reasons.
+There is no published code or layout. This layout is our own; docs/models/index.md gives the reasons.
+
+Reference: Zhang, Liu, Lin, He, "You Only Need Less Attention at Each Stage in Vision Transformers", CVPR 2024,
+arXiv:2406.00427.
 """
 
 from collections.abc import Sequence
@@ -54,8 +56,8 @@ class StageSpec:
     """One stage, see `LaViT`.
 
     Attributes:
-        key_reduction: side r of the block of tokens that makes one key and value of vanilla attention.
-        residual: whether the stage before passes its scores to the first layer, and what becomes of its keys then.
+        key_reduction: side r of the block of tokens per key and value of vanilla attention.
+        residual: whether the first layer adds the previous stage's scores, and how their keys are reduced.
     """
 
     dim: int
@@ -68,18 +70,12 @@ class StageSpec:
 
     @property
     def dense(self) -> bool:
-        """Whether what less-attention transforms, and the next stage gets, has a part of full rank.
-
-        Only the first layer adds the residual. Each vanilla layer makes scores of its own, so a second one ends it.
-        """
+        """Whether the scores have a full-rank part: a second vanilla layer discards the first layer's residual."""
         return self.residual != "none" and self.num_vanilla == 1
 
 
 class BlockCost(NamedTuple):
-    """What the attention of one block costs on one image. Stages and blocks count from 1.
-
-    `vanilla` is what a vanilla layer of that stage takes, which a less-attention layer replaces.
-    """
+    """Attention cost of one block, and of a vanilla layer in its place; stages and blocks count from 1."""
 
     stage: int
     block: int
@@ -90,7 +86,7 @@ class BlockCost(NamedTuple):
 
 
 def shrunk(grid: Grid, stride: int) -> Grid:
-    """The grid after a convolution with kernel and stride `stride`: what is left over is padded with zeros."""
+    """The grid after a convolution with kernel and stride `stride` and zero padding."""
     return -(-grid[0] // stride), -(-grid[1] // stride)
 
 
@@ -103,7 +99,7 @@ def stage_specs(
     residuals: Sequence[bool],
     mlp_ratio: float,
 ) -> list[StageSpec]:
-    """One spec for each stage; `UserError` where the arguments of `LaViT` do not fit each other."""
+    """One spec per stage; `UserError` if the arguments of `LaViT` do not fit each other."""
     count, given = len(embed_dims), {"depths": depths, "num_vanilla": num_vanilla, "num_heads": num_heads}
     for name, values in {**given, "key_reductions": key_reductions}.items():
         if len(values) != count:
@@ -129,7 +125,7 @@ def stage_specs(
             )
         residual: Residual = "none"
         if i and residuals[i - 1]:
-            # Both stages must see the same keys, or each all of its own tokens.
+            # Both stages must use the same grid of keys, or both use all of their tokens.
             before = key_reductions[i - 1]
             if before == 2 * reduction:
                 residual = "kept"
@@ -146,10 +142,11 @@ def stage_specs(
 
 
 def less_macs(spec: StageSpec, num_tokens: int, index: int, mode: Mode) -> int:
-    """Multiply-adds of the less-attention layer with `index` such layers before it in its stage.
+    """Multiply-adds of the less-attention layer after `index` such layers in its stage.
 
-    Each adds two columns to the factors, which heads share until attention; a part of full rank takes a dense
-    transform, and the biases join that. Without gradients on a CPU the columns may take fewer, as a map.
+    Each layer adds two columns to the factors, which heads share until attention. A full-rank part needs a dense
+    transform, which includes the biases. Without gradients on a CPU, a map may need fewer multiply-adds than the
+    columns.
     """
     n, heads = num_tokens, spec.num_heads
     width = spec.dim // heads
@@ -165,21 +162,21 @@ def less_macs(spec: StageSpec, num_tokens: int, index: int, mode: Mode) -> int:
 
 
 def padded_image(image: Tensor, stride: int) -> Tensor:
-    """Maps (B, C, H, W) with zeros below and to the right, up to multiples of the stride."""
+    """Zero-pad maps (B, C, H, W) below and to the right, to multiples of the stride."""
     bottom, right = -image.shape[-2] % stride, -image.shape[-1] % stride
     return F.pad(image, (0, right, 0, bottom)) if bottom or right else image
 
 
 class ReducedAttention(Mixer):
-    """Attention in which every r x r block of the grid makes one key and one value.
+    """Attention with one key and one value per r x r block of the grid.
 
         K, V = LN(DWConv_r(X)) W_kv,   out = concat_h [ softmax(Q_h K_h^T / sqrt(d) + R) V_h ] W_o
 
-    The idea is that of PVT (Wang et al., arXiv 2102.12122), whose convolution is full; this one is depthwise, takes the
-    mean at the start and costs next to nothing.
+    PVT uses a full convolution. This convolution is depthwise, starts as the mean and costs next to nothing.
 
-    Shape:
-        x (B, N, D) to (B, N, D), tokens row by row on `grid`; the map (B, H, N, S) with S blocks.
+    Shape: x (B, N, D) to (B, N, D), tokens row by row on `grid`; map (B, H, N, S) with S blocks.
+
+    Reference: PVT, Wang et al., arXiv 2102.12122.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(map="slots", mask=False, length="fixed", equivariant=False)
@@ -207,7 +204,7 @@ class ReducedAttention(Mixer):
     def mix(
         self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None, *, residual: Tensor | None = None
     ) -> tuple[Tensor, Scores | None]:
-        """`forward`, and the pre-softmax scores in factors; `residual` (B, H, N, S) is added to them."""
+        """`forward`, and the pre-softmax scores in factors; `residual` (B, H, N, S) is added to the scores."""
         query, key, value = self._heads(x, mask)
         out = attention(query, key, value, bias=residual, scale=1.0)
         return finish(self.proj(out.transpose(1, 2).flatten(2)), None), Scores(query, key, residual)
@@ -258,8 +255,8 @@ class LaViTBlock(MixerBlock):
     def forward(
         self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None, residual: Tensor | None = None
     ) -> tuple[Tensor, Scores | None]:
-        """Tokens and the scores of the block before, to the same for the block after; the residual joins the scores."""
-        # Only vanilla attention, the first of a stage, has an argument for the residual.
+        """Tokens and scores of the previous block, to those for the next; `residual` is added to the scores."""
+        # Only vanilla attention, in the first block of a stage, accepts the residual.
         more = {} if residual is None else {"residual": residual}
         out, carry = mix(self.mixer, self.norm1(x), carry, mask, **more)
         x = x + self.drop_path(self.scale1 * out)
@@ -278,10 +275,9 @@ def _residual(layer: AttentionResidual, scores: Scores, height: int, width: int)
 
 
 class LaViTStage(nn.Module):
-    """A convolution that shrinks the grid, LayerNorm, learned positions, then the blocks.
+    """A strided convolution, LayerNorm, learned positions, then the blocks.
 
-    Shape:
-        maps (B, C, H, W) to (B, D, ceil(H / stride), ceil(W / stride)).
+    Shape: maps (B, C, H, W) to (B, D, ceil(H / stride), ceil(W / stride)).
     """
 
     def __init__(
@@ -333,11 +329,10 @@ class LaViTStage(nn.Module):
 
     @property
     def num_tokens(self) -> int:
-        """N, positions of the grid."""
         return self.grid[0] * self.grid[1]
 
     def forward(self, image: Tensor, carry: Scores | None) -> tuple[Tensor, Scores, list[Scores]]:
-        """The stage's map, its last scores, and those that its less-attention layers made."""
+        """The stage's map, its last scores, and the scores of its less-attention layers."""
         x, residual = self.embed(padded_image(image, self.stride)).flatten(2).transpose(1, 2), None
         x = self.norm(x) + self.pos_embed
         if self.residual is not None and carry is not None:
@@ -357,7 +352,7 @@ class LaViTStage(nn.Module):
 
     @torch.no_grad()
     def set_grid(self, grid: Grid) -> None:
-        """Set the grid of the maps: positions, Theta and Psi are interpolated."""
+        """Set the grid of the maps; positions, Theta and Psi are interpolated."""
         old = self.grid
         if grid == old:
             return
@@ -368,7 +363,6 @@ class LaViTStage(nn.Module):
             block.mixer.set_grid(old, grid)  # type: ignore[operator, union-attr]
 
     def costs(self, number: int) -> list[BlockCost]:
-        """The attention of each block, in a stage of that number."""
         n, spec = self.num_tokens, self.spec
         vanilla = self.blocks[0].mixer.macs(n)  # type: ignore[operator, union-attr]
         kind: Literal["reduced", "vanilla"] = "reduced" if spec.key_reduction > 1 else "vanilla"
@@ -379,7 +373,7 @@ class LaViTStage(nn.Module):
         return rows
 
     def macs(self, grid_before: Grid) -> int:
-        """Multiply-adds of the whole stage on one image whose map has that grid."""
+        """Multiply-adds of the stage for one image, from a map with grid `grid_before`."""
         spec, before, n = self.spec, self.before, self.num_tokens
         mlps = spec.depth * 2 * n * spec.dim * self.blocks[0].hidden  # type: ignore[operator]
         embed = n * spec.dim * self.embed.in_channels * self.stride**2
@@ -398,32 +392,31 @@ class LaViTStage(nn.Module):
 
 
 class LaViT(OnMaps, Classifier):
-    """Stages of vanilla attention, then less-attention, with an attention residual from stage to stage.
+    """Stages of vanilla attention, then less-attention, with attention residuals between stages.
 
         A_1 = Q K^T / sqrt(d) + R(A of the stage before),   A_l = Psi(Theta(A_(l-1))^T)^T after the vanilla blocks
 
-    Each stage shrinks the grid by a convolution whose kernel is its stride, `patch_size` in the first, 2 in the others.
-    What does not divide is padded with zeros below and to the right: any image size works, and sides round up.
+    Each stage starts with a convolution whose kernel equals its stride: `patch_size` in the first stage, 2 in the
+    others. Maps are zero-padded below and to the right, so any image size works and sides round up.
 
     Args:
-        img_size, in_chans, num_classes, drop_rate, drop_path_rate: as of every `Classifier`.
+        img_size, in_chans, num_classes, drop_rate, drop_path_rate: see `Classifier`.
         patch_size: side of a patch of the first stage.
         global_pool: `"avg"`, or `""` for the tokens themselves.
         embed_dims: width D of each stage.
         depths: blocks of each stage.
-        num_vanilla: blocks at the front of each stage that keep vanilla attention.
+        num_vanilla: leading blocks of each stage with vanilla attention.
         num_heads: heads of each stage.
-        key_reductions: side r of the block of tokens that makes one key and value, for each stage; less-attention needs
-            square scores, so 1 in stages that have it.
-        residuals: for each step to a next stage, whether its first block adds the scores of the one before. Both stages
-            need keys on one grid (r = 2 s before s), or no reduction.
+        key_reductions: side r of the block of tokens per key and value, for each stage. Less-attention needs square
+            scores, so its stages need r = 1.
+        residuals: for each transition, whether the next stage's first block adds the previous stage's scores. Both
+            stages need keys on one grid (r = 2 s before s), or no reduction.
         mlp_ratio: hidden width of the MLPs over D.
-        less_mode: `"factored"`, or `"dense"`, the reference; the same result.
-        layer_scale: LayerScale of the branches at the start.
+        less_mode: `"factored"`, or the reference `"dense"`, with the same result.
+        layer_scale: initial LayerScale of the branches.
         proj_drop_rate: dropout after the MLPs.
 
-    Shape:
-        images (B, in_chans, H, W) to logits (B, num_classes).
+    Shape: images (B, in_chans, H, W) to logits (B, num_classes).
     """
 
     mixer_name = "less"
@@ -487,11 +480,11 @@ class LaViT(OnMaps, Classifier):
 
     @property
     def grid_sizes(self) -> list[tuple[int, int]]:
-        """(height, width) of the tokens' grid in each stage."""
+        """(height, width) of the token grid of each stage."""
         return [stage.grid for stage in self.stages]  # type: ignore[misc]
 
     def _run(self, images: Tensor, count: int | None = None) -> tuple[list[Tensor], list[Scores]]:
-        """The maps of the first stages, and the scores that less-attention made in them."""
+        """The maps of the first stages, and the scores of their less-attention layers."""
         check_images(images, self.in_chans, self.img_size)
         x, carry, maps, transformed = images, None, [], []
         for stage in self.stages[:count]:
@@ -501,7 +494,6 @@ class LaViT(OnMaps, Classifier):
         return maps, transformed
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """Images to the normalised tokens (B, N, D) of the last stage."""
         return self.norm(self._run(images)[0][-1].flatten(2).transpose(1, 2))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
@@ -509,7 +501,6 @@ class LaViT(OnMaps, Classifier):
         return x if pre_logits else self.head(x)
 
     def forward_with_scores(self, images: Tensor) -> tuple[Tensor, list[Scores]]:
-        """Logits, and the scores that each less-attention layer made, see `IsotropicNet`."""
         maps, transformed = self._run(images)
         return self.forward_head(self.norm(maps[-1].flatten(2).transpose(1, 2))), transformed
 
@@ -522,10 +513,7 @@ class LaViT(OnMaps, Classifier):
         output_fmt: Literal["NCHW", "NLC"] = "NCHW",
         intermediates_only: bool = False,
     ) -> Intermediates:
-        """The maps of chosen stages, and the final features unless `intermediates_only`; see `IsotropicNet`.
-
-        The last norm is for the last stage's map alone: the others have another width.
-        """
+        """The maps of selected stages, as in `IsotropicNet`; the last norm only applies to the last stage's map."""
         total = len(self.stages)
         take, last = take_indices(total, indices, output_fmt)
         maps, _ = self._run(images, last + 1 if stop_early else None)
@@ -541,10 +529,7 @@ class LaViT(OnMaps, Classifier):
     def prune_intermediate_layers(
         self, indices: int | list[int] | None = None, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drop the stages after the last one chosen, with the norm and head after them.
-
-        What is left serves `forward_intermediates`; `features_only=True` calls this.
-        """
+        """Remove the stages after the last selected one, with their norm and head, for `features_only=True`."""
         take, last = take_indices(len(self.stages), indices)
         cut = last + 1 < len(self.stages)
         self.stages, self.feature_info = self.stages[: last + 1], self.feature_info[: last + 1]
@@ -556,10 +541,7 @@ class LaViT(OnMaps, Classifier):
         return take
 
     def attention_maps(self, images: Tensor) -> list[BlockMap]:
-        """The map that each block used on these images, on its stage's grid, from the first block to the last.
-
-        Kind `"slots"`: in a stage with key reduction the columns are blocks of the grid.
-        """
+        """The map of each block on its stage's grid; with key reduction, columns are blocks of the grid (`"slots"`)."""
         return block_maps(self, images, lambda name: self.grid_sizes[int(name.split(".")[1])])
 
     def macs(self) -> int:
@@ -568,7 +550,7 @@ class LaViT(OnMaps, Classifier):
         return stages + self.num_features * self.num_classes
 
     def cost_table(self) -> list[BlockCost]:
-        """What the attention of each block costs on one image, next to a vanilla layer in its place."""
+        """Attention cost of each block for one image, with the cost of a vanilla layer in its place."""
         return [row for i, stage in enumerate(self.stages, 1) for row in stage.costs(i)]  # type: ignore[operator]
 
     def warnings(self) -> list[str]:
@@ -594,11 +576,7 @@ class LaViT(OnMaps, Classifier):
         return lines
 
     def set_input_size(self, img_size: Size) -> None:
-        """Set the image size: positions, Theta and Psi are interpolated over each stage's grid.
-
-        Parameters are replaced, so build the optimiser afterwards. A size that is not a multiple of the reductions
-        gives grids that round up.
-        """
+        """Set the image size. Parameters over positions are replaced, so create the optimiser afterwards."""
         size = pair(img_size)
         grids = _grids(size, [stage.stride for stage in self.stages])  # type: ignore[misc]
         for stage, grid in zip(self.stages, grids, strict=True):
@@ -618,7 +596,7 @@ class LaViT(OnMaps, Classifier):
         return {f"stages.{i}.pos_embed" for i in range(len(self.stages))}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, object]:
-        """Groups of parameters by depth, for layer-wise learning rates: patches, each block or stage, the rest."""
+        """Groups of parameters by depth, for layer-wise learning rates: patch embedding, blocks or stages, the rest."""
         entry = r"(?:embed|norm|pos_embed|residual)"
         fine = [
             (rf"^stages\.(\d+)\.{entry}", (0,)),

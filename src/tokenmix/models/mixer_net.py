@@ -1,4 +1,4 @@
-"""The skeleton of equal-budget comparisons: one isotropic network, any mixer of the table."""
+"""The network of equal-budget comparisons: an isotropic network with any mixer of the table."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -17,28 +17,28 @@ from tokenmix.registry import Arguments
 
 
 class MixerNet(IsotropicNet):
-    """Patches, positions, blocks that differ only in their mixer, mean over tokens, a linear head.
+    """Patch embedding, positions, blocks that differ only in their mixer, average pooling, a linear head.
 
     Args:
-        img_size, in_chans, num_classes, drop_path_rate: as of every `Classifier`; a side is a multiple of the patch.
+        img_size, in_chans, num_classes, drop_path_rate: see `Classifier`; sides are multiples of the patch size.
         mixer: a name of `tokenmix.list_mixers()`.
         mixer_kwargs: arguments of the mixer's constructor.
-        mixers: a hybrid: the mixer of each block by name, from the first to the last, instead of `mixer`. Then
-            `mixer_kwargs` has the arguments by the mixer's name: `{"external": {"num_slots": 32}}`.
-        patch_size: side of a patch; that of `default_patch` if not given.
-        stem: `"patch"` for one linear map of each patch, `"conv"` for convolutions down to the grid of patches.
+        mixers: for hybrids, the mixer of each block by name, in order, instead of `mixer`. `mixer_kwargs` then maps
+            mixer names to arguments: `{"external": {"num_slots": 32}}`.
+        patch_size: side of a patch (default: `default_patch`).
+        stem: `"patch"` for a linear patch embedding, `"conv"` for convolutions down to the grid of patches.
         global_pool: `"avg"`, or `""` for the tokens themselves.
         embed_dim: width D of the tokens.
         depth: number of blocks.
-        num_heads: heads of the mixers that have heads.
+        num_heads: heads of mixers with heads.
         positions: `"learned"`, added to the tokens, or `"none"`.
-        num_leading: with less-attention, the blocks at the front that keep vanilla attention.
+        num_leading: with less-attention, the leading blocks with vanilla attention.
         mlp_ratio: hidden width of the MLP over D.
         norm: `"layer"`, or `"batch"` for BatchNorm in the blocks.
         drop_rate: dropout before the head and after each MLP.
 
     Raises:
-        UserError: a mixer that cannot be built, or `mixers` that are not one for each block.
+        UserError: a mixer cannot be built, or `mixers` does not have one entry per block.
     """
 
     def __init__(
@@ -105,17 +105,14 @@ class MixerNet(IsotropicNet):
 
     @staticmethod
     def default_patch(img_size: tuple[int, int]) -> int:
-        """The smallest patch from 4 px, or 2 in images under 24 px, that gives whole tokens, 16 to 256 of them.
-
-        Where there is none it is the 4 or 2.
-        """
+        """The smallest patch from 4 px (2 px for images under 24 px) with 16 to 256 whole tokens; else 4 or 2."""
         (height, width), least = img_size, 4 if min(img_size) >= 24 else 2
         whole = (p for p in range(least, min(img_size) + 1) if height % p == 0 == width % p)
         return next((p for p in whole if 16 * p * p <= height * width <= 256 * p * p), least)
 
 
 def _runs(mixers: Sequence[str], depth: int, mixer_kwargs: Arguments) -> list[tuple[str, int, Arguments]]:
-    """The mixers of a hybrid with how many blocks in a row have each, and its arguments."""
+    """Consecutive blocks of a hybrid with the same mixer: name, number of blocks, arguments."""
     if isinstance(mixers, str) or len(mixers) != depth:
         raise UserError(f"mixers has one name for each of the {depth} blocks, got {mixers!r}")
     for name, kwargs in mixer_kwargs.items():

@@ -1,6 +1,6 @@
-"""The point cloud transformer: clouds to tokens, any mixer in its attention layers, a class or the parts of points.
+"""Point cloud transformer with any mixer in its attention layers, for classification and part segmentation.
 
-Paper: Guo et al., PCT: Point Cloud Transformer, arXiv 2012.09688.
+Reference: Guo et al., PCT: Point Cloud Transformer, arXiv 2012.09688.
 """
 
 import inspect
@@ -29,10 +29,10 @@ class LBR(nn.Module):
 
         y = act(BN(X W^T + b))
 
-    `slope` is that of the activation below 0; 0 is ReLU.
+    Args:
+        slope: slope of the activation below 0; 0 is ReLU.
 
-    Shape:
-        (B, N, in_dim), mask (B, N) bool, to (B, N, out_dim); groups (B, M, k, in_dim) take the mask (B, M).
+    Shape: (B, N, in_dim), mask (B, N) bool, to (B, N, out_dim); groups (B, M, k, in_dim) take the mask (B, M).
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class LBR(nn.Module):
 
 
 class LBRs(nn.ModuleList):
-    """`LBR` layers one after the other, of these widths from the input on."""
+    """A sequence of `LBR` layers; `widths` starts with the input width."""
 
     def __init__(self, *widths: int, **factory: Unpack[Factory]) -> None:
         super().__init__(LBR(before, after, **factory) for before, after in pairwise(widths))
@@ -69,14 +69,7 @@ class LBRs(nn.ModuleList):
 
 
 class Embedded(NamedTuple):
-    """Tokens of a cloud.
-
-    Attributes:
-        tokens: (B, M, D).
-        coordinates: (B, M, 3), where they are.
-        mask: (B, M) bool, True = the token takes part.
-        skip: (B, M, E), what is put next to the outputs of the blocks, or None.
-    """
+    """Tokens (B, M, D) with coordinates (B, M, 3), mask (B, M), and features (B, M, E) to concatenate, or None."""
 
     tokens: Tensor
     coordinates: Tensor
@@ -85,10 +78,7 @@ class Embedded(NamedTuple):
 
 
 class NaiveEmbedding(nn.Module):
-    """Each point by itself, through two layers: as many tokens as points.
-
-    Paper: section 3.2 (NPCT).
-    """
+    """Embed each point separately with two layers: one token per point (NPCT, section 3.2 of the paper)."""
 
     skip_dim = 0
 
@@ -109,25 +99,26 @@ class NaiveEmbedding(nn.Module):
 
 
 class NeighbourEmbedding(nn.Module):
-    """Each point with its neighbours, twice, of fewer and fewer points.
+    """Embed each point with its neighbours, in stages with fewer and fewer points.
 
         y_i = max_(j near i) local([x_j - x_i, x_i]),   tokens = entry(y)
 
-    Two layers, then for each stage farthest-point sampling, the k nearest neighbours of every sampled point and two
-    layers over each group with a maximum; then the entry to the attention layers.
+    Two layers come first. Each stage then samples the farthest points and groups the k nearest neighbours of each. Two
+    layers with max pooling process each group. The entry to the attention layers comes last.
 
-    Paper: section 3.4, and the released code, which begins the sampling at a random
-    point. Here it begins at one that the cloud decides, and the later stages take the first points of the earlier,
-    which is what sampling among them would give from the same start. The entry has two layers, since only so the
-    network has the 2.88 M parameters that are reported for it; forms with one layer are in circulation as well.
+    The released code starts sampling at a random point. Here the cloud determines the first point. Later stages use the
+    first points of earlier stages, the result of sampling again with the same start. The entry has two layers, because
+    only then does the network have the reported 2.88 M parameters; variants with one layer also exist.
 
     Args:
         in_chans: channels of a point; the first three are its coordinates.
         dim: width of the tokens.
         stem_dim: width of the first layers.
         stage_dims: width after each stage.
-        centres: points that each stage keeps; `"all"` keeps every point, for labels of single points.
+        centres: number of points after each stage; `"all"` keeps every point, for part segmentation.
         num_neighbours: k.
+
+    Reference: PCT, section 3.4, and the released code.
     """
 
     def __init__(
@@ -160,14 +151,14 @@ class NeighbourEmbedding(nn.Module):
         self.entry = LBRs(self.skip_dim, dim, dim, **factory)
 
     def forward(self, points: Tensor, mask: Tensor | None = None) -> Embedded:
-        """points (B, N, in_chans) to the tokens of the last stage's centres, in an order of their own if sampled."""
-        # By their own order, so that no choice between equals depends on the place in the array.
+        """Map points (B, N, in_chans) to tokens of the last stage's centres; sampled tokens are in sampling order."""
+        # Sorted, so that ties do not depend on array positions.
         order, given = sort_points(points, mask=mask), mask
         points, mask = gather_points(points, order), None if mask is None else mask.gather(1, order)
         points = zero_masked(points, mask)
         x, places = self.stem(points, mask), points[..., :3]
         if self.centres is None:
-            # All points remain: the neighbours are the same in every stage.
+            # All points remain, so the neighbours are the same in every stage.
             index = torch.arange(points.shape[1], device=x.device).expand(x.shape[0], -1)
             near = nearest_neighbours(places, places, self.num_neighbours, mask=mask)
             for stage in self.stages:
@@ -179,7 +170,7 @@ class NeighbourEmbedding(nn.Module):
             for i, (stage, count) in enumerate(zip(self.stages, self.centres)):
                 index = chosen.places if i == 0 else torch.arange(count, device=x.device).expand(x.shape[0], -1)
                 middle, kept = gather_points(places, index), chosen.mask[:, :count]
-                # A mask that leaves nothing out spares statistics under one; a graph has to be ready for any.
+                # An all-True mask is dropped to avoid masked statistics; a graph must handle any mask.
                 kept = kept if torch.compiler.is_compiling() or kept.is_meta or not kept.all() else None
                 near = nearest_neighbours(middle, places, self.num_neighbours, mask=mask)
                 x = stage(group_points(x, index, near), kept).amax(2)
@@ -198,7 +189,7 @@ class NeighbourEmbedding(nn.Module):
 
 
 class OffsetBlock(nn.Module):
-    """PCT's attention layer with another mixer inside: out = X + relu(BN((X - mixer(X)) W + b))."""
+    """PCT's attention layer with another mixer: out = X + relu(BN((X - mixer(X)) W + b))."""
 
     def __init__(self, mixer: Mixer, **factory: Unpack[Factory]) -> None:
         super().__init__()
@@ -212,17 +203,16 @@ class OffsetBlock(nn.Module):
 
 
 class PCT(nn.Module):
-    """Point cloud transformer: clouds to features of their tokens.
+    """Point cloud transformer: clouds to token features.
 
         x_0 = embedding(P),   x_l = block_l(x_(l-1) [+ P W_p]),   out = LBR([x_1, ..., x_L, skip])
 
-    Paper: figure 2.
+    `position="each-layer"` adds a linear map of the coordinates to the input of each block, as one released variant
+    does. The other released variant claims to but does not.
 
-    `position="each-layer"` adds a linear map of the coordinates to what enters each block, as one of the released forms
-    does; their other form says so and does not.
+    Shape: points (B, N, 3 or more), mask (B, N) bool, to features (B, M, fuse_dim) and their mask (B, M) or None.
 
-    Shape:
-        points (B, N, 3 or more), mask (B, N) bool, to features (B, M, fuse_dim) and their mask (B, M) or None.
+    Reference: PCT, figure 2.
     """
 
     def __init__(
@@ -246,7 +236,7 @@ class PCT(nn.Module):
                 f"mixer {mixer!r} learns a matrix over tokens, and points have no order and no fixed number; use "
                 "'offset', 'external' or 'self'"
             )
-        # In place of q, k and v alone: the linear layer after them is that of the block.
+        # Replaces q, k and v only: the block has the following linear layer.
         inside = {"output_projection": False} if mixer == "external" else {}
         blocks: list[nn.Module] = []
         for _ in range(depth):
@@ -258,7 +248,6 @@ class PCT(nn.Module):
         self.fuse = LBR(len(blocks) * embedding.dim + embedding.skip_dim, fuse_dim, slope=0.2, **factory)
 
     def forward(self, points: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Features of the tokens, and which of them take part."""
         if points.dim() != 3 or points.shape[-1] < 3 or not points.is_floating_point():
             raise UserError(
                 f"point models take floating points (B, N, 3 or more), coordinates first; got {points.dtype} "
@@ -272,7 +261,6 @@ class PCT(nn.Module):
         return self.fuse(torch.cat([*outs, *([] if skip is None else [skip])], -1), mask), mask
 
     def cost_table(self, num_points: int) -> list[PartCost]:
-        """Parameters and multiply-adds of the parts for a cloud of that many points."""
         n = self.embedding.num_tokens(num_points)
         blocks = cast(list[OffsetBlock | OffsetAttention], list(self.blocks))
         rows = [
@@ -287,42 +275,35 @@ class PCT(nn.Module):
 
 
 class _PointModel(nn.Module):
-    """A trunk and a head."""
-
     trunk: PCT
 
     @property
     def mixer_name(self) -> str:
-        """What mixes the tokens, by its name in the table of mixers."""
         return self.trunk.mixer_name
 
     def macs(self, num_points: int) -> int:
-        """Multiply-adds of one cloud."""
         return sum(row.macs for row in self.cost_table(num_points))
 
     def cost_table(self, num_points: int) -> list[PartCost]:
-        """Parameters and multiply-adds of the trunk's parts and of the head, for a cloud of that many points."""
         own = count_parameters(self) - count_parameters(self.trunk)
         return [*self.trunk.cost_table(num_points), PartCost("head", own, self.head_macs(num_points))]
 
     def head_macs(self, num_points: int) -> int:
-        """Multiply-adds of the head."""
         raise NotImplementedError
 
 
 class PointClassifier(_PointModel):
     """Cloud classifier: max pooling over the points, then three layers.
 
-    Paper: section 3.1.
-
     Args:
-        trunk: the features.
+        trunk: the feature extractor.
         num_classes: classes.
-        head_dims: widths of the two layers before the last.
+        head_dims: widths of the two hidden layers.
         drop_rate: dropout after each of them; published 0.5.
 
-    Shape:
-        points (B, N, C), mask (B, N) bool, to logits (B, num_classes).
+    Shape: points (B, N, C), mask (B, N) bool, to logits (B, num_classes).
+
+    Reference: PCT, section 3.1.
     """
 
     def __init__(
@@ -350,28 +331,26 @@ class PointClassifier(_PointModel):
         return self.layers(largest(features, mask))
 
     def head_macs(self, num_points: int) -> int:
-        """Multiply-adds of the head, which sees a cloud as one row."""
         return sum(m.in_features * m.out_features for m in self.layers.modules() if isinstance(m, nn.Linear))
 
 
 class PointSegmenter(_PointModel):
-    """Part segmentation: each point's features, max and mean pooling of the cloud, and its category.
-
-    Paper: section 3.1 and the released code.
+    """Part segmentation from each point's features, max and mean pooling of the cloud, and its category.
 
     Args:
-        trunk: the features, one token for each point in their order.
-        num_parts: parts, of all categories together.
+        trunk: the feature extractor, with one token per point in the order of the points.
+        num_parts: parts of all categories.
         num_categories: categories.
         label_dim: width of a category; published 64.
-        head_dims: widths of the two layers before the last.
+        head_dims: widths of the two hidden layers.
         drop_rate: dropout after the first of them; published 0.5.
 
-    Shape:
-        points (B, N, C), category (B,) int64, mask (B, N) bool, to logits (B, N, num_parts).
+    Shape: points (B, N, C), category (B,) int64, mask (B, N) bool, to logits (B, N, num_parts).
 
     Raises:
-        UserError: a trunk that keeps only some of the points.
+        UserError: the trunk does not keep all points.
+
+    Reference: PCT, section 3.1, and the released code.
     """
 
     def __init__(
@@ -410,14 +389,13 @@ class PointSegmenter(_PointModel):
         return self.last(self.second(self.dropout(self.first(x, mask)), mask))
 
     def head_macs(self, num_points: int) -> int:
-        """Multiply-adds of the head: a row for each point, and the category."""
         last = num_points * self.last.in_features * self.last.out_features
         category = self.category.in_features * self.category.out_features
         return category + self.first.macs(num_points) + self.second.macs(num_points) + last
 
 
 def largest(features: Tensor, mask: Tensor | None) -> Tensor:
-    """Of (B, N, C) the largest value of each feature (B, C) among the tokens that take part; 0 if none does."""
+    """Max pooling (B, N, C) to (B, C) over unmasked tokens; 0 if all are masked."""
     if mask is None:
         return features.amax(1)
     found = features.masked_fill(~mask.unsqueeze(-1), -torch.inf).amax(1)
@@ -447,18 +425,18 @@ def create_point_model(
     device: Device = None,
     dtype: torch.dtype | None = None,
 ) -> PointClassifier | PointSegmenter:
-    """A point cloud transformer; `tokenmix.create_model` builds those of the paper by name.
+    """Build a point cloud transformer; `tokenmix.create_model` builds the published models by name.
 
     Args:
-        parts: the part of each point instead of the class of a cloud.
-        num_classes: classes of a cloud; 40, as ModelNet40 has, if not given.
-        num_parts, num_categories: of parts; 50 and 16, as ShapeNet-part has, if not given.
-        in_chans: channels of a point, 3 or with its normal 6.
-        embedding: each point with its `"neighbour"`s, or by itself, `"naive"`.
-        stem_dim, stage_dims, centres, num_neighbours: of `NeighbourEmbedding`, its own if not given.
-        mixer, mixer_kwargs: of the attention layers, a name of the table and its arguments.
+        parts: predict the part of each point instead of the class of a cloud.
+        num_classes: classes of a cloud (default 40, as in ModelNet40).
+        num_parts, num_categories: parts and categories (default 50 and 16, as in ShapeNet-part).
+        in_chans: channels of a point; 3, or 6 with normals.
+        embedding: each point with its `"neighbour"`s, or separately, `"naive"`.
+        stem_dim, stage_dims, centres, num_neighbours: of `NeighbourEmbedding`; None for its defaults.
+        mixer, mixer_kwargs: name in the table and arguments of the attention layers' mixer.
         dim, depth: width and number of the attention layers.
-        position: `"each-layer"` gives each layer the coordinates again.
+        position: `"each-layer"` adds the coordinates to the input of each layer.
         fuse_dim: width after the attention layers.
         head_dims: widths of the head.
         drop_rate: dropout of the head.

@@ -1,4 +1,4 @@
-"""Models by name, of our registry or of timm's, and ours in timm's; pretrained weights and where they are."""
+"""Create models by name, register our image classifiers with timm, and load pretrained weights."""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ from tokenmix.models.interface import Classifier, pair
 from tokenmix.registry import MODELS, Arguments, ModelEntry, load_object, without_timm
 from tokenmix.trust import check_typed, from_caller, texts_in, typed
 
-# Arguments of timm's factory, next to those of a model.
+# Arguments of timm's factory, in addition to a model's arguments.
 FACTORY = (
     "pretrained",
     "pretrained_cfg",
@@ -42,18 +42,18 @@ FACTORY = (
 
 @from_caller
 def create_model(name: str, **kwargs: object) -> nn.Module:
-    """Build a model of `list_models()`, or any of timm's, by name.
+    """Build a model of `list_models()` or of timm by name.
 
     Args:
-        name: a name of `list_models()` or of `timm.list_models()`; `"local-dir:PATH"` for a folder that
-            `timm.models.save_for_hf` wrote, `"hf-hub:OWNER/NAME"` for one on the hub.
-        **kwargs: arguments of the model: `num_classes`, `in_chans`, `img_size`, `mixer`, ...; of an image classifier
-            also of timm's factory: `pretrained`, `checkpoint_path`, `features_only`, `out_indices`, ... One that the
-            model does not have is a `UserError`, never ignored.
+        name: a name of `list_models()` or of `timm.list_models()`; `"local-dir:PATH"` for a folder written by
+            `timm.models.save_for_hf`, `"hf-hub:OWNER/NAME"` for a model of the hub.
+        **kwargs: arguments of the model: `num_classes`, `in_chans`, `img_size`, `mixer`, ... Image classifiers also
+            accept arguments of timm's factory: `pretrained`, `checkpoint_path`, `features_only`, `out_indices`, ...
+            Unknown arguments raise `UserError`.
 
     Raises:
-        UserError: no such model or argument; or a file, such as the config of a run folder, names a mixer of somebody
-            else's, a model of the hub or of a folder, or a place of weights.
+        UserError: the name or an argument is unknown; or a file, such as a run folder's config, names a user's mixer, a
+            model of the hub or of a folder, or a location of weights.
     """
     warn_untested()
     if not isinstance(name, str):
@@ -75,7 +75,7 @@ def create_model(name: str, **kwargs: object) -> nn.Module:
     if in_timm:
         register_with_timm(entry)
         return by_timm(name, **kwargs)
-    # What is of the preset's own backbone or embedding is not for another one.
+    # Arguments for the preset's own backbone or embedding do not fit another one.
     dropped = ("backbone_kwargs",) if "backbone" in kwargs else ()
     if kwargs.get("embedding") == "naive":
         dropped += ("stem_dim", "stage_dims", "centres", "num_neighbours")
@@ -84,22 +84,20 @@ def create_model(name: str, **kwargs: object) -> nn.Module:
 
 
 def create_on_meta(name: str, **kwargs: object) -> nn.Module:
-    """The model with shapes only."""
     with torch.device("meta"):
         return create_model(name, **kwargs)
 
 
 default_cfgs: dict[str, object] = {}
-"""Read by timm when a name of this module is registered."""
+"""timm reads this when a name of this module is registered."""
 
 
 def register_with_timm(entry: ModelEntry) -> None:
-    """Register a model that has a `pretrained_cfg`, unless that has been done.
+    """Register a model with a `pretrained_cfg`, unless it is registered already.
 
-    timm's builder makes the preset, with the image size and number of classes of its `default_cfgs`. It is called with
-    the caller's arguments, which win, and what timm passes along: `pretrained`, `pretrained_cfg`,
-    `pretrained_cfg_overlay`, `cache_dir`, `features_only`, `out_indices`. `UserError` for weights that do not exist or
-    cannot be fetched.
+    timm's builder creates the preset with the image size and number of classes of its `default_cfgs`. The caller's
+    arguments take precedence. timm also passes `pretrained`, `pretrained_cfg`, `pretrained_cfg_overlay`, `cache_dir`,
+    `features_only` and `out_indices`. Missing or unreachable weights raise `UserError`.
     """
     if entry.pretrained_cfg is None or entry.name in default_cfgs:
         return
@@ -128,10 +126,10 @@ def register_with_timm(entry: ModelEntry) -> None:
 
 
 def _from_caller(kwargs: Arguments) -> Arguments:
-    """The arguments without those that timm took from a config.json of a folder or of the hub."""
+    """The arguments except those that timm read from a config.json of a folder or of the hub."""
     cfg, saved = kwargs.get("pretrained_cfg"), kwargs.get("pretrained_model_args", {})
     if not saved and isinstance(cfg, Mapping) and "source" in cfg:
-        # Versions of timm before 1.0.31 do not say which arguments are of the file.
+        # timm before 1.0.31 does not mark arguments from the file.
         return {}
     ours = {key: value for key, value in kwargs.items() if key not in saved or value is not saved[key]}
     return {key: value for key, value in ours.items() if not key.startswith("pretrained")}
@@ -147,10 +145,7 @@ ELSEWHERE = (
 def check_source(
     name: str, cfg: PretrainedCfg, cache_dir: str | Path | None = None, elsewhere: str = ELSEWHERE
 ) -> None:
-    """Raise `UserError` if there are no weights, or if they lie on the hub and it cannot be reached: then `elsewhere`.
-
-    One short question is asked first, because the download itself repeats its attempts for most of a minute.
-    """
+    """Raise `UserError` if there are no weights or the hub is unreachable; the download would retry for a minute."""
     if not (cfg.has_weights or cfg.state_dict):
         raise UserError(
             f"{name} has no pretrained weights; build it with pretrained=False and train it, or give a file of yours "
@@ -168,7 +163,7 @@ def check_source(
             f"the weights of {name} were not found at {repo} on the hub: {one_line(error)}; {elsewhere}"
         ) from error
     except Exception as error:
-        # Which errors a missing network raises depends on the hub's HTTP library and on proxies.
+        # The errors of a missing network depend on the hub's HTTP library and on proxies.
         raise UserError(
             f"the weights of {name} are in {repo} on huggingface.co, which cannot be reached ({one_line(error)}): "
             f"connect to the internet, or {elsewhere}"
@@ -177,19 +172,19 @@ def check_source(
 
 @contextmanager
 def fetching(name: str, elsewhere: str = ELSEWHERE) -> Iterator[None]:
-    """Errors of a file or a download as a `UserError`."""
+    """Turn errors of a file or a download into `UserError`."""
     try:
         yield
     except (OSError, SafetensorError) as error:
         raise UserError(f"the weights of {name} could not be read ({one_line(error)}): {elsewhere}") from error
 
 
-# Arguments of timm's factory that say where weights are.
+# Arguments of timm's factory for the location of weights.
 PLACES = ("pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
 
 
 def by_timm(name: str, **kwargs: Any) -> Any:
-    """`timm.create_model`; `UserError` for a model of the hub or a folder, or a place of weights, that a file names."""
+    """`timm.create_model`; `UserError` if a file names a model of the hub or of a folder, or a location of weights."""
     _check_places(name, kwargs)
     return timm.create_model(name, **kwargs)
 
@@ -203,7 +198,7 @@ def _check_places(name: str, kwargs: Arguments) -> None:
 
 
 def timm_model(name: str, given: Arguments) -> Any:
-    """A model of timm's with these arguments, its weights fetched with one line on what goes wrong."""
+    """A timm model with these arguments; errors of downloads become one line."""
     if not given.get("pretrained"):
         return by_timm(name, **given)
     _check_places(name, given)
@@ -215,7 +210,7 @@ def timm_model(name: str, given: Arguments) -> Any:
 
 
 def timm_resnet(name: str, given: Arguments) -> Any:
-    """The same; `UserError` unless it is a ResNet."""
+    """`timm_model`; `UserError` unless the model is a ResNet."""
     if name.split(".")[0] not in timm.list_models(module="resnet"):
         raise UserError(
             f"backbone {name!r} is not one of timm's ResNets; give one of timm.list_models(module='resnet')"
@@ -224,13 +219,13 @@ def timm_resnet(name: str, given: Arguments) -> Any:
 
 
 def checkpoint_filter_fn(state_dict: Mapping[str, Tensor], model: Classifier) -> dict[str, Tensor]:
-    """A checkpoint from timm's loaders, in our layout and at the model's image size.
+    """Convert a checkpoint from timm's loaders to our layout and the model's image size.
 
-    Known layouts are ours, the authors' EAMLP and timm's gMLP. timm itself drops a head of other classes and adapts a
-    first convolution to other channels; EAMLP has none and adapts its stem itself.
+    Accepted layouts are ours, the authors' EAMLP and timm's gMLP. timm drops a head with other classes and adapts a
+    first convolution to other channels. EAMLP has no first convolution and adapts its stem here.
     """
     state_dict = model.adapt_channels(checkpoints.rename(state_dict, model))
-    # The image size that the configuration next to the weights states, if there is one.
+    # The image size in the configuration next to the weights, if there is one.
     arguments: Any = getattr(model, "pretrained_model_args", {})
     size = arguments.get("img_size")
     return checkpoints.resize(state_dict, model, img_size=None if size is None else pair(size))

@@ -1,4 +1,4 @@
-"""Networks that give each pixel a class: a dilated backbone with a block of attention, or a feature pyramid."""
+"""Semantic segmentation networks: a dilated backbone with an attention block, or a feature pyramid."""
 
 import math
 from abc import ABC, abstractmethod
@@ -23,41 +23,39 @@ from tokenmix.ops.external_blocks import Normalization
 from tokenmix.registry import Arguments, list_models
 
 MULTI_GRID = (1, 2, 4)
-"""Factors on the dilation of the three blocks of the last stage, as in the released network."""
+"""Dilation factors of the three blocks of the last stage, as in the released network."""
 FINEST = 4
 StemKind = Literal["large", "small"]
 Upsampling = Literal["corners", "pixels"]
 MapNet = FeatureListNet | FeatureDictNet | FeatureHookNet | FeatureGetterNet
-"""What timm makes under `features_only`."""
+"""A model of timm with `features_only`."""
 
 
 class Segmenter(OnMaps, nn.Module, ABC):
     """Images (B, C, H, W) to logits (B, classes, H, W).
 
-    A family writes `make_backbone`, `add_head`, and `decode`: maps of the backbone to logits on a coarse grid, through
-    `context` where it has one. Which of the defaults are published is in its rows, `tokenmix.create_model`.
+    A family implements `make_backbone`, `add_head` and `decode`, which maps features to coarse logits, through
+    `context` if there is one. `tokenmix.create_model` builds the published configurations.
 
     Args:
-        backbone: name of a model of timm's, or for a pyramid of an image classifier of ours.
+        backbone: name of a timm model; for a pyramid also of an image classifier of ours.
         backbone_kwargs: arguments of its constructor.
         stem: `"large"`, the backbone's own; `"small"`, one 3 x 3 convolution of stride 2 in place of a ResNet's stem
-            with its pooling, for small images. Of a dilated backbone only, as `output_stride`.
-        output_stride: pixels on a side that become one position of the last map: 8, as published and if not given, or
-            16; 4 with a small stem.
-        mixer: `"external"`; `"self"`, the same block of self-attention; `"none"`; or any other in that block.
+            and pooling, for small images. Only for dilated backbones, like `output_stride`.
+        output_stride: stride of the last map: 8 (default, as published) or 16; 4 with a small stem.
+        mixer: `"external"`; `"self"`, the same block with self-attention; `"none"`; or any other mixer in that block.
         width, head_width: channels around the block, and before the classifier.
-        num_slots, tie, normalization, chunk_size: of external attention, see `ExternalAttention2d`; 64 slots, no tie,
-            double normalisation and all pixels at once if not given.
+        num_slots, tie, normalization, chunk_size: of external attention, see `ExternalAttention2d` (default: 64 slots,
+            no tie, double normalisation, no chunks).
         num_classes: classes of a pixel.
-        pretrained_backbone: start from the backbone's weights.
+        pretrained_backbone: load pretrained weights of the backbone.
         drop_rate: dropout of whole channels before the classifier.
-        img_size: size for which `macs` counts; that of the images if the backbone takes no other.
+        img_size: image size for `macs`, and the required size if the backbone has a fixed size.
         in_chans: channels of the image.
-        upsampling: bilinear from the coarse grid to the pixels: `"corners"` lays the outer centres on each other, as
-            the released network does and as suits sides of 8 k + 1; `"pixels"` lays the borders on each other.
+        upsampling: bilinear, from the coarse grid to the pixels. `"corners"` aligns the centres of the corner pixels,
+            as in the released network, for sides of 8 k + 1. `"pixels"` aligns the borders.
 
-    Shape:
-        images (B, in_chans, H, W) to logits (B, num_classes, H, W); any H and W, unless the backbone is one of ours.
+    Shape: images (B, in_chans, H, W) to logits (B, num_classes, H, W); any H and W, unless the backbone is one of ours.
     """
 
     def __init__(
@@ -100,13 +98,13 @@ class Segmenter(OnMaps, nn.Module, ABC):
 
     @property
     def own(self) -> Classifier | None:
-        """The backbone as a model of this library, which takes only one image size; None if it is one of timm's."""
+        """The backbone as a model of this library, with a fixed image size; None for a timm backbone."""
         model = getattr(self.backbone, "model", None)
         return model if isinstance(model, Classifier) else None
 
     @property
     def fixed_size(self) -> bool:
-        """Whether images must be of `img_size`."""
+        """Whether images must have the size `img_size`."""
         return self.own is not None
 
     @abstractmethod
@@ -115,18 +113,17 @@ class Segmenter(OnMaps, nn.Module, ABC):
 
     @abstractmethod
     def add_head(self, width: int, head_width: int, factory: Factory) -> None:
-        """Layers around the block."""
+        """Add the layers around the block."""
 
     @abstractmethod
     def before_context(self, maps: list[Tensor]) -> Tensor:
-        """Maps of the backbone to the map that the block sees."""
+        """Maps of the backbone to the input of the block."""
 
     @abstractmethod
     def decode(self, maps: list[Tensor]) -> Tensor:
         """Maps of the backbone to logits on a coarse grid."""
 
     def forward_features(self, images: Tensor) -> list[Tensor]:
-        """The maps of the backbone."""
         if images.dim() != 4 or images.shape[1] != self.in_chans:
             raise UserError(
                 f"a segmenter takes images (B, {self.in_chans}, height, width), got {tuple(images.shape)}; "
@@ -135,7 +132,6 @@ class Segmenter(OnMaps, nn.Module, ABC):
         return self.backbone(images)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of each pixel, in the type of the weights."""
         logits = self.decode(self.forward_features(images))
         corners = self.upsampling == "corners"
         return F.interpolate(logits, size=images.shape[2:], mode="bilinear", align_corners=corners)
@@ -154,7 +150,6 @@ class Segmenter(OnMaps, nn.Module, ABC):
         return sum(row.macs for row in self.cost_table())
 
     def cost_table(self) -> list[PartCost]:
-        """Parameters and multiply-adds of backbone, block of attention and head."""
         twin = on_meta(self)
         block, twin.context = twin.context, nn.Identity()
         if self.own is None:
@@ -175,7 +170,7 @@ class Segmenter(OnMaps, nn.Module, ABC):
         return [] if self.own is None else self.own.warnings()
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
-        """Set the image size for which costs are counted, and which a backbone of ours takes."""
+        """Set the image size for the cost functions, and for a backbone of ours."""
         self.img_size = pair(img_size)
         if self.own is not None:
             self.own.set_input_size(self.img_size)
@@ -196,11 +191,7 @@ class Segmenter(OnMaps, nn.Module, ABC):
 
 
 def timm_maps(name: str, kwargs: Arguments, factory: Factory) -> Any:
-    """A model of timm's or ours under `features_only`: images to maps, finest first, with timm's `feature_info`.
-
-    Raises:
-        UserError: no such model, one that returns no maps or lacks an argument, or weights that cannot be fetched.
-    """
+    """A model with `features_only`: images to maps, finest first; `UserError` if unknown or without maps or weights."""
     if name.split(".")[0] not in timm.list_models():
         raise unknown_name("backbone", name, timm.list_models())
     placed = {key: value for key, value in factory.items() if value is not None}
@@ -220,17 +211,17 @@ class EANetSegmenter(Segmenter):
         y      = relu(x + BN(conv2(Norm(conv1(x) M_k^T) M_v)))  the EANet block
         logits = upsample(classifier(dropout(relu(BN(conv3x3(y))))))
 
-    A ResNet of bottlenecks has the multi-grid of the released network: after the first block of the last stage the
-    dilations are multiplied by 2, 4. The released ResNet has a stem of three 3 x 3 convolutions (64, 64, 128) and
-    shortcuts without pooling, timm's `resnet50s` and `resnet101s`. There is no auxiliary loss.
-
-    Paper: Guo et al., Beyond Self-attention: External Attention using Two Linear Layers, arXiv 2105.02358.
+    Bottleneck ResNets use the multi-grid of the released network: after the first block of the last stage, dilations
+    are multiplied by 2 and 4. The released ResNet has a stem of three 3 x 3 convolutions (64, 64, 128) and shortcuts
+    without pooling, as timm's `resnet50s` and `resnet101s`. There is no auxiliary loss.
 
     Arguments are those of `Segmenter`.
+
+    Reference: Guo et al., Beyond Self-attention: External Attention using Two Linear Layers, arXiv 2105.02358.
     """
 
     def make_backbone(self, kwargs: Arguments, factory: Factory) -> MapNet:
-        """Its last map alone, reduced by `output_stride`."""
+        """The backbone's last map only, with stride `output_stride`."""
         stem, output_stride = self.stem_kind or "large", self.output_stride or 8
         check_choice("stem", stem, get_args(StemKind))
         strides = (8, 16, 32) if stem == "large" else (4, 8, 16)
@@ -270,26 +261,28 @@ class EANetSegmenter(Segmenter):
 
 
 def _conv_norm_relu(width: int, out: int, factory: Factory) -> nn.Sequential:
-    """3 x 3 convolution, BatchNorm, ReLU."""
     conv = nn.Conv2d(width, out, 3, padding=1, bias=False, **factory)
     nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
     return nn.Sequential(conv, nn.BatchNorm2d(out, **factory), nn.ReLU())
 
 
 class FPNSegmenter(Segmenter):
-    """Semantic FPN: a pyramid with lateral connections, its levels brought to a quarter of the image and summed.
+    """Semantic FPN: a pyramid with lateral connections, summed at a quarter of the image size.
 
         P_i    = lateral_i(C_i) + up(P_(i+1)),   P of the last level through the block, if there is one
         logits = upsample(classifier(sum_i (up conv3x3)^(log2(stride_i / 4)) P_i))
 
-    Paper: Kirillov, Girshick, He, Dollar, Panoptic Feature Pyramid Networks, arXiv 1901.02446. The block of attention
-    on the coarsest level is ours. A backbone of one scale, such as gMLP, gives a pyramid of one level.
+    The attention block on the coarsest level is an extension. A backbone with one scale, such as gMLP, gives a pyramid
+    of one level.
 
-    Arguments are those of `Segmenter`, without `stem` and `output_stride`; a backbone of ours takes `img_size` alone.
+    Arguments are those of `Segmenter`, without `stem` and `output_stride`; our backbones only accept images of
+    `img_size`.
+
+    Reference: Kirillov, Girshick, He, Dollar, Panoptic Feature Pyramid Networks, arXiv 1901.02446.
     """
 
     def make_backbone(self, kwargs: Arguments, factory: Factory) -> MapNet:
-        """All maps; of a backbone of ours, whose last three they are by default, the levels."""
+        """All maps; for a backbone of ours the levels, because its default is the last three maps."""
         for option, value in (("stem", self.stem_kind), ("output_stride", self.output_stride)):
             if value is not None:
                 raise UserError(f"{option}={value!r} is for a dilated backbone, an eanet_seg model; leave it out")
@@ -306,7 +299,7 @@ class FPNSegmenter(Segmenter):
         self.laterals = nn.ModuleList(nn.Conv2d(entry["num_chs"], width, 1, **factory) for entry in chosen)
         self.ups = nn.ModuleList()
         for entry in chosen:
-            # One 3 x 3 convolution with norm and ReLU for each doubling, at least one.
+            # One 3 x 3 convolution with norm and ReLU per doubling, at least one.
             steps = max(1, int(math.log2(entry["reduction"] // FINEST)))
             convs = [
                 nn.Conv2d(width if i == 0 else head_width, head_width, 3, padding=1, bias=False, **factory)

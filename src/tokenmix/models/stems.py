@@ -1,4 +1,4 @@
-"""From images to tokens."""
+"""Stems: images to tokens."""
 
 from typing import Unpack
 
@@ -10,7 +10,7 @@ from tokenmix.errors import UserError
 from tokenmix.layers.base import Factory
 from tokenmix.models.interface import Size, check_images, pair
 
-# What looks at sizes is one call for torch.fx, which knows none.
+# One torch.fx node, because FX does not know sizes.
 torch.fx.wrap("check_images")
 
 
@@ -24,7 +24,7 @@ class Stem(nn.Module):
     reduction: int
 
     def set_input_size(self, img_size: Size) -> None:
-        """Set the image size; `UserError` for a size that gives no whole tokens."""
+        """Set the image size; `UserError` unless the size gives whole tokens."""
         raise NotImplementedError
 
     def macs(self) -> int:
@@ -32,15 +32,13 @@ class Stem(nn.Module):
         raise NotImplementedError
 
     def check(self, images: Tensor) -> None:
-        """Raise `UserError` unless images have the stem's size."""
         check_images(images, self.in_chans, self.img_size)
 
 
 class PatchStem(Stem):
-    """Non-overlapping patches, each through one linear map.
+    """Patch embedding: non-overlapping patches through one linear map.
 
-    Shape:
-        images (B, C, H, W) to tokens (B, (H / patch) * (W / patch), D), row by row.
+    Shape: images (B, C, H, W) to tokens (B, (H / patch) * (W / patch), D), row by row.
     """
 
     def __init__(
@@ -63,9 +61,8 @@ class PatchStem(Stem):
         self.grid_size = (size[0] // self.patch_size, size[1] // self.patch_size)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W) of the stem's size to tokens (B, N, D)."""
         self.check(images)
-        # Every block would copy tokens that lie apart, and pass on sums that do as well.
+        # Contiguous, or every block would copy strided tokens and return strided sums.
         return self.proj(images).flatten(2).transpose(1, 2).contiguous()
 
     def macs(self) -> int:
@@ -73,26 +70,27 @@ class PatchStem(Stem):
 
 
 class ConvStem(PatchStem):
-    """Convolutions of 3 x 3 down to the grid of patches, each but the last map with normalisation and GELU.
+    """3 x 3 convolutions down to the grid of patches, with normalisation and GELU after all but the last.
 
         tokens = W_1x1 GELU(norm(conv_k(... GELU(norm(conv_1(images))))))
 
-    Strides are the prime factors of the patch size, widths D/2, then D. A patch of 2 or 3 px has a first convolution of
-    stride 1. A larger prime has one convolution alone, which sees a pixel more on each side: at full size several would
-    take most of the training. A transformer on such tokens learns faster on small sets than on bare patches. `norm` is
-    LayerNorm over the channels of each place: statistics of the image would tell each token about all others.
+    Strides are the prime factors of the patch size; widths are D/2, then D. A patch of 2 or 3 px has a first
+    convolution of stride 1. A larger prime has one convolution with a border of one pixel, because several at full size
+    would take most of the training time. `norm` is LayerNorm over the channels of each position; image statistics would
+    leak information between tokens.
 
-    Paper: Xiao et al., Early Convolutions Help Transformers See Better, arXiv 2106.14881.
+    On small data sets, transformers learn faster with this stem than with a patch embedding.
 
-    Shape:
-        images (B, C, H, W) to tokens (B, (H / patch) * (W / patch), D), row by row.
+    Shape: images (B, C, H, W) to tokens (B, (H / patch) * (W / patch), D), row by row.
+
+    Reference: Xiao et al., Early Convolutions Help Transformers See Better, arXiv 2106.14881.
     """
 
     def __init__(
         self, dim: int, *, img_size: Size, patch_size: int, in_chans: int = 3, **factory: Unpack[Factory]
     ) -> None:
         super().__init__(dim, img_size=img_size, patch_size=patch_size, in_chans=in_chans, **factory)
-        del self.proj  # Modules are listed in the order in which they run.
+        del self.proj  # keeps modules in execution order
         strides, left = [], patch_size
         for factor in range(2, patch_size + 1):
             while left % factor == 0:
@@ -112,7 +110,6 @@ class ConvStem(PatchStem):
         self.proj = nn.Conv2d(dim, dim, 1, **factory)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W) of the stem's size to tokens (B, N, D)."""
         self.check(images)
         return self.proj(self.convs(images)).flatten(2).transpose(1, 2).contiguous()
 

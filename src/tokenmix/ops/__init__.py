@@ -1,4 +1,4 @@
-"""The mathematics: pure functions of tensors that need only torch."""
+"""Pure functions of tensors: the equations of the mechanisms. They need only torch."""
 
 from tokenmix.ops.attention import attention, attention_probabilities
 from tokenmix.ops.external import external_attention, external_attention_map, sharded_external_attention

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention over tokens, with softmax or double normalisation of its N x N map, or without a map."""
+"""Scaled dot-product attention over tokens, with softmax or double normalisation."""
 
 from typing import Literal, Protocol
 
@@ -31,36 +31,34 @@ def attention(
 
         out = Norm(scale * Q K^T + bias) V
 
-    With `"softmax"` it runs in PyTorch's fused kernels, which never write the N x S map. They have first derivatives in
-    reverse mode only: in forward mode, and for a gradient that is to be differentiated again (`create_graph=True`,
-    torch.func's derivatives), the map is materialized. `"double"` is a softmax over the queries and then L1 over the
-    keys; it materializes the map.
-
-    Papers: Vaswani et al., arXiv 1706.03762, equation 1; for `"double"`, Guo et al., arXiv 2105.02358, equation 6, with
-    keys in place of memory slots.
+    `"softmax"` runs in PyTorch's fused kernels, which never write the N x S map. The kernels support first derivatives
+    in reverse mode only. Forward mode and second derivatives (`create_graph=True`, torch.func) materialize the map.
+    `"double"` is a softmax over the queries, then L1 over the keys; it materializes the map.
 
     Args:
         query: Q, (B, H, N, d).
         key: K, (B, H, S, d).
         value: V, (B, H, S, d_v).
-        mask: (B, N) bool, True = the token takes part; the row of any other token is 0. Others must hold finite
-            numbers: the layers set them to 0.
-        key_mask: (B, S) bool; `mask` if not given. Needed only where the keys are not the tokens themselves.
+        mask: (B, N) bool, True = the token takes part; other rows are 0. Masked tokens must hold finite numbers.
+        key_mask: (B, S) bool (default: `mask`). Needed only if the keys are not the tokens.
         bias: added to the scores, broadcasting to (B, H, N, S).
         causal: token i sees tokens 0 to i only.
         normalization: `"softmax"` over the keys, or `"double"`.
-        scale: 1/sqrt(d) if not given.
-        dropout: probability that an entry of the map is dropped; the caller switches it off for evaluation.
+        scale: factor on the scores (default 1/sqrt(d)).
+        dropout: rate on the attention map, in training and evaluation alike.
 
     Returns:
         (B, H, N, d_v). A row without any key is 0.
+
+    Reference: Vaswani et al., arXiv 1706.03762, equation 1; for `"double"`, Guo et al., arXiv 2105.02358, equation 6,
+    with keys in place of memory slots.
     """
     given = query, key, value, mask, key_mask, bias, causal, scale
     out = None if normalization != "softmax" else _fused(*given, dropout)
     if out is None:
         return reference(*given, dropout, normalization)
     in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    # With dropout the entries that a kernel dropped are not known.
+    # Dropout inside a kernel cannot be reproduced.
     if not in_graph and dropout == 0.0 and torch.is_grad_enabled() and out.requires_grad:
         out = _DifferentiableTwice.apply(out, *given)
     return _zero_rows(out, mask, key_mask)
@@ -78,10 +76,7 @@ def reference(
     dropout: float = 0.0,
     normalization: AttentionNormalization = "softmax",
 ) -> Tensor:
-    """The equation of `attention` with its map materialized, which the fused kernels are tested against.
-
-    out = Norm(scale * Q K^T + bias) V
-    """
+    """out = Norm(scale * Q K^T + bias) V with a materialized map; tests compare the fused kernels with it."""
     weights = attention_probabilities(
         query, key, mask=mask, key_mask=key_mask, bias=bias, causal=causal, normalization=normalization, scale=scale
     )
@@ -100,10 +95,7 @@ def attention_probabilities(
     normalization: AttentionNormalization = "softmax",
     scale: float | None = None,
 ) -> Tensor:
-    """The attention map (B, H, N, S) that `attention` uses on the same arguments, in the query's dtype.
-
-    Rows of tokens that take no part are 0, all others sum to 1.
-    """
+    """The map (B, H, N, S) of `attention`, in the query's dtype; rows sum to 1, rows of masked tokens are 0."""
     check_attention_options(normalization, causal)
     half = query.dtype in HALF_TYPES
     wide_query, wide_key = (query.float(), key.float()) if half else (query, key)
@@ -131,10 +123,7 @@ class _Context(Protocol):
 
 
 class _DifferentiableTwice(torch.autograd.Function):
-    """The identity on what a fused kernel gave, whose gradient cannot be differentiated.
-
-    A gradient that autograd records is the reference's, past the kernel; any other continues to the kernel's own.
-    """
+    """The identity on a fused kernel's output; recorded gradients (second derivatives) use the reference."""
 
     generate_vmap_rule = True
 
@@ -154,7 +143,7 @@ class _DifferentiableTwice(torch.autograd.Function):
         query, key, value, mask, key_mask, bias = ctx.saved_tensors
 
         def written(query: Tensor, key: Tensor, value: Tensor, *bias: Tensor) -> Tensor:
-            # In the query's type: under autocast the kernel has cast what it got.
+            # In the query's dtype: under autocast the kernel has cast its inputs.
             key, value = key.to(query.dtype), value.to(query.dtype)
             return reference(query, key, value, mask, key_mask, bias[0] if bias else None, ctx.causal, ctx.scale)
 
@@ -178,7 +167,7 @@ def _fused(
     scale: float | None,
     dropout: float,
 ) -> Tensor | None:
-    """`attention` by PyTorch's kernels; None where they have no rule: in forward mode, and for a bias under vmap."""
+    """`attention` with PyTorch's kernels; None if they cannot compute it (forward mode, a bias under vmap)."""
     width, scale = value.shape[-1], _scale(query, scale)
     key_mask = mask if key_mask is None else key_mask
     only_causal = causal and key_mask is None and bias is None
@@ -186,8 +175,8 @@ def _fused(
     if bias is not None:
         allowed = bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
         allowed = allowed.to(query.dtype)
-    # The kernels take no heads whose value has another width than the query, on CUDA none but multiples of 8: the call
-    # then materializes the map, measured at N 2048, 4 heads, 66 against 64, in 205 MB instead of 12.6.
+    # The kernels need values as wide as the queries and, on CUDA, a multiple of 8. Otherwise the call materializes the
+    # map: at N 2048, 4 heads, widths 66 and 64, 205 MB instead of 12.6 MB.
     wide = max(query.shape[-1], width) if fused_kernels_enabled() else 0
     wide = -(-wide // 8) * 8 if query.is_cuda else wide
     query, key, value = (_padded(x, wide) for x in (query, key, value))
@@ -196,18 +185,18 @@ def _fused(
             query, key, value, attn_mask=allowed, dropout_p=dropout, is_causal=only_causal, scale=scale
         )
     except RuntimeError as error:
-        # Under vmap the choice of a kernel does not see that a bias needs gradients.
+        # Under vmap, kernel selection does not see that a bias needs gradients.
         if isinstance(error, NotImplementedError) or "with respect to argument 'attn_mask'" in str(error):
             return None
         raise
     if bias is not None and torch.compiler.is_exporting():
-        # With a bias the result's layout differs between the passes of a decomposition for ONNX: this settles it.
+        # With a bias, the layout differs between the passes of the ONNX decomposition; the copy fixes the layout.
         out = out.clone(memory_format=torch.contiguous_format)
     return out[..., :width]
 
 
 def check_attention_options(normalization: str, causal: bool) -> None:
-    """Raise `UserError` for an unknown normalisation, or a causal double one."""
+    """Raise `UserError` for an unknown normalisation, or for causal double normalisation."""
     check_choice("normalization", normalization, ("softmax", "double"))
     check_flags(causal=causal)
     if normalization == "double" and causal:
@@ -222,13 +211,12 @@ def _scale(query: Tensor, scale: float | None) -> float:
 
 
 def _never_empty(mask: Tensor) -> Tensor:
-    """The mask, with all positions allowed where a sample has none: a softmax over nothing is never asked for."""
+    """The mask, with all positions allowed in samples without any; a softmax over an empty set is NaN."""
     return mask | ~mask.any(-1, keepdim=True)
 
 
 def _allowed(key_mask: Tensor | None, causal: bool, query: Tensor) -> Tensor | None:
-    """Which key each query may see, broadcasting to (B, H, N, S), without an empty row; the rows that should have been
-    empty are set to 0 in the result. So no kernel has to be trusted with a fully masked row."""
+    """Allowed keys, broadcasting to (B, H, N, S), or None; empty rows are opened here and zeroed in the output."""
     if not causal:
         return None if key_mask is None else _never_empty(key_mask)[:, None, None, :]
     step = torch.arange(query.shape[-2], device=query.device)
@@ -239,7 +227,7 @@ def _allowed(key_mask: Tensor | None, causal: bool, query: Tensor) -> Tensor | N
 
 
 def _zero_rows(x: Tensor, mask: Tensor | None, key_mask: Tensor | None) -> Tensor:
-    """x (B, H, N, ...) with 0 in the rows of tokens that take no part or have nothing to look at."""
+    """Zero the rows of x (B, H, N, ...) of tokens that are masked or have no key."""
     rows = mask
     if key_mask is not None:
         some_key = key_mask.any(-1, keepdim=True)
@@ -248,15 +236,15 @@ def _zero_rows(x: Tensor, mask: Tensor | None, key_mask: Tensor | None) -> Tenso
 
 
 def _padded(x: Tensor, width: int) -> Tensor:
-    """x with zeros up to a head width, each head's features contiguous: else the fused kernels refuse it."""
+    """Zero-pad x to a head width and make the features contiguous, as the fused kernels require."""
     wide = F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x
     return wide if wide.stride(-1) == 1 else wide.contiguous()
 
 
 def fused_kernels_enabled() -> bool:
-    """Whether PyTorch may take fused attention kernels."""
-    # The same switches govern CPU and CUDA. The compiler cannot trace them, and padding never changes a result; to mark
-    # this as a constant for it would import the compiler, which doubles the time that importing a layer takes.
+    """Whether PyTorch may use fused attention kernels."""
+    # The same switches apply to CPU and CUDA. The compiler cannot trace them, and padding never changes a result.
+    # Marking the function as constant would import the compiler and double the import time of a layer.
     if torch.compiler.is_compiling():
         return True
     return torch.backends.cuda.flash_sdp_enabled() or torch.backends.cuda.mem_efficient_sdp_enabled()
@@ -265,24 +253,23 @@ def fused_kernels_enabled() -> bool:
 def double_attention(
     query: Tensor, key: Tensor, value: Tensor, *, chunk_size: int, mask: Tensor | None = None
 ) -> Tensor:
-    """`attention(normalization="double")` of tokens to each other in memory that does not grow with N^2.
+    """`attention(normalization="double")` of tokens to each other, without O(N^2) memory.
 
         L_j = logsumexp_i a_ij,   out_i = sum_j softmax_j(a_ij - L_j) v_j,   a = Q K^T
 
-    L is taken over `chunk_size` keys at a time, and again in the backward pass. With it as one more feature of the
-    keys, against a 1 in the queries, the rest is ordinary attention, for which fused kernels exist.
-
-    Paper: the normalisation is that of Guo et al., arXiv 2012.09688 and 2105.02358.
+    L is computed for `chunk_size` keys at a time, and again in the backward pass. L becomes one more feature of the
+    keys, with a 1 in the queries. The rest is ordinary attention in fused kernels.
 
     Args:
-        query: Q, (B, H, N, d).
-        key: K, (B, H, N, d).
+        query, key: Q and K, (B, H, N, d).
         value: V, (B, H, N, d_v).
-        chunk_size: keys whose N logits are held at a time.
-        mask: (B, N) bool, True = the token takes part; the row of any other token is 0.
+        chunk_size: keys per chunk; the N logits of one chunk are in memory at a time.
+        mask: (B, N) bool, True = the token takes part; other rows are 0.
 
     Returns:
-        (B, H, N, d_v) in the type of the query; half precision is computed in float32.
+        (B, H, N, d_v) in the dtype of the query; half precision is computed in float32.
+
+    Reference: Guo et al., arXiv 2012.09688 and 2105.02358, for the normalisation.
     """
     check_chunk_size(chunk_size)
     wide = [x.float() if x.dtype in HALF_TYPES else x for x in (query, key, value)]
@@ -296,11 +283,11 @@ def double_attention(
 
 
 def _offset_again(query: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
-    """L of some keys, computed again in the backward pass; the transforms of torch.func cannot, and keep the logits."""
+    """L of some keys, recomputed in the backward pass. The transforms of torch.func keep the logits instead."""
 
     def offset(query: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
         found = slot_offset(query @ keys.transpose(-1, -2), mask=mask)
-        # Of a sample without any token, whose rows are set to 0 afterwards.
+        # Samples without any token; their rows are zeroed later.
         return found.masked_fill(found == -torch.inf, 0.0)
 
     if not (torch.is_grad_enabled() and (query.requires_grad or keys.requires_grad)):

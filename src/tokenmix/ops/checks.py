@@ -1,4 +1,4 @@
-"""Checks of arguments, shared by ops and layers: each raises `UserError` with the value and the remedy."""
+"""Argument checks for ops and layers. Each raises `UserError` with the value and a remedy."""
 
 from collections.abc import Collection
 from math import isfinite
@@ -20,7 +20,7 @@ EXAMPLES: dict[str, object] = {
     "attention_dim": 64,
     "out_dim": 64,
 }
-"""A usual value of an argument, by its name; 1 for any other."""
+"""Example values for messages, by argument name (default 1)."""
 
 
 def check_whole(least: int = 1, **values: object) -> None:
@@ -33,19 +33,17 @@ def check_whole(least: int = 1, **values: object) -> None:
 
 
 def _is_whole(value: object) -> TypeGuard[int]:
-    # The first test is the usual case, a tenth of the time of the second: some checks run at every call of an op.
-    # torch 2.8 compiles no isinstance with a union.
+    # The first test covers the usual case in a tenth of the time; some checks run at every call of an op. torch 2.8
+    # cannot compile isinstance with a union.
     return type(value) is int or (isinstance(value, (Integral, torch.SymInt)) and not isinstance(value, bool))
 
 
 def check_chunk_size(chunk_size: int | None) -> None:
-    """Raise `UserError` unless chunk_size is None or a whole number of at least 1."""
     if chunk_size is not None and (not _is_whole(chunk_size) or chunk_size < 1):
         raise UserError(f"chunk_size must be at least 1 token, got {chunk_size!r}; None does all tokens at once")
 
 
 def check_flags(**values: object) -> None:
-    """Raise `UserError` unless every value is True or False."""
     for name, value in values.items():
         if not isinstance(value, bool):
             raise UserError(f"{name} must be True or False, got {value!r}; the default is to leave {name} out")
@@ -59,7 +57,7 @@ def check_rates(**values: object) -> None:
 
 
 def check_numbers(least: float | None = None, **values: object) -> None:
-    """Raise `UserError` unless every value is a finite number, of at least `least` if given."""
+    """Raise `UserError` unless every value is a finite number, and at least `least` if given."""
     for name, value in values.items():
         if not isinstance(value, Real) or not isfinite(value) or (least is not None and value < least):
             bound = "" if least is None else f" of at least {least:g}"
@@ -67,7 +65,7 @@ def check_numbers(least: float | None = None, **values: object) -> None:
 
 
 def check_choice(name: str, value: object, known: Collection[str]) -> None:
-    """Raise `UserError` with the nearest names unless the value is one of those known."""
+    """Raise `UserError` with the nearest names unless the value is in `known`."""
     if not isinstance(value, str):
         raise UserError(f"{name} must be one of {', '.join(known)}, got {value!r}")
     if value not in known:
@@ -75,7 +73,7 @@ def check_choice(name: str, value: object, known: Collection[str]) -> None:
 
 
 def check_heads(dim: int, num_heads: int) -> int:
-    """Width of a head; `UserError` unless the heads divide dim."""
+    """Head width; `UserError` unless num_heads divides dim."""
     check_whole(dim=dim, num_heads=num_heads)
     if dim % num_heads:
         fitting = [heads for heads in range(1, dim + 1) if dim % heads == 0]
@@ -85,7 +83,7 @@ def check_heads(dim: int, num_heads: int) -> int:
 
 
 def check_tensor(taker: str, value: object) -> None:
-    """Raise `UserError` with the way to convert the value unless it is a tensor; `taker` begins the sentence."""
+    """Raise `UserError` with a conversion hint unless the value is a tensor; `taker` starts the message."""
     if isinstance(value, Tensor):
         return
     kind = type(value)
@@ -102,7 +100,7 @@ def check_tensor(taker: str, value: object) -> None:
 
 
 def check_mask_type(mask: Tensor) -> None:
-    """Raise `UserError` with the way to convert each convention unless the mask is a boolean tensor."""
+    """Raise `UserError` with a conversion hint unless the mask is a boolean tensor."""
     check_tensor("mask", mask)
     if mask.dtype != torch.bool:
         raise UserError(

@@ -1,4 +1,4 @@
-"""External attention: tokens attend to two learned memories of S slots, in time linear in N; also over processes."""
+"""External attention: tokens attend to two learned memories of S slots, with cost linear in N; also sharded."""
 
 from typing import Literal, TypedDict, get_args
 
@@ -18,7 +18,7 @@ Backend = Literal["eager", "tiled", "sdpa", "triton"]
 
 
 class Options(TypedDict):
-    """What a layer passes on to `external_attention` as it is."""
+    """Arguments that a layer passes unchanged to `external_attention`."""
 
     normalization: Normalization
     num_steps: int
@@ -27,9 +27,9 @@ class Options(TypedDict):
 
 
 WHOLE_MAP = ("sigmoid", "entmax15")
-"""Normalisations of the materialized map alone."""
+"""Normalisations that need the materialized map."""
 
-# Several heads whose maps have more entries than this, or a quarter of it without a gradient, are worked on in tiles.
+# Several heads with larger maps, or a quarter of this size without a gradient, are computed in tiles.
 LEAST_ENTRIES = 2**21
 
 
@@ -52,9 +52,12 @@ def external_attention(
         A   = Norm(F M_k^T + b_k)
         out = A M_v + b_v
 
-    Paper: Guo et al., arXiv 2105.02358, equations 5 and 6. The biases are those of the released multi-head code; the
-    paper has none. Under double normalisation b_k cancels exactly (it shifts a slot's logits and its offset alike), so
-    its gradient is 0 up to rounding; it acts under `"softmax"` only.
+    The biases are from the released multi-head code; the paper has none. Under double normalisation b_k cancels
+    exactly, because b_k shifts a slot's logits and offset alike. Its gradient is then 0 up to rounding; b_k only
+    matters for `"softmax"` and `"sigmoid"`.
+
+    All backends compute `tokenmix.ops.external_blocks.reference`. docs/benchmarks.md compares their times with the two
+    plain products.
 
     Args:
         query: F, (B, H, N, d) or any other leading axes.
@@ -62,28 +65,27 @@ def external_attention(
         value_memory: M_v, (S, d_v).
         key_bias: b_k, (S,).
         value_bias: b_v, (d_v,).
-        mask: bool, True = the token takes part; (B, N) or (..., N). The others may hold anything, NaN
-            included, and are 0 in the output.
-        normalization: `"double"`, see `double_normalize`, or a form of it: `"sigmoid"` puts the sigmoid in place of the
-            exponential, `"l2"` takes sqrt(d) cos(F, M_k) as logits, `"entmax15"` is sparse over the slots.
-            `"softmax"`, over the slots alone, does not mix tokens.
+        mask: bool, True = the token takes part; (B, N) or (..., N). Masked tokens may hold any value, NaN included, and
+            are 0 in the output.
+        normalization: `"double"`, see `double_normalize`, or a variant: `"sigmoid"` replaces the exponential by the
+            sigmoid, `"l2"` uses sqrt(d) cos(F, M_k) as logits, `"entmax15"` is sparse over the slots. `"softmax"` over
+            the slots does not mix tokens.
         num_steps: Sinkhorn steps; 1 for `"softmax"` and `"entmax15"`.
-        chunk_size: tokens that are worked on at a time, forward and backward. Working memory is then
-            O(chunk_size * S) a head, whatever N; the tokens are read num_steps + 1 times. Under the derivatives of
-            torch.func the maps are kept; an exported or traced graph does all at once, for any N. Not with a backend.
-        dropout: probability of dropping an entry of A; not with chunk_size.
-        backend: an implementation by name; it computes the call or raises. `"eager"` materializes the map. `"tiled"`
-            works on groups of heads whose map stays in the cache and recomputes it for the gradient. None is
-            `"tiled"` on a CPU, without dropout, for several heads whose maps have more than 2^21 entries, or 2^19
-            without a gradient, unless the call is exported, traced, or compiled with a gradient; else `"eager"`.
-            `"triton"` is fused on a CUDA device and never materializes the map; `"sdpa"` is PyTorch's attention over
-            the slots. All but `"eager"` have one Sinkhorn step, and no dropout.
-
-    All backends compute `tokenmix.ops.external_blocks.reference`. How long they take next to the two bare products:
-    docs/benchmarks.md.
+        chunk_size: tokens per chunk, forward and backward. Working memory is then O(chunk_size * S) per head for any N,
+            and the tokens are read num_steps + 1 times. The derivatives of torch.func keep the maps. Exported and
+            traced graphs use one chunk for any N. Not with a backend.
+        dropout: rate on A; not with chunk_size.
+        backend: implementation by name; the call fails if this backend cannot compute it. `"eager"` materializes the
+            map. `"tiled"` works on groups of heads whose map fits the cache, and recomputes the map for the gradient.
+            `"triton"` is fused on a CUDA device and never materializes the map. `"sdpa"` is PyTorch's attention over
+            the slots. All but `"eager"` need one Sinkhorn step and no dropout. None selects `"eager"`, or on a CPU
+            `"tiled"` for several heads with more than 2^21 map entries (2^19 without a gradient). Calls with dropout,
+            exported and traced calls, and compiled calls with a gradient always use `"eager"`.
 
     Returns:
-        (..., N, d_v), in the query's type; half precision is normalised in float32.
+        (..., N, d_v), in the query's dtype; half precision is normalised in float32.
+
+    Reference: Guo et al., arXiv 2105.02358, equations 5 and 6.
     """
     check_options(normalization, num_steps, chunk_size, dropout, backend)
     factors = checked_factors(Factors(query, key_memory, value_memory, key_bias, value_bias, mask))
@@ -97,7 +99,7 @@ def external_attention(
     if chunk_size is not None and not in_graph and chunk_size < query.shape[-2]:
         return external_by_blocks(factors, num_steps=steps, chunk_size=chunk_size)
     chosen = backend or "eager"
-    # A saved graph holds PyTorch's operators only, and with a gradient a compiler fuses them.
+    # A saved graph may contain PyTorch's operators only, and a compiler fuses them if there is a gradient.
     written = in_graph or (torch.compiler.is_compiling() and factors.learned)
     if backend is None and query.is_cpu and query.dim() > 3 and dropout == 0.0 and num_steps == 1 and not written:
         entries = query.shape[:-1].numel() * key_memory.shape[0]
@@ -113,7 +115,7 @@ def external_attention(
         return _by_sdpa(factors, double=bool(steps))
     factors = factors.in_autocast_type()
     require_triton("external_attention", *factors[:5], mask=factors.mask)
-    # It imports triton, which a CPU does without.
+    # This imports triton, which a CPU does not need.
     from tokenmix.kernels.external import fused_external_attention
 
     return fused_external_attention(*factors, double=bool(steps))
@@ -128,7 +130,7 @@ def external_attention_map(
     normalization: Normalization = "double",
     num_steps: int = 1,
 ) -> Tensor:
-    """The map A (..., N, S) that `external_attention` uses with the same arguments; rows of masked tokens are 0."""
+    """The map A (..., N, S) of `external_attention` with the same arguments; rows of masked tokens are 0."""
     check_options(normalization, num_steps)
     factors = checked_factors(Factors(query, key_memory, key_memory, key_bias, None, mask))
     return reference_map(factors, normalization, num_steps)
@@ -141,7 +143,7 @@ def check_options(
     dropout: float = 0.0,
     backend: Backend | None = None,
 ) -> None:
-    """Raise `UserError` for an option that is not there, or options that exclude each other."""
+    """Raise `UserError` for unknown or incompatible options."""
     check_choice("normalization", normalization, get_args(Normalization))
     check_whole(num_steps=num_steps)
     check_chunk_size(chunk_size)
@@ -174,9 +176,7 @@ def check_options(
 
 
 def checked_factors(factors: Factors) -> Factors:
-    """The tensors if they fit each other, the query with 0 where no token takes part, so that no value there, NaN
-    included, reaches a memory's gradient. The mask then broadcasts against the tokens (..., N).
-    """
+    """Check the tensors, set masked tokens of the query to 0 (no NaN in gradients), broadcast the mask."""
     query, key_memory, value_memory, key_bias, value_bias, mask = factors
     for name, tensor in (("query", query), ("key_memory", key_memory), ("value_memory", value_memory)):
         check_tensor(name, tensor)
@@ -202,7 +202,7 @@ def checked_factors(factors: Factors) -> Factors:
         )
     if mask is not None:
         mask = broadcast_mask(mask, query)
-        # Other than masked_fill it keeps the layout of heads that lie side by side.
+        # Unlike masked_fill, this keeps the memory layout of adjacent heads.
         query = torch.where(mask.unsqueeze(-1), query, 0.0)
     return Factors(query, key_memory, value_memory, key_bias, value_bias, mask)
 
@@ -210,10 +210,10 @@ def checked_factors(factors: Factors) -> Factors:
 def _eager(factors: Factors, normalization: Normalization, num_steps: int, dropout: float) -> Tensor:
     query, key_memory, value_memory, key_bias, value_bias, mask = factors
     plain = mask is None and key_bias is None and normalization == "double" and num_steps == 1
-    # The same in two fused softmaxes. They cannot have a slot that is closed by -inf, which only a bias or float16
-    # brings; on CUDA the first would have one block of threads for all tokens of a head.
+    # Two fused softmaxes give the same result. They cannot handle a slot with all logits -inf, which only a bias or
+    # float16 causes. On CUDA the first softmax would use one thread block for all tokens of a head.
     if plain and query.device.type == "cpu":
-        # One name, so that each step writes where the one before was, which the cache still holds.
+        # One name, so that each step writes to memory that is still in the cache.
         weights = F.linear(query, key_memory)
         if weights.dtype in (torch.float32, torch.float64):
             weights = torch.log_softmax(weights, dim=-2)
@@ -229,18 +229,18 @@ def _eager(factors: Factors, normalization: Normalization, num_steps: int, dropo
 
 
 def _by_sdpa(factors: Factors, *, double: bool) -> Tensor:
-    """PyTorch's attention over the slots, with a bias that is their offset; for comparison with `tokenmix.kernels`.
+    """PyTorch's attention over the slots, with their offset as bias; compared with `tokenmix.kernels`.
 
         out = SDPA(F, M_k, M_v, bias = b_k - L, scale = 1) + b_v
 
-    L is made from logits that are written once; the map after it stays inside the kernel that PyTorch picks, forward.
+    The logits are written once, to compute L. In the forward pass the map stays inside the kernel.
     """
     query, key_memory, value_memory, key_bias, value_bias, mask = factors
     shift = query.new_zeros(key_memory.shape[0]) if key_bias is None else key_bias
     if double:
         offset = slot_offset(F.linear(query, key_memory, key_bias), mask=mask)
         offset = offset.masked_fill(offset == -torch.inf, 0.0)
-        # A softmax does not see what all slots have in common, and half precision rounds a small number less.
+        # A softmax is invariant to a common shift, and half precision rounds small numbers less.
         shift = (shift - (offset - offset.mean(-1, keepdim=True))).unsqueeze(-2).to(query.dtype)
     keys, values = (m.expand(*query.shape[:-2], *m.shape) for m in (key_memory, value_memory))
     bias = shift.expand(*query.shape[:-1], key_memory.shape[0])
@@ -249,7 +249,7 @@ def _by_sdpa(factors: Factors, *, double: bool) -> Tensor:
         out = out + value_bias
     if mask is not None:
         return out.masked_fill(~mask.unsqueeze(-1), 0.0)
-    return out.clone() if out.dim() == 3 else out  # without an axis of heads PyTorch's attention returns a view
+    return out.clone() if out.dim() == 3 else out  # without a head axis PyTorch's attention returns a view
 
 
 def sharded_external_attention(
@@ -264,32 +264,34 @@ def sharded_external_attention(
     chunk_size: int | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Tensor:
-    """`external_attention` with double normalisation, each process holding some of the tokens.
+    """`external_attention` with double normalisation and the tokens split over processes.
 
         L_j  = log sum_r exp(L_rj),   L_rj = log sum_(i on rank r) exp(a_ij)
         A_ij = softmax_j (a_ij - L_j)
 
-    Only L crosses ranks: for each sample, head and slot its maximum and its sum forward and one gradient backward, 12
-    bytes in float32, whatever N, times num_steps. Every rank of the group must call it, with as many samples and heads,
-    the same memories and options, and any number of tokens, 0 included; and go backward through it equally often.
+    Only L crosses ranks. Per sample, head and slot, this is a maximum and a sum forward and a gradient backward: 12
+    bytes in float32 for any N, times num_steps.
 
-    The gradient of `query` is complete. Those of memories and biases only cover the rank's own tokens: they must be
-    summed over the ranks like those of any other parameter that the tokens share, which DistributedDataParallel does
-    (as a mean). It has a first derivative only.
+    Every rank of the group must call the function, with the same number of samples and heads, the same memories and the
+    same options. The number of tokens may differ and may be 0. All ranks must run the same number of backward passes.
+    Only first derivatives are supported.
 
-    Paper: Guo et al., arXiv 2105.02358, equations 5 and 6; that they shard is ours.
+    The gradient of `query` is complete. Gradients of memories and biases cover only the rank's tokens: sum them over
+    the ranks, as DistributedDataParallel does (as a mean).
 
     Args:
         query: F of the rank's tokens, (B, H, N_r, d) or any other leading axes.
         mask: of the rank's tokens, (B, N_r) or (..., N_r).
         key_memory, value_memory, key_bias, value_bias, num_steps, chunk_size: as in `external_attention`.
-        group: the processes; None for all.
+        group: process group; None for all processes.
 
     Returns:
-        (..., N_r, d_v) of the rank's tokens; masked ones are 0.
+        (..., N_r, d_v) for the rank's tokens; masked tokens are 0.
 
     Raises:
-        UserError: no process group, or what `external_attention` refuses.
+        UserError: there is no process group, or `external_attention` rejects the arguments.
+
+    Reference: Guo et al., arXiv 2105.02358, equations 5 and 6; sharding is an extension.
     """
     check_options("double", num_steps, chunk_size)
     factors = checked_factors(Factors(query, key_memory, value_memory, key_bias, value_bias, mask))
@@ -305,7 +307,7 @@ def sharded_external_attention(
         return summed
 
     def merge(here: Tensor) -> Tensor:
-        """L of all ranks from the rank's own, 0 where no token reaches a slot."""
+        """L of all ranks from the rank's own L; 0 for a slot that no token reaches."""
         largest = here.contiguous().clone()
         dist.all_reduce(largest, dist.ReduceOp.MAX, group)
         largest = largest.masked_fill(torch.isneginf(largest), 0.0)

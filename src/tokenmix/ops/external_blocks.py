@@ -1,4 +1,4 @@
-"""External attention: the equation itself, which every backend is tested against, and by blocks of its map.
+"""External attention: the reference equation, and its computation by blocks of the map.
 
     A   = Norm(F M_k^T + b_k)          (N x S)
     out = A M_v + b_v                  (N x d_v)
@@ -6,12 +6,12 @@
 Blocks are groups of heads, or chunks of tokens:
 
     L^k_j = logsumexp_i (a_ij - r^(k-1)_i)      one number per slot, merged over chunks and processes
-    r^k_i = logsumexp_j (a_ij - L^k_j)          one number per token, made again in each chunk
+    r^k_i = logsumexp_j (a_ij - L^k_j)          one number per token, recomputed in each chunk
     P_ij  = exp(a_ij - L^K_j - r^K_i)
 
-K passes over the tokens collect L^1 .. L^K, and one more emits. The gradient takes the same passes in reverse, each of
-which makes its block's logits again. Where one block has all tokens and K = 1, both passes are one, forward and
-backward. Forward mode, vmap and a derivative of the derivative use the reference instead.
+K passes over the tokens compute L^1 .. L^K, and one more pass computes the output. The backward pass runs the same
+passes in reverse and recomputes the logits of each block. If one block has all tokens and K = 1, both passes are one.
+Forward mode, vmap and second derivatives use the reference.
 """
 
 import math
@@ -27,14 +27,14 @@ from tokenmix.kernels.support import empty_like_heads
 from tokenmix.ops.normalize import broadcast_mask, double_normalize, slot_offset
 
 TILE_ENTRIES = 2**20
-"""Entries of the map in a group of heads: 4 MiB in float32."""
+"""Map entries per group of heads: 4 MiB in float32."""
 
 Merge = Callable[[Tensor], Tensor]
 Normalization = Literal["double", "softmax", "sigmoid", "l2", "entmax15"]
 
 
 class Factors(NamedTuple):
-    """The tensors of `external_attention`, the mask one that broadcasts against (..., N)."""
+    """Tensor arguments of `external_attention`; the mask broadcasts against (..., N)."""
 
     query: Tensor
     key_memory: Tensor
@@ -45,11 +45,11 @@ class Factors(NamedTuple):
 
     @property
     def learned(self) -> bool:
-        """Whether the output will have a gradient."""
+        """Whether the output has a gradient."""
         return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in self)
 
     def in_autocast_type(self) -> "Factors":
-        """The tensors in autocast's type, where it is on: our operators are not on its list."""
+        """The tensors in autocast's dtype if autocast is on; autocast does not know our operators."""
         kind = self.query.device.type
         if kind == "meta" or not torch.is_autocast_enabled(kind):
             return self
@@ -60,14 +60,14 @@ class Factors(NamedTuple):
 
 
 def reference(factors: Factors, normalization: Normalization = "double", num_steps: int = 1) -> Tensor:
-    """The equation with its map materialized, in any dtype; arguments are those of `external_attention`."""
+    """The equation with a materialized map, in any dtype; arguments as in `external_attention`."""
     query, _, value_memory, _, value_bias, mask = factors
     out = F.linear(reference_map(factors, normalization, num_steps), value_memory.t(), value_bias)
     return out if mask is None else out.masked_fill(~broadcast_mask(mask, query).unsqueeze(-1), 0.0)
 
 
 def reference_map(factors: Factors, normalization: Normalization = "double", num_steps: int = 1) -> Tensor:
-    """A (..., N, S): double normalisation over tokens and slots, a form of it, or a softmax over the slots only."""
+    """The map A (..., N, S), for all normalisations."""
     query, key_memory, _, key_bias, _, mask = factors
     if normalization == "l2":
         query, key_memory = cosine(query, key_memory)
@@ -82,7 +82,7 @@ def reference_map(factors: Factors, normalization: Normalization = "double", num
 
 
 def cosine(query: Tensor, key_memory: Tensor) -> tuple[Tensor, Tensor]:
-    """Query and memory whose products are sqrt(d) times the cosine of the angle between them."""
+    """Scaled query and memory with products sqrt(d) cos(query, memory)."""
     width = query.shape[-1]
     return F.rms_norm(query, (width,), eps=1e-6), F.rms_norm(key_memory, (width,), eps=1e-6) / width**0.5
 
@@ -95,15 +95,15 @@ def external_by_blocks(
     merge: Merge | None = None,
     total: Merge | None = None,
 ) -> Tensor:
-    """External attention (..., N, d_v), laid out as the query is.
+    """External attention (..., N, d_v), with the query's memory layout.
 
     Args:
-        factors: the query is 0 where no token takes part.
-        num_steps: Sinkhorn steps K; 0 for the plain softmax over slots.
-        chunk_size: tokens in a chunk, of all heads; None for groups of heads with all their tokens.
-        merge: L of all processes from this one's; None for tokens that are all here.
-        total: the sum over all processes of the gradient of L; given with `merge`, and then there is a first
-            derivative in reverse mode only.
+        factors: masked tokens of the query are 0.
+        num_steps: Sinkhorn steps K; 0 for a plain softmax over slots.
+        chunk_size: tokens per chunk, with all heads; None for groups of heads with all tokens.
+        merge: combines this process's L with the others'; None if all tokens are in this process.
+        total: sums the gradient of L over the processes; required with `merge`. Only first derivatives in reverse mode
+            are then supported.
     """
     query, mask, leading = factors.query, factors.mask, factors.query.shape[:-2]
     if chunk_size is None and merge is None:
@@ -115,18 +115,17 @@ def external_by_blocks(
         out = _in_compiled_graph(*given, num_steps, chunk_size)
     else:
         out = blocks.apply(*given, num_steps, chunk_size, merge, total)[0]
-    # A tensor of its own, never a view.
+    # Not a view.
     return out if out.shape[:-2] == leading else out.reshape(*leading, *out.shape[-2:]).clone()
 
 
 Tensors = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
-"""The fields of `Factors`."""
 Inputs = tuple[*Tensors, int, int | None, Merge | None, Merge | None]
 Index = EllipsisType | tuple[slice, slice]
 
 
 class _Context(Protocol):
-    """What forward leaves for the gradient: the factors, the offsets and the options."""
+    """Saved for backward: the factors, the offsets and the options."""
 
     saved_tensors: tuple[*Tensors, Tensor]
     num_steps: int
@@ -140,8 +139,6 @@ class _Context(Protocol):
 
 
 class _Blocks(torch.autograd.Function):
-    """The output (..., N, d_v) and the offsets L^1 .. L^K, (K, ..., 1, S)."""
-
     @staticmethod
     def forward(*inputs: *Inputs) -> tuple[Tensor, Tensor]:
         query, key_memory, value_memory, key_bias, value_bias, mask, num_steps, size, merge, _ = inputs
@@ -164,7 +161,7 @@ class _Blocks(torch.autograd.Function):
                     taking_part = None if there is None else there[..., part]
                     here = torch.logaddexp(here, slot_offset(logits, mask=taking_part))
                     kept = logits if joined else None
-                # Where no token takes part any finite number will do.
+                # Slots without any token: any finite number is correct.
                 here = here.masked_fill(here == -torch.inf, 0.0) if merge is None else merge(here)
                 offsets[k][heads] = here.unsqueeze(-2)
             for part in chunks:
@@ -186,12 +183,12 @@ class _Blocks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: _Context, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
-        saved = ctx.saved_tensors  # Once only: torch.utils.checkpoint refuses a second reading.
+        saved = ctx.saved_tensors  # Read once: torch.utils.checkpoint refuses a second read.
         query, key_memory, value_memory, key_bias, value_bias, mask, offsets = saved
         if torch.is_grad_enabled():
             if ctx.merge is not None:
                 raise RuntimeError("external attention over several processes has a first derivative only")
-            # Expressions of the reference, for who differentiates once more.
+            # Differentiable expressions of the reference, for second derivatives.
             run, there = _written(Factors(*saved[:6]), ctx.num_steps)
             found = iter(torch.func.vjp(run, *there)[1](grad))
             return *(None if tensor is None else next(found) for tensor in saved[:5]), *[None] * 5
@@ -205,12 +202,12 @@ class _Blocks(torch.autograd.Function):
             joined = ctx.num_steps == 1 and len(chunks) == 1 and ctx.merge is None
             grad_before = query.new_zeros((*query[heads].shape[:-2], 1, key_memory.shape[0]), dtype=wide)
             grad_offset = grad_before
-            # The pass that emitted, then those that collected, the last one first.
+            # The output pass first, then the passes that computed offsets, in reverse.
             for k in range(last + 1, last if joined or not ctx.num_steps else -1, -1):
                 if k <= last:
                     grad_offset = grad_before if ctx.total is None else ctx.total(grad_before)
                     grad_before = torch.zeros_like(grad_before)
-                before = k - 1  # The offsets that this pass read: none for the first.
+                before = k - 1  # the offsets that this pass read; none for the first pass
                 for part in chunks:
                     some = query[heads][..., part, :].contiguous()
                     left_out = None if mask is None else ~mask[heads][..., part].unsqueeze(-1)
@@ -266,7 +263,7 @@ def _in_compiled_graph(
     num_steps: int,
     chunk_size: int | None,
 ) -> Tensor:
-    """The output without a gradient, as an operator: a compiler would do all heads at once, and leave the caches."""
+    """The output without a gradient, as one operator; a compiler would compute all heads at once and miss the cache."""
     with torch.no_grad():
         given = query, key_memory, value_memory, key_bias, value_bias, mask
         return _Blocks.forward(*given, num_steps, chunk_size, None, None)[0]
@@ -278,11 +275,11 @@ def _(query: Tensor, key_memory: Tensor, value_memory: Tensor, *_: object) -> Te
 
 
 def _at_once(factors: Factors, out: Tensor, offset: Tensor) -> bool:
-    """Fill in `out` and `offset` with one exponential an entry, without shift, and in place.
+    """Fill `out` and `offset` in place, with one exponential per entry and no shift; return False if that is not safe.
 
-    Not if a sum is near the ends of the number range (else the result is right to the last bits), and not where numbers
-    cannot be looked at: in a graph, and on a GPU, which would have to wait. It is a function of its own so that the map
-    is free before the next one is made, in the same memory.
+    Not safe: a sum near the limits of the number range; otherwise the result is exact to the last bits. Also not safe:
+    graphs and GPUs, where reading values is impossible or would synchronize. A separate function frees the map before
+    the next map uses the same memory.
     """
     query, key_memory, value_memory, key_bias, value_bias, mask = factors
     if (
@@ -303,7 +300,7 @@ def _at_once(factors: Factors, out: Tensor, offset: Tensor) -> bool:
     rows = weights.div_(columns).sum(-1, keepdim=True)
     if left_out is not None:
         rows.masked_fill_(left_out, 1.0)
-    # With columns of at least tiny^(1/2), what underflows in a row is less than tiny^(1/4) of it.
+    # With columns of at least tiny^(1/2), underflow in a row is less than tiny^(1/4) of the row.
     if not rows.amin() > tiny**0.25:
         return False
     weights = weights.div_(rows).to(query.dtype)
@@ -322,7 +319,7 @@ class _VmapInfo(Protocol):
 
 
 class _BlocksOfAnyMode(_Blocks):
-    """The same with the rules of forward mode and vmap, which `torch.compile` does not take."""
+    """`_Blocks` with rules for forward mode and vmap, which `torch.compile` rejects."""
 
     @staticmethod
     def setup_context(ctx: _Context, inputs: Inputs, output: tuple[Tensor, Tensor]) -> None:
@@ -331,7 +328,7 @@ class _BlocksOfAnyMode(_Blocks):
 
     @staticmethod
     def jvp(ctx: _Context, *tangents: Tensor | None) -> tuple[Tensor, None]:
-        """The reference's, as the transpose of the transpose: a rule of forward mode has no second level of it."""
+        """The reference's, as the transpose of the transpose: custom forward-mode rules cannot be nested."""
         tensors = ctx.saved_tensors[:6]
         run, there = _written(Factors(*tensors), ctx.num_steps)
         directions = [
@@ -344,7 +341,7 @@ class _BlocksOfAnyMode(_Blocks):
 
     @staticmethod
     def vmap(info: _VmapInfo, in_dims: tuple[int | None, ...], *args: object) -> object:
-        """The calls one after the other, each with its memories and its mask."""
+        """One call per sample, each with its own memories and mask."""
 
         def of_sample(arg: object, dim: int | None, i: int) -> object:
             return arg.select(dim, i) if isinstance(arg, Tensor) and dim is not None else arg
@@ -358,7 +355,7 @@ class _BlocksOfAnyMode(_Blocks):
 
 
 def _written(factors: Factors, num_steps: int) -> tuple[Callable[..., Tensor], list[Tensor]]:
-    """The reference as a function of those of its five factors that are there, and these."""
+    """The reference as a function of its differentiable tensors that are not None, and these tensors."""
     named = {name: tensor for name, tensor in factors._asdict().items() if tensor is not None and name != "mask"}
 
     def run(*there: Tensor) -> Tensor:
@@ -369,10 +366,7 @@ def _written(factors: Factors, num_steps: int) -> tuple[Callable[..., Tensor], l
 
 
 def _blocks(query: Tensor, slots: int, size: int | None, merge: Merge | None) -> Iterator[tuple[Index, list[slice]]]:
-    """Places in a query's leading axes, and the chunks of their tokens.
-
-    Without a size these are some heads, or all heads of some samples, whose map has about TILE_ENTRIES entries.
-    """
+    """Indices into leading axes, and token chunks; without a size, blocks of about TILE_ENTRIES map entries."""
     num_tokens = query.shape[-2]
     if size is not None or merge is not None:
         size = size or max(1, num_tokens)
@@ -381,7 +375,7 @@ def _blocks(query: Tensor, slots: int, size: int | None, merge: Merge | None) ->
     num_samples, num_heads = query.shape[:2]
     together = max(1, TILE_ENTRIES // max(1, num_tokens * slots))
     samples = max(1, together // max(1, num_heads))
-    # Groups as even as can be, for which they may be a little larger.
+    # Groups of nearly equal size, which may exceed the limit a little.
     heads = max(1, math.ceil(num_heads / math.ceil(max(1, num_heads) / (1.1 * together))))
     for sample in range(0, num_samples, samples):
         for head in range(0, num_heads, heads):

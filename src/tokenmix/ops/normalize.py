@@ -1,4 +1,4 @@
-"""Double normalisation: a softmax over tokens, then L1 over slots, in one stable expression."""
+"""Double normalisation: a softmax over tokens, then L1 over slots, in one numerically stable expression."""
 
 import torch
 from torch import Tensor
@@ -14,14 +14,14 @@ def slot_offset(logits: Tensor, *, mask: Tensor | None = None) -> Tensor:
 
         L_j = log sum_i exp(a_ij)
 
-    Only L mixes tokens, and two parts of a sequence merge by `torch.logaddexp`: this is what streams and shards.
+    Only L mixes tokens. `torch.logaddexp` merges the L of two parts of a sequence, which allows streaming and sharding.
 
     Args:
         logits: a, (..., N, S).
         mask: bool, True = the token takes part; (B, N), or (..., N) with as many axes as L has.
 
     Returns:
-        L (..., S), float32 for half precision; -inf where no token takes part.
+        L (..., S), float32 for half precision; -inf if all tokens are masked.
     """
     wide = _widen(logits)
     if mask is not None:
@@ -35,27 +35,30 @@ def double_normalize(logits: Tensor, *, mask: Tensor | None = None, num_steps: i
         L_j  = logsumexp_i a_ij
         A_ij = softmax_j (a_ij - L_j)
 
-    The two published divisions cancel into one softmax with an offset per slot, so there is no epsilon, nothing
-    underflows to 0/0, and every row sums to 1 at any scale of the logits. With more steps it is Sinkhorn's iteration:
-    L^k_j = logsumexp_i (a_ij - r^(k-1)_i), r^k_i = logsumexp_j (a_ij - L^k_j), ending with the rows.
+    The two published divisions cancel into one softmax with an offset per slot. No epsilon is needed: nothing
+    underflows to 0/0, and every row sums to 1 at any scale of the logits. (The released code adds 1e-9 to the row sums,
+    which is 0 in float16.)
 
-    Paper: Guo et al., Beyond Self-attention: External Attention using Two Linear Layers, arXiv 2105.02358, equation 6.
-    The released code adds 1e-9 to the row sums, which is 0 in float16; no epsilon is needed here.
+    More steps are Sinkhorn's iteration, which ends with the rows: L^k_j = logsumexp_i (a_ij - r^(k-1)_i),
+    r^k_i = logsumexp_j (a_ij - L^k_j).
 
     Args:
         logits: a, (..., N, S) with tokens on axis -2 and slots on axis -1.
-        mask: bool, True = the token takes part; (B, N), or (..., N) with one axis less than the logits. A token that
-            takes no part is left out of L, and its own row is 0.
+        mask: bool, True = the token takes part; (B, N), or (..., N) with one axis less than the logits. Masked tokens
+            are excluded from L, and their rows are 0.
         num_steps: Sinkhorn steps, each a pass over columns and one over rows.
         sparse: `entmax15` instead of the last softmax over the slots.
 
     Returns:
-        A (..., N, S) in the type of the logits; half precision is computed in float32.
+        A (..., N, S) in the dtype of the logits; half precision is computed in float32.
+
+    Reference: Guo et al., Beyond Self-attention: External Attention using Two Linear Layers, arXiv 2105.02358, equation
+    6.
     """
     check_whole(num_steps=num_steps)
     wide = _widen(logits)
     if mask is not None:
-        # Neutral values, so that what is in a padded position, NaN included, reaches neither result nor gradient.
+        # Neutral values keep padding, NaN included, out of the result and the gradient.
         wide = wide.masked_fill(_left_out(mask, logits), 0.0)
     offset = _finite(slot_offset(wide, mask=mask))
     for _ in range(num_steps - 1):
@@ -72,17 +75,17 @@ def entmax15(logits: Tensor) -> Tensor:
 
         p_j = max(a_j / 2 - tau, 0)^2,   tau such that sum_j p_j = 1
 
-    Paper: Peters, Niculae, Martins, Sparse Sequence-to-Sequence Models, 2019, arXiv 1905.05702, Algorithm 2.
-
     Args:
         logits: a, (..., S).
 
     Returns:
-        p (..., S), in the type of the logits. Rows sum to 1.
+        p (..., S), in the dtype of the logits. Rows sum to 1.
+
+    Reference: Peters, Niculae, Martins, Sparse Sequence-to-Sequence Models, 2019, arXiv 1905.05702, Algorithm 2.
     """
     half = logits / 2
     half = half - half.detach().amax(-1, keepdim=True)
-    with torch.no_grad():  # Which entries are above tau: as many of the largest as give a tau below the last of them.
+    with torch.no_grad():  # The support: the largest number of leading entries with tau below the last of them.
         ordered = half.sort(dim=-1, descending=True).values
         ranks = torch.arange(1, ordered.shape[-1] + 1, device=ordered.device, dtype=ordered.dtype)
         taus = _threshold(ordered.cumsum(-1), ordered.square().cumsum(-1), ranks)
@@ -99,7 +102,7 @@ def _threshold(total: Tensor, squares: Tensor, count: Tensor) -> Tensor:
 
 
 def broadcast_mask(mask: Tensor, logits: Tensor) -> Tensor:
-    """A token mask (B, N), or (..., N) of full rank, as one that broadcasts against the tokens of the logits."""
+    """Broadcast a token mask (B, N), or (..., N) of full rank, against the tokens of the logits."""
     tokens = logits.shape[:-1]
     check_mask_type(mask)
     if mask.device != logits.device:
@@ -121,7 +124,7 @@ def _left_out(mask: Tensor, logits: Tensor) -> Tensor:
 
 
 def _finite(offset: Tensor) -> Tensor:
-    """L as (..., 1, S); 0 for a slot that no token reaches, where -inf would make inf - inf."""
+    """L as (..., 1, S), with 0 for slots without any token; -inf would give inf - inf."""
     return offset.masked_fill(offset == -torch.inf, 0.0).unsqueeze(-2)
 
 

@@ -1,7 +1,7 @@
-"""Point clouds as batched tensors: order, farthest-point sampling, nearest neighbours, groups.
+"""Point clouds as batched tensors: sorting, farthest-point sampling, nearest neighbours, grouping.
 
-Ties between points are broken by coordinates and never by the position in the array, so a permuted or a padded
-cloud gives the same points.
+Ties between points are broken by coordinates, never by array position. A permuted or padded cloud gives the same
+points.
 """
 
 from typing import NamedTuple
@@ -13,8 +13,8 @@ from torch import Tensor
 from tokenmix.errors import UserError
 from tokenmix.ops.checks import check_chunk_size, check_mask_type, check_tensor, check_whole
 
-# Distances that are held at a time if the caller does not say: with their keys 3 MB, which stay in the caches. Measured
-# at 8 x 512 queries among 1,024 points, one thread: 0.11 s, and 0.16 to 0.23 s with 2^21 to 2^24.
+# Default number of distances held at a time: 3 MB with their keys, which fits the caches. Measured for 8 x 512 queries
+# among 1,024 points, one thread: 0.11 s, against 0.16 to 0.23 s with 2^21 to 2^24.
 _HELD = 2**18
 
 
@@ -22,8 +22,8 @@ class Centres(NamedTuple):
     """Sampled points.
 
     Attributes:
-        places: (B, M) int64, in the order in which they were chosen; any prefix is a sample as well.
-        mask: (B, M) bool, False for an entry that had to repeat a point, because the cloud has fewer.
+        places: (B, M) int64 indices, in order of selection; any prefix is also a sample.
+        mask: (B, M) bool, False for entries that repeat a point because the cloud has fewer than M.
     """
 
     places: Tensor
@@ -31,7 +31,7 @@ class Centres(NamedTuple):
 
 
 def sort_points(points: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """The order of a cloud that depends on its points alone: by x, then y, then z, then whatever follows.
+    """An order of a cloud that does not depend on array positions: by x, then y, z and further channels.
 
     Args:
         points: (B, N, C).
@@ -42,7 +42,7 @@ def sort_points(points: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """
     _check_points(points, mask)
     order = torch.arange(points.shape[1], device=points.device).expand(points.shape[:2])
-    # The last key first: a stable sort keeps what the less important keys settled.
+    # Least significant key first, as for any stable sort.
     keys = [*reversed(points.unbind(-1)), *([] if mask is None else [(~mask).to(points.dtype)])]
     for key in keys:
         order = order.gather(1, key.gather(1, order).argsort(dim=1, stable=True))
@@ -50,36 +50,36 @@ def sort_points(points: Tensor, *, mask: Tensor | None = None) -> Tensor:
 
 
 def farthest_points(points: Tensor, count: int, *, mask: Tensor | None = None) -> Centres:
-    """Farthest-point sampling: each new point is the one farthest from those chosen before.
+    """Farthest-point sampling: each new point is the farthest from all earlier points.
 
         c_1 = argmax_i |p_i - mean p|,   c_m = argmax_i min_(l < m) |p_i - p_(c_l)|
 
-    Published code begins at a random point, so the same cloud gives another sample each time. Here the first is the one
-    farthest from the centre, and of equally far ones the first by `sort_points`.
-
-    Paper: Qi et al., PointNet++, arXiv 1706.02413, section 3.3.
+    Published code starts at a random point and gives a different sample each time. Here the first point is the farthest
+    from the centre, with ties broken by `sort_points`.
 
     Args:
-        points: (B, N, C); the first three are coordinates, further channels settle ties.
-        count: M, how many to choose.
+        points: (B, N, C); the first three channels are coordinates, further channels break ties.
+        count: M, number of points to sample.
         mask: (B, N) bool, True = the point takes part.
 
     Returns:
-        `Centres`. If a cloud has fewer than M different points, the rest repeats one and is masked out.
+        `Centres`. If a cloud has fewer than M different points, the remaining entries repeat one and are masked.
+
+    Reference: Qi et al., PointNet++, arXiv 1706.02413, section 3.3.
     """
     check_whole(count=count)
     order = sort_points(points, mask=mask)
     cloud = gather_points(points, order)[..., :3].detach()
     taking = torch.ones_like(order, dtype=torch.bool) if mask is None else mask.gather(1, order)
-    # Padding may hold anything, NaN too.
+    # Padding may hold any value, NaN included.
     cloud = cloud.masked_fill(~taking.unsqueeze(-1), 0.0)
-    # In double precision, so that the centre of a padded cloud is that of the cloud.
+    # In double precision, so that padding does not change the centre.
     middle = (cloud.double().sum(1, keepdim=True) / taking.sum(1).clamp(min=1)[:, None, None]).to(cloud.dtype)
     far = _squared(cloud, middle).squeeze(1).masked_fill(~taking, -1.0)
     nearest = torch.full_like(far, torch.inf).masked_fill(~taking, -1.0)
     chosen, kept = [], []
     for _ in range(count):
-        # Of equal values argmax returns the first.
+        # argmax returns the first of equal values.
         index = far.argmax(1, keepdim=True)
         kept.append(far.gather(1, index) > 0 if chosen else taking.gather(1, index))
         chosen.append(index)
@@ -91,17 +91,16 @@ def farthest_points(points: Tensor, count: int, *, mask: Tensor | None = None) -
 def nearest_neighbours(
     queries: Tensor, points: Tensor, count: int, *, mask: Tensor | None = None, chunk_size: int | None = None
 ) -> Tensor:
-    """The `count` points nearest to each query, nearest first; of equally near ones those that stand first.
+    """The `count` points nearest to each query, nearest first; ties go to the lower index.
 
-    Where a cloud has fewer points, the nearest one fills the rest, which a maximum over neighbours does not notice.
+    If a cloud has fewer points, the nearest one fills the rest, which does not change a maximum over neighbours.
 
     Args:
-        queries: (B, M, 3), any further channels left out.
+        queries: (B, M, 3); further channels are ignored.
         points: (B, N, 3).
         count: k.
         mask: (B, N) bool, True = the point may be a neighbour.
-        chunk_size: queries worked on at a time, which need chunk_size x N distances for each cloud; that many as make
-            3 MB if not given.
+        chunk_size: queries per chunk, which needs chunk_size x N distances for each cloud (default: 3 MB of distances).
 
     Returns:
         (B, M, k) int64, indices into the N points.
@@ -113,7 +112,7 @@ def nearest_neighbours(
     if not places:
         raise UserError(f"a cloud without points has no neighbours, got {tuple(points.shape)}; remove it")
     if chunk_size is None:
-        # A graph is one for batches of every size.
+        # One graph must serve batches of every size.
         whole = torch.compiler.is_compiling() or torch.compiler.is_exporting()
         chunk_size = queries.shape[1] if whole else max(1, _HELD // (batch * places))
     all_points, parts = points[..., :3].detach(), queries[..., :3].detach().split(chunk_size, dim=1)
@@ -121,7 +120,7 @@ def nearest_neighbours(
     if len(parts) == 1:
         index = _nearest(parts[0], all_points, few, mask)
     else:
-        # A list of small results between large intermediate ones would leave gaps in memory that nothing fills.
+        # Preallocated, because small results between large temporary tensors would fragment memory.
         index = queries.new_empty(batch, queries.shape[1], few, dtype=torch.int64)
         for part, place in zip(parts, index.split(chunk_size, dim=1)):
             place.copy_(_nearest(part, all_points, few, mask))
@@ -130,17 +129,15 @@ def nearest_neighbours(
 
 
 def gather_points(values: Tensor, index: Tensor) -> Tensor:
-    """Values at some indices: values (B, N, C) and index (B, ...) to (B, ..., C)."""
-    # As rows of one table, which are copied whole and summed whole in the backward pass.
+    """Values (B, N, C) at indices (B, ...), as (B, ..., C)."""
+    # As rows of one table, which the backward pass sums as whole rows.
     batch, places = values.shape[:2]
     first = places * torch.arange(batch, device=index.device)
     return F.embedding(index + first.view(-1, *[1] * (index.dim() - 1)), values.flatten(0, 1))
 
 
 def group_points(values: Tensor, centres: Tensor, neighbours: Tensor) -> Tensor:
-    """Each neighbour as seen from its centre, and the centre: [v_j - v_i, v_i].
-
-    Paper: Guo et al., PCT: Point Cloud Transformer, arXiv 2012.09688, section 3.4 (neighbour embedding).
+    """Each neighbour relative to its centre, and the centre: [v_j - v_i, v_i].
 
     Args:
         values: v, (B, N, C).
@@ -149,6 +146,8 @@ def group_points(values: Tensor, centres: Tensor, neighbours: Tensor) -> Tensor:
 
     Returns:
         (B, M, k, 2 C).
+
+    Reference: Guo et al., PCT: Point Cloud Transformer, arXiv 2012.09688, section 3.4 (neighbour embedding).
     """
     middle = gather_points(values, centres).unsqueeze(2).expand(-1, -1, neighbours.shape[2], -1)
     return torch.cat([gather_points(values, neighbours) - middle, middle], -1)
@@ -158,8 +157,8 @@ def _nearest(queries: Tensor, points: Tensor, count: int, mask: Tensor | None) -
     far = _squared(points, queries)
     if mask is not None:
         far = far.masked_fill(~mask.unsqueeze(1), torch.inf)
-    # The bits of floats that are not negative are ordered as the floats are, so this sorts by distance, then by place.
-    # With float64 the bits would not fit next to the place.
+    # The bits of non-negative floats sort like the floats, so this sorts by distance, then by index. float64 bits would
+    # leave no room for the index.
     keys = far.float().view(torch.int32).long() * 2**32 + torch.arange(points.shape[1], device=points.device)
     key, index = keys.topk(count, dim=-1, largest=False, sorted=True)
     if mask is None:
@@ -169,7 +168,7 @@ def _nearest(queries: Tensor, points: Tensor, count: int, mask: Tensor | None) -
 
 
 def _squared(points: Tensor, queries: Tensor) -> Tensor:
-    """Squared distances (B, M, N), by differences: exact enough that a point is at distance 0 from itself alone."""
+    """Squared distances (B, M, N), by differences, so that a point has distance 0 only from itself."""
     parts = [
         (query.unsqueeze(2) - point.unsqueeze(1)).square()
         for query, point in zip(queries.unbind(-1), points.unbind(-1))

@@ -1,4 +1,4 @@
-"""Resize weights that are learned over a grid of tokens: gates, and the transforms of less-attention."""
+"""Resize weights learned over a token grid: gates, and the transforms of less-attention."""
 
 from collections.abc import Sequence
 from math import prod
@@ -12,25 +12,25 @@ from tokenmix.errors import UserError
 def resize_gate(
     weight: Tensor, bias: Tensor, old_grid: Sequence[int], new_grid: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """A gate for another number of tokens, by interpolation over the grid of the tokens.
+    """Resize a gate to another number of tokens, by interpolation over the token grid.
 
         W'[q', k'] = N/N' sum_(q, k) R[q', q] R[k', k] W[q, k],      b' = R b
 
     W maps a key grid to a query grid, so both sides are interpolated; N/N' keeps the size of the sum over tokens. R is
-    Keys' cubic interpolation along each axis, widened when the grid shrinks, edge values repeated. Grids that are
-    equal give W and b back.
+    Keys' cubic interpolation along each axis, with repeated edge values, widened when the grid shrinks. Equal grids
+    return W and b.
+
+    Test case: a Gaussian kernel of standard deviation 0.2 of the image, from 14 x 14 to 16 x 16 tokens. The relative
+    error is 0.6 %, against 3.1 % for bilinear and 2.1 % for torch's bicubic (a = -0.75).
 
     Args:
         weight: (N, N) with tokens row by row; or (2N-1,), Toeplitz, for grids of one axis.
         bias: (N,).
-        old_grid: (h, w), or (n,) for text; its product is N.
-        new_grid: the grid wanted, with as many axes.
+        old_grid: (h, w), or (n,) for text; the product is N.
+        new_grid: the new grid, with as many axes.
 
     Returns:
-        weight and bias for new_grid, in the types that came in, without gradients.
-
-    Cubic because it was measured: from 14 x 14 to 16 x 16 tokens, a Gaussian kernel of standard deviation 0.2 of the
-    image comes out with a relative error of 0.6 %, against 3.1 % bilinear and 2.1 % for torch's bicubic (a = -0.75).
+        weight and bias for new_grid, in the dtypes of the inputs, without gradients.
     """
     old, new, n = tuple(old_grid), tuple(new_grid), prod(old_grid)
     if len(old) != len(new) or min(*old, *new) < 1:
@@ -46,7 +46,7 @@ def resize_gate(
     scale = n / prod(new)
     axes = []
     for before, after in zip(old, new):
-        # Where the middles of the new cells fall on the old axis.
+        # Centres of the new cells on the old axis.
         centres = (torch.arange(after, dtype=torch.float64) + 0.5) * (before / after) - 0.5
         axes.append(_cubic_matrix(centres, before, before / after))
     new_bias = _resample(bias, old, axes).flatten()
@@ -62,10 +62,9 @@ def resize_gate(
 def resize_score_transform(
     weight: Tensor, bias: Tensor, old_grid: Sequence[int], new_grid: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """Theta or Psi for another number of tokens: interpolated over the grid of queries and of keys.
+    """Resize Theta or Psi to another number of tokens, by interpolation over the token grid.
 
-    The rule is that of a dense gate (`resize_gate`): the matrix is scaled by N_old / N_new, so that the sum over tokens
-    keeps its size.
+    As in `resize_gate`, the matrix is scaled by N_old / N_new, so that the sum over tokens keeps its size.
 
     Args:
         weight: (n, n), or (H, n, n).
@@ -84,7 +83,7 @@ def resize_score_transform(
 
 
 def _cubic_matrix(positions: Tensor, size: int, step: float) -> Tensor:
-    """(P, size) weights that read a signal of `size` samples at P positions `step` samples apart."""
+    """(P, size) weights that read a signal of `size` samples at P positions, `step` samples apart."""
     width = max(1.0, step)
     reach = int(2 * width) + 2
     samples = torch.arange(-reach, size + reach, dtype=positions.dtype)
@@ -99,6 +98,6 @@ def _cubic_matrix(positions: Tensor, size: int, step: float) -> Tensor:
 def _resample(values: Tensor, shape: Sequence[int], matrices: Sequence[Tensor]) -> Tensor:
     grid = values.to(torch.promote_types(values.dtype, torch.float32)).reshape(tuple(shape))
     for matrix in matrices:
-        # Contracting the first axis puts the new one last, so each axis comes to the front in turn.
+        # Contracting the first axis puts the new axis last, so each axis comes first in turn.
         grid = torch.einsum("a...,pa->...p", grid, matrix.to(grid))
     return grid.to(values.dtype)

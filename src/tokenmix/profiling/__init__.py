@@ -1,4 +1,4 @@
-"""Costs of mechanisms: parameters, multiply-adds, memory and speed compared with self-attention as N grows."""
+"""Cost of mechanisms: parameters, multiply-adds, memory and speed compared with self-attention as N grows."""
 
 from tokenmix.profiling.cost import CostRow, CostTable, Crossover, cost_table, find_crossover
 from tokenmix.profiling.machine import Timing, peak_memory, time_interleaved

@@ -1,4 +1,4 @@
-"""Costs of mixers or models as their input grows: parameters, multiply-adds, memory and time on this machine."""
+"""Cost of mixers or models by input size: parameters, multiply-adds, memory and latency on this machine."""
 
 import math
 import statistics
@@ -33,30 +33,30 @@ Precision = Literal["fp32", "bf16", "fp16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 DIM = 256
 TOKENS = (196, 1024, 4096)
-"""Of images of 224, 512 and 1,024 px in patches of 16."""
+"""Images of 224, 512 and 1,024 px in patches of 16."""
 SECONDS = 20.0
-"""About as long is spent on timing one size; two rounds are taken in any case."""
+"""Approximate time budget for one size, in seconds; at least two rounds run."""
 SAMPLE = 0.2
-"""Seconds that the calls of a cell last together, at least about."""
+"""Approximate minimum total time of all calls of a cell, in seconds."""
 RUN = 0.002
-"""Seconds: of shorter calls several in a row make one time, their mean."""
+"""Seconds; several shorter calls are averaged into one time."""
 
 PASSES: tuple[Pass, Pass] = ("forward", "step")
 FULL = "took more memory than the device has"
 
-# Far beyond what any memory holds; the products of larger ones are no numbers of bytes that PyTorch can work with.
+# Far beyond any memory; for larger sizes, byte counts overflow in PyTorch.
 LARGEST_TOKENS = 1 << 28
 LARGEST_SIDE = 1 << 16
 LARGEST_DIM = 1 << 20
 LIMIT = 1 << 20
-"""No larger number of tokens is looked at for where one mixer becomes cheaper than another."""
+"""Largest N in the search for the crossover of two mixers."""
 
 Ends = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True)
 class Crossover:
-    """Ranges of N, ends included, in which a mixer takes fewer multiply-adds than the reference; None = and beyond."""
+    """Ranges of N, ends included, in which a mixer needs fewer multiply-adds than the reference; None = unbounded."""
 
     ranges: tuple[tuple[int, int | None], ...]
 
@@ -74,14 +74,14 @@ class Crossover:
 
 @dataclass(frozen=True)
 class CostRow:
-    """One mixer or model at one size, for one sample: times in seconds, memory in bytes above weights and input.
+    """One mixer or model at one size, for one sample. Times are in seconds, memory in bytes beyond weights and input.
 
     Attributes:
         size: number of tokens, or side of the image in pixels.
-        macs: multiply-adds of a forward pass; of models that are not ours counted, else from the equations.
-        traffic: the least number of bytes that a forward pass moves: input, weights and output once.
-        forward, step, forward_memory, step_memory: None where it was not run.
-        skipped: why neither was run, "" if the forward pass was.
+        macs: multiply-adds of a forward pass; from the equations, or counted for models from other libraries.
+        traffic: minimum bytes that a forward pass moves: input, weights and output once.
+        forward, step, forward_memory, step_memory: None if not run.
+        skipped: why nothing was run, "" if the forward pass was.
         step_skipped: why the step was not run, "" if it was.
     """
 
@@ -99,7 +99,7 @@ class CostRow:
 
     @property
     def unsteady(self) -> tuple[Pass, ...]:
-        """The passes whose times are noisy."""
+        """Passes with noisy times."""
         return tuple(w for w in PASSES if (timing := getattr(self, w)) is not None and timing.noisy)
 
     @property
@@ -109,29 +109,29 @@ class CostRow:
 
     @property
     def bytes_per_second(self) -> float | None:
-        """Of the forward pass, if it moved its least traffic."""
+        """Of the forward pass, for the minimum traffic."""
         return None if self.forward is None else self.traffic / self.forward.median
 
 
 @dataclass(frozen=True)
 class CostTable:
-    """Costs of several mixers or models; `step` is a forward and backward pass.
+    """Cost of several mixers or models; `step` is a forward and backward pass.
 
     Attributes:
-        axis: what a row's size is: tokens, or pixels of a side.
+        axis: meaning of a row's size: tokens, or pixels of a side.
         dim: width D of the tokens; None for models.
-        device, precision: where, and in what numbers.
-        ceilings: what the machine can do at most.
-        rows: one row for each name and size.
-        exponents: p of seconds ~ N^p for a forward pass over the upper half of the sizes; N is the number of tokens, or
-            of pixels of the whole image. None with one size, and where times are unsteady.
-        reference: the name that the others are compared with: self-attention, or the first model.
-        crossovers: where the mixer takes fewer multiply-adds than self-attention; empty for models.
-        measured: first size at which its forward pass becomes faster or slower than the reference's; None if in no gap,
-            and where its times or the reference's are unsteady.
-        faster: ranges of sizes in which its forward pass is faster than the reference's, None for an end that the sizes
-            do not show; None instead of ranges where no size has both, and where times are unsteady.
-        warning: that other programs took part of the CPU meanwhile, so that times are unreliable; "" if they did not.
+        device, precision: device and number format.
+        ceilings: bandwidth and arithmetic limits of the machine.
+        rows: one row per name and size.
+        exponents: p of seconds ~ N^p for a forward pass over the upper half of the sizes; N counts tokens, or pixels of
+            the whole image. None with one size or unsteady times.
+        reference: baseline: self-attention, or the first model.
+        crossovers: where the mixer needs fewer multiply-adds than self-attention; empty for models.
+        measured: first size at which the forward pass becomes faster or slower than the reference; None without a
+            crossing or with unsteady times.
+        faster: ranges of sizes in which the forward pass is faster than the reference, with None for an end outside the
+            sizes. None instead of ranges if no size has both times, or times are unsteady.
+        warning: set if other programs used the CPU and times are unreliable, else "".
     """
 
     axis: Literal["tokens", "pixels"]
@@ -154,19 +154,16 @@ class CostTable:
 
     @property
     def unsteady(self) -> set[str]:
-        """Names with noisy forward times."""
         return {row.name for row in self.rows if "forward" in row.unsteady}
 
     def seconds(self, name: str) -> dict[int, float]:
-        """Of a forward pass, for the sizes at which it was run."""
+        """Forward times by size."""
         return _seconds(row for row in self.rows if row.name == name)
 
     def row(self, name: str, size: int) -> CostRow:
-        """The row of a name and a size."""
         return next(row for row in self.rows if (row.name, row.size) == (name, size))
 
     def to_json(self) -> Values:
-        """Plain values, with the environment."""
         plain = asdict(self)
         plain["crossovers"] = {name: str(crossover) for name, crossover in self.crossovers.items()}
         for cell, row in zip(plain["rows"], self.rows):
@@ -186,22 +183,23 @@ def cost_table(
     track: Callable[[Sequence[int]], Iterable[int]] = iter,
     **kwargs: object,
 ) -> CostTable:
-    """Count and measure mixers at several numbers of tokens next to self-attention, or models at several image sizes.
+    """Measure mixers at several numbers of tokens against self-attention, or models at several image sizes.
 
     Args:
-        names: one or more names of `list_mixers()`; or of models, ours, timm's or torchvision's; or models of images,
-            or their names, by what the table calls them.
-        sizes: numbers of tokens N, 196, 1,024 and 4,096 if not given; or sides of the image, the model's own if not.
-        dim: width D of the tokens, 256 if not given.
+        names: names of `list_mixers()`; or names of models, ours, timm's or torchvision's; or a mapping from table
+            names to image models or their names.
+        sizes: numbers of tokens N (default 196, 1,024 and 4,096); or sides of the image (default: the model's own).
+        dim: width D of the tokens (default 256).
         device: cpu or cuda.
         precision: of weights and input.
-        repeats: rounds of timing, fewer where they take long, with several turns of short calls; the names take turns.
-        track: wraps the sizes as they are measured, for a progress bar such as `rich.progress.track`.
-        **kwargs: arguments for the layers that have them, such as `num_heads`.
+        repeats: rounds of timing, fewer for slow calls; short calls run several times per round. The names are
+            interleaved.
+        track: wraps the sizes during measurement, for a progress bar such as `rich.progress.track`.
+        **kwargs: arguments passed to layers that accept them, such as `num_heads`.
 
     Raises:
-        UserError: an unknown name, an argument that no layer has, a width or a size below 1 or beyond all memory, a
-            size that a model does not take, or a device that does not exist.
+        UserError: a name or the device is unknown; no layer accepts an argument; or a width or size is below 1, too
+            large, or not accepted by a model.
     """
     if device not in ("cpu", "cuda"):
         raise UserError(f"unknown device {device!r}; costs are measured on cpu or cuda")
@@ -232,7 +230,7 @@ def cost_table(
     others_work = OtherWork()
     ceilings = measure_ceilings(place, dtype)
     by_size = {n: _measure(targets, n, outlines[n], counts[n], ceilings, place, repeats) for n in track(sizes)}
-    # None where one time is noisy: growth and crossings would be those of the noise.
+    # None if a time is noisy: growth and crossings would reflect noise.
     rows = {name: [by_size[n][name] for n in sizes] for name in found}
     steady = {
         name: {} if any("forward" in row.unsteady for row in rows[name]) else _seconds(rows[name]) for name in found
@@ -273,10 +271,7 @@ def _measure(
     device: torch.device,
     repeats: int,
 ) -> dict[str, CostRow]:
-    """A row for each; a pass that exceeds memory or time is left out, with the reason instead.
-
-    On a GPU kernels can take more than was estimated, which is an error that costs no more than this cell.
-    """
+    """Measure one row per name; passes that exceed memory or time are skipped with a reason, also after GPU errors."""
     top = ceilings.macs_per_second
     reasons = {name: _reasons(outline, counts[name]["macs"], top, device) for name, outline in outlines.items()}
     built: dict[str, Measured] = {}
@@ -311,27 +306,27 @@ def _measure(
 
 
 def _reasons(outline: Measured, macs: int, macs_per_second: float, device: torch.device) -> dict[Pass, str]:
-    """Why each pass is not made. On the CPU a process that takes too much is killed, so this is known before."""
+    """Reasons to skip passes, found in advance because a CPU process that exceeds memory is killed."""
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # What PyTorch keeps of earlier sizes is free as well.
+        torch.cuda.empty_cache()  # free what PyTorch caches from earlier sizes
     free = free_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
     why: dict[Pass, str] = {"forward": "", "step": ""}
     for which in reversed(PASSES):
         peak = expected_peak(outline.dry_run(which, device))
         why[which] = too_large(peak, free) or too_slow(macs, macs_per_second, which)
-        # A forward pass takes less of both.
+        # A forward pass needs less time and memory.
         if not why[which]:
             break
     return why
 
 
 def _time(functions: Mapping[str, Callable[[], object]], repeats: int, device: torch.device) -> dict[str, Timing]:
-    """Seconds of each; a short call has more turns in a round, so that its sample is long enough."""
+    """Seconds of each function; short calls run several times per round for a large enough sample."""
     once = time_interleaved(functions, repeats=1, warmup=1, device=device)
     least = {name: timing.median for name, timing in once.items()}
     short = {name: fn for name, fn in functions.items() if least[name] < SAMPLE}
     if short:
-        # One call may have been held up, which would make it look long enough.
+        # A single delayed call would look long enough.
         again = time_interleaved(short, repeats=2, warmup=0, device=device)
         least |= {name: min(least[name], *timing.runs) for name, timing in again.items()}
     least = {name: max(1e-6, seconds) for name, seconds in least.items()}
@@ -343,13 +338,13 @@ def _time(functions: Mapping[str, Callable[[], object]], repeats: int, device: t
 
 
 def upper_sizes(sizes: Iterable[int]) -> list[int]:
-    """The upper half of the sizes, two at least if there are two: those that growth is read from."""
+    """The upper half of the sizes, at least two if possible, for the growth exponent."""
     ordered = sorted(sizes)
     return ordered[-max(2, (len(ordered) + 1) // 2) :]
 
 
 def exponent(seconds: Mapping[int, float]) -> float | None:
-    """p of seconds ~ N^p by least squares on logarithms over the upper half of the sizes (two at least)."""
+    """p of seconds ~ N^p by least squares on logarithms over `upper_sizes`."""
     upper = upper_sizes(seconds)
     if len(upper) < 2:
         return None
@@ -358,17 +353,17 @@ def exponent(seconds: Mapping[int, float]) -> float | None:
 
 
 def find_crossover(name: str, dim: int, *, reference: str = "self", **kwargs: object) -> Crossover:
-    """Where `macs` of a mixer is below that of self-attention of the same width, from the equations.
+    """Where a mixer needs fewer multiply-adds than self-attention of the same width, from the equations.
 
     Args:
         name: a name of `list_mixers()`.
         dim: width D of the tokens.
-        reference: the mixer compared with.
-        **kwargs: arguments for the layers that have them, such as `num_heads`.
+        reference: baseline mixer.
+        **kwargs: arguments passed to layers that accept them, such as `num_heads`.
     """
 
     def cheaper(n: int) -> bool:
-        # On the meta device a layer has shapes and no numbers, so that a gate of a million tokens costs nothing.
+        # On the meta device a gate of a million tokens needs no memory.
         mine, other = (layer_for(mixer, dim, n, device="meta", **kwargs).macs(n) for mixer in (name, reference))
         return mine < other
 
@@ -376,7 +371,7 @@ def find_crossover(name: str, dim: int, *, reference: str = "self", **kwargs: ob
     edges = [1] if cheaper(1) else []
     for (low, before), (high, after) in pairwise((n, cheaper(n)) for n in grid):
         if before != after:
-            # It changes once between neighbours of the grid.
+            # One change between neighbours of the grid.
             between = range(low + 1, high + 1)
             edges.append(between[bisect_left(between, True, key=lambda n, before=before: cheaper(n) != before)])
     ends: list[int | None] = [edge - 1 for edge in edges[1::2]]
@@ -386,12 +381,12 @@ def find_crossover(name: str, dim: int, *, reference: str = "self", **kwargs: ob
 
 
 def measured_crossover(seconds: Mapping[int, float], reference: Mapping[int, float]) -> int | None:
-    """The first N at which measured times cross, interpolated on logarithmic axes; None if they do not."""
+    """The first N at which measured times cross, interpolated on logarithmic axes; None without a crossing."""
     return next(_crossings(seconds, reference), None)
 
 
 def faster_ranges(seconds: Mapping[int, float], reference: Mapping[int, float]) -> tuple[Ends, ...]:
-    """Ranges of N in which measured times are below the reference's; an end that the sizes do not show is None."""
+    """Ranges of N in which measured times are below the reference's; None for an end outside the sizes."""
     edges: list[int | None] = list(_crossings(seconds, reference))
     smallest = min(seconds)
     if seconds[smallest] <= reference[smallest]:

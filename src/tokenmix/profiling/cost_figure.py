@@ -1,4 +1,4 @@
-"""Time and memory over size on logarithmic axes: one line per name, the reference dashed, crossings marked."""
+"""Figure of time and memory over size, on logarithmic axes."""
 
 from itertools import chain
 
@@ -10,13 +10,13 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 from tokenmix.profiling.cost import CostRow, CostTable
 from tokenmix.profiling.units import milliseconds, size
 
-# Okabe and Ito's colours, which colour-blind people tell apart; markers and names do without them.
+# Okabe and Ito's colour-blind safe palette; markers and names also distinguish the lines.
 COLOURS = ("#222222", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f5539")
 MARKERS = "osD^vPX*"
 
 
 def draw_cost(table: CostTable) -> Figure:
-    """Forward time on the left, peak memory of a forward pass on the right."""
+    """Forward time on the left, peak memory of a forward pass on the right; the reference dashed, crossings marked."""
     figure = Figure(figsize=(10.5, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     for i, name in enumerate(table.names):
@@ -30,7 +30,7 @@ def draw_cost(table: CostTable) -> Figure:
     if noisy:
         left.plot(*zip(*noisy), "o", markersize=3.5, color="white", zorder=5)
         left.annotate("hollow: noisy, see ~", (1, 0), xycoords="axes fraction", ha="right", va="bottom", fontsize=8)
-    # A ring where a line meets the reference's, with the size next to it.
+    # A ring at each crossing with the reference, labelled with the size.
     reference = [(r.size, r.forward.median * 1e3) for r in table.rows if r.name == table.reference and r.forward]
     for i, name in enumerate(table.names):
         for crossing in filter(None, chain.from_iterable(table.faster.get(name) or ())):
@@ -51,7 +51,7 @@ def draw_cost(table: CostTable) -> Figure:
 
 
 def _refine(axes: Axes, base: int, steps: tuple[float, ...]) -> None:
-    """Ticks between the powers of the base where a power or two would be all that the axis shows."""
+    """Add ticks between powers of the base if the axis spans fewer than two powers."""
     low, high = axes.get_ylim()
     if high / low < base**2:
         axes.yaxis.set_major_locator(LogLocator(base=base, subs=steps))

@@ -1,7 +1,4 @@
-"""A table of costs as people read it: on the terminal, and as cost.json, cost.md and figures in a folder.
-
-And our counts at the size of the external-attention paper's table of computational requirements.
-"""
+"""Print cost tables, write them to a folder, and count the external-attention paper's requirements table."""
 
 import io
 import os
@@ -31,7 +28,7 @@ COSTS = ("params", "MACs", "fwd ms", "step ms", "fwd mem", "step mem")
 RATES = ("GMAC/s", "of peak", "GB/s", "of peak", "bound by")
 
 BOUND = 0.25
-"""From this share of a ceiling on, that ceiling is named as what holds a forward pass."""
+"""Fraction of a ceiling from which that ceiling is named as the bottleneck of a forward pass."""
 
 
 def print_costs(
@@ -46,7 +43,7 @@ def print_costs(
     out: Path | None = None,
     as_json: bool = False,
 ) -> None:
-    """`tokenmix cost`: print the tables, or JSON, and write the folder asked for."""
+    """Run `tokenmix cost`: print tables or JSON, and write the output folder."""
     from rich.console import Console
     from rich.progress import track
 
@@ -62,7 +59,7 @@ def print_costs(
         kind, right, wrong = ("mixer", "--tokens", "--img-size") if mixers else ("model", "--img-size", "--tokens")
         raise UserError(f"{next(iter(subjects))!r} is a {kind}: give {right} instead of {wrong}")
     if out is not None:
-        # Reported before minutes are spent on measuring.
+        # Fail before minutes of measurement.
         make_folder(out)
     shown = Console(stderr=True)
     table = cost_table(
@@ -91,7 +88,6 @@ def print_costs(
 
 
 def write_cost(table: CostTable, folder: Path) -> None:
-    """cost.json, cost.md, cost.png and cost.svg."""
     from tokenmix.profiling.cost_figure import draw_cost
 
     make_folder(folder)
@@ -104,7 +100,7 @@ def write_cost(table: CostTable, folder: Path) -> None:
 
 
 def markdown(table: CostTable) -> str:
-    """Both tables, what they say, and on what they were measured."""
+    """Both tables, their summary and the environment."""
     head, *costs = cost_rows(table)
     rates = [[row.name, f"{row.size:,}", *_rates(table, row)] for row in table.rows]
     where: Values = environment()
@@ -138,12 +134,11 @@ def _rich(table: CostTable, title: str, headings: Sequence[str], cells: Sequence
 
 
 def cost_rows(table: CostTable) -> list[list[str]]:
-    """Cells of the table of costs, a header first."""
+    """Cells of the cost table, header first."""
     return [["name", axis_of(table), *COSTS], *([row.name, f"{row.size:,}", *_costs(row)] for row in table.rows)]
 
 
 def axis_of(table: CostTable) -> str:
-    """Heading of the sizes."""
     return "N" if table.axis == "tokens" else "px"
 
 
@@ -176,13 +171,13 @@ def _rates(table: CostTable, row: CostRow) -> list[str]:
         return ["-*"] * len(RATES)
     shares = macs / table.ceilings.macs_per_second, moved / table.ceilings.bytes_per_second
     bound = "arithmetic" if shares[0] >= shares[1] else "memory"
-    # Far from both ceilings it is calls, caches or exponentials that take the time.
+    # Far from both ceilings, call overhead, caches or exponentials dominate.
     bound = bound if max(shares) >= BOUND else "neither"
     return [f"{macs / 1e9:.3g}", f"{shares[0]:.0%}", f"{moved / 1e9:.3g}", f"{shares[1]:.0%}", bound]
 
 
 def footnotes(table: CostTable) -> list[str]:
-    """What was not run, and why; and what the mark of a time means."""
+    """Reasons for skipped measurements, and the meaning of the noise mark."""
     unit = "tokens" if table.axis == "tokens" else "px"
     lines = []
     for row in table.rows:
@@ -197,7 +192,7 @@ def footnotes(table: CostTable) -> list[str]:
 
 
 def sentences(table: CostTable) -> list[str]:
-    """A line for each name: growth, and where it is faster than the reference."""
+    """A line per name: growth, and where it is faster than the reference."""
     lines = []
     for name in table.names:
         parts = [_growth(table, name)]
@@ -224,7 +219,6 @@ def _growth(table: CostTable, name: str) -> str:
 
 
 def _comparison(table: CostTable, name: str) -> str:
-    """Where its forward pass is faster than the reference's."""
     ranges, reference = table.faster[name], table.reference
     unsteady = [other for other in (name, reference) if other in table.unsteady]
     if unsteady:
@@ -247,7 +241,7 @@ def _range(table: CostTable, ends: Ends) -> str:
 
 
 def _at(table: CostTable, *sizes: int) -> str:
-    """`N = 64`, or `N = 64 and 256`; `32 px` of images."""
+    """`N = 64`, or `N = 64 and 256`; `32 px` for images."""
     *before, last = [f"{n:,}" for n in sizes]
     listed = f"{', '.join(before)} and {last}" if before else last
     return f"N = {listed}" if table.axis == "tokens" else f"{listed} px"
@@ -259,8 +253,6 @@ TRUST = "All figures are counted from our layers; the paper's own could not be l
 
 
 class Requirement(TypedDict):
-    """What a mechanism has and takes."""
-
     name: str
     layer: str
     parameters: int
@@ -268,7 +260,6 @@ class Requirement(TypedDict):
 
 
 def eanet_requirements() -> dict[str, Requirement]:
-    """Parameters and multiply-adds of each mechanism."""
     shape: Values = {"device": "meta"}
     layers: dict[str, Mixer] = {
         "self-attention, one head": SelfAttention(CHANNELS, num_heads=1, qkv_bias=False, **shape),
@@ -280,7 +271,7 @@ def eanet_requirements() -> dict[str, Requirement]:
     }
     found: dict[str, Requirement] = {}
     for name, layer in layers.items():
-        # The other projections have no biases; ours of self-attention has one after the output.
+        # The other projections have no biases; our self-attention has an output bias.
         without = layer.proj.bias.numel() if isinstance(layer, SelfAttention) else 0
         found[name] = {
             "name": name,
@@ -292,7 +283,6 @@ def eanet_requirements() -> dict[str, Requirement]:
 
 
 def print_requirements(*, as_json: bool) -> None:
-    """`tokenmix cost --table eanet`."""
     from rich import box
     from rich.console import Console
     from rich.table import Table

@@ -1,7 +1,6 @@
-"""What this machine can do, and time and peak memory of calls on it.
+"""Limits of this machine, and time and peak memory of calls.
 
-Several functions are timed by turns, so that a machine that slows down slows all of them; what other programs took
-meanwhile is told. Memory is read from the allocator, so that what fused kernels take is counted.
+Functions are timed in interleaved rounds, so that a slowdown affects all of them. Memory is read from the allocator.
 """
 
 import os
@@ -20,9 +19,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-# The package's only private names of torch outside of cpu/ (tests/test_imports.py). There is no public way to run a
-# call without its memory and see every storage that it would make: tensors without numbers on any device, a mode that
-# sees each operator, and the tensors in what an operator returns.
+# Private names of torch (tests/test_imports.py lists all). No public API runs a call without memory and shows each
+# storage that the call would allocate. This needs tensors without data on any device, a mode that sees each operator,
+# and the tensors in an operator's output.
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -36,12 +35,12 @@ CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 SIDE = {"cpu": 1536, "cuda": 8192}
 REPEATS = 9
 LONG = 0.05
-"""Seconds of a product that is not tried at a larger size."""
+"""Seconds; a matrix product that takes longer is not tried at a larger size."""
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Bytes a second of a triad, and multiply-adds a second of a matrix product of the type that was asked for."""
+    """Memory bandwidth of a triad in bytes per second, and multiply-adds per second of a matrix product in `dtype`."""
 
     bytes_per_second: float
     macs_per_second: float
@@ -52,14 +51,14 @@ class Ceilings:
 
 
 def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
-    """The best of a few runs of each, a second or two in all.
+    """Best of a few runs each, a second or two in total.
 
-    The triad c = a + 2 b reads two arrays and writes one, each larger than the last-level cache; the reading of lines
-    that are written into is not counted, as in STREAM. The product is of two square matrices.
+    The triad c = a + 2 b reads two arrays and writes one, each larger than the last-level cache. As in STREAM, reads
+    caused by writes are not counted. The product multiplies two square matrices.
     """
     caches = [file.read_text().strip() for file in CACHES.glob("index*/size")]
     last = max((int(text[:-1]) << {"K": 10, "M": 20, "G": 30}[text[-1]] for text in caches), default=0)
-    # Twice the last-level cache; 64 MiB to 256 MiB.
+    # Twice the last-level cache, within 64 MiB to 256 MiB.
     size = 1 << 30 if device.type == "cuda" else min(256 << 20, max(64 << 20, 2 * last))
     a, b, c = (torch.ones(size // 4, device=device) for _ in range(3))
     triad = _least_seconds(partial(torch.add, a, b, alpha=2.0, out=c), device)
@@ -73,23 +72,23 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
 
 
 def _least_seconds(fn: partial[object], device: torch.device) -> float:
-    # The first run, which is not timed, also maps the pages.
+    # The warm-up run also maps the pages.
     return min(time_interleaved({"": fn}, repeats=REPEATS, warmup=1, device=device)[""].runs)
 
 
 BUSY = 0.2
-"""CPUs that others may take beyond those that are left to them: about what an idle machine's services do."""
+"""CPUs that others may use beyond those left to them, about an idle machine's services."""
 
 STAT = Path("/proc/stat")
 
 
 class OtherWork:
-    """CPU time that others took since this was made, on the CPUs that this process may run on. Linux only:
-    elsewhere `cpus()` is None and `warning()` is empty.
+    """CPU time used by other processes since construction, on this process's CPUs.
 
-        cpus = (busy time of these CPUs - this process's own) / time that has passed
+        cpus = (busy time of these CPUs - this process's own) / elapsed time
 
-    Time that a hypervisor took away counts as busy. Processes of this one count as its own once they have ended.
+    Time taken by a hypervisor counts as busy. Child processes count as own once they have ended. Linux only: elsewhere
+    `cpus()` is None and `warning()` is empty.
     """
 
     def __init__(self, stat: Path = STAT) -> None:
@@ -106,7 +105,7 @@ class OtherWork:
         return max(0.0, (busy - busy_before - (_own() - own_before)) / passed)
 
     def warning(self, threads: int) -> str:
-        """A warning if others took CPUs that `threads` threads wanted, else ""."""
+        """A warning if others used CPUs that `threads` threads needed, else ""."""
         cpus, ours = self.cpus(), len(_allowed())
         if cpus is None or cpus <= max(0, ours - threads) + BUSY:
             return ""
@@ -116,13 +115,13 @@ class OtherWork:
         )
 
     def _busy(self) -> float | None:
-        """Seconds that the CPUs of this process have been busy since the system started."""
+        """Busy seconds of this process's CPUs since the system started."""
         try:
             lines = [line.split() for line in self._stat.read_text().splitlines() if line.startswith("cpu")]
         except OSError:
             return None
         names = {f"cpu{number}" for number in _allowed()}
-        # user, nice, system, idle, iowait, irq, softirq, steal; guests are in user.
+        # user, nice, system, idle, iowait, irq, softirq, steal; user includes guests.
         ticks = [sum(map(int, (*fields[1:4], *fields[6:9]))) for fields in lines if fields[0] in names]
         return sum(ticks) / os.sysconf("SC_CLK_TCK") if len(ticks) == len(names) else None
 
@@ -132,7 +131,7 @@ def _allowed() -> set[int]:
 
 
 def _own() -> float:
-    """Seconds of CPU that this process and those of its processes that have ended have taken."""
+    """CPU seconds of this process and its ended children."""
     taken = os.times()
     return taken.user + taken.system + taken.children_user + taken.children_system
 
@@ -140,14 +139,14 @@ def _own() -> float:
 Pass = Literal["forward", "step"]
 
 SHARE = 0.8
-"""Part of the free memory that a call may take: scratch space inside kernels is not part of the estimate."""
+"""Fraction of free memory that a call may use; the estimate excludes scratch space inside kernels."""
 
 LONGEST = 60.0
-"""Seconds: a call whose least time is longer is not made."""
+"""Seconds; calls with a larger minimum time are skipped."""
 
 
 class _Ledger(TorchDispatchMode):
-    """Adds up the storages that operations make, and takes off those that are let go."""
+    """Adds up allocated storages and subtracts freed ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,7 +174,7 @@ class _Ledger(TorchDispatchMode):
 
 
 def expected_peak(build: Callable[[], Callable[[], object]]) -> int:
-    """Bytes at the peak of building something and calling it, found with shapes only: nothing is computed or taken."""
+    """Peak bytes of building something and calling it, from shapes only."""
     ledger = _Ledger()
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), ledger:
@@ -189,14 +188,14 @@ def expected_peak(build: Callable[[], Callable[[], object]]) -> int:
 
 
 def overflowed(error: Exception) -> bool:
-    """Whether PyTorch refused a tensor since the number of its bytes is none that it can hold."""
+    """Whether PyTorch rejected a tensor because its number of bytes overflows."""
     return any(
         said in str(error) for said in ("Storage size calculation overflowed", "integer multiplication overflow")
     )
 
 
 def free_memory() -> int | None:
-    """Bytes that this process may still take on the CPU: the machine's, or its container's if that is less."""
+    """Free CPU memory for this process, in bytes: the machine's, or its container's if that is less."""
     try:
         lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         free = int(lines["MemAvailable"].split()[0]) * 1024
@@ -211,7 +210,7 @@ def free_memory() -> int | None:
 
 
 def too_large(peak: int, free: int | None) -> str:
-    """Why a call with this peak is not made; "" if it can be."""
+    """Why a call with this peak is skipped; "" if it can run."""
     if free is None or peak <= SHARE * free:
         return ""
     if peak == sys.maxsize:
@@ -220,10 +219,7 @@ def too_large(peak: int, free: int | None) -> str:
 
 
 def too_slow(macs: int, macs_per_second: float, which: Pass) -> str:
-    """Why a pass of this many multiply-adds forward is not made on a machine that does that many; "" if it can be.
-
-    Each product of a forward pass has two in the backward pass, so that a step takes three times as long.
-    """
+    """Why a pass is skipped at this speed; "" if it can run. A step takes three times as long as a forward pass."""
     least = macs * (3 if which == "step" else 1) / macs_per_second
     if least <= LONGEST:
         return ""
@@ -235,12 +231,12 @@ def too_slow(macs: int, macs_per_second: float, which: Pass) -> str:
 
 
 SPREAD = 0.5
-"""Times whose quartiles are farther apart than this share of their median are noisy."""
+"""Times are noisy if their interquartile range exceeds this fraction of the median."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one call: median and quartiles of `runs`, each of one call or the mean of several."""
+    """Seconds per call: median and quartiles of `runs`, each of one call or the mean of several."""
 
     median: float
     q1: float
@@ -249,18 +245,17 @@ class Timing:
 
     @classmethod
     def of(cls, runs: list[float]) -> "Timing":
-        """The summary of these times."""
         q1, median, q3 = statistics.quantiles(runs, n=4, method="inclusive") if len(runs) > 1 else runs * 3
         return cls(median, q1, q3, tuple(runs))
 
     @property
     def spread(self) -> float:
-        """Distance of the quartiles, as a share of the median."""
+        """Interquartile range over the median."""
         return (self.q3 - self.q1) / self.median
 
     @property
     def noisy(self) -> bool:
-        """Whether the quartiles are more than `SPREAD` of the median apart, as where another program ran."""
+        """Whether the interquartile range exceeds `SPREAD` times the median, as when another program ran."""
         return self.spread > SPREAD
 
 
@@ -273,18 +268,18 @@ def time_interleaved(
     turns: Mapping[str, int] | None = None,
     calls: Mapping[str, int] | None = None,
 ) -> dict[str, Timing]:
-    """Time functions in interleaved rounds, in an order reshuffled each round (the same shuffles in every call).
+    """Time functions in interleaved rounds, reshuffled each round with fixed seeds.
 
     Args:
         functions: what to time, by name.
-        repeats: rounds that are timed.
-        warmup: rounds before them that are not.
-        device: a CUDA device to wait for; the CPU if not given.
-        turns: how often each function comes in a round, by name; once if not given.
-        calls: of how many calls in a row each of its times is the mean, by name; of one if not given.
+        repeats: timed rounds.
+        warmup: untimed rounds before them.
+        device: a CUDA device to synchronize (default: CPU).
+        turns: calls per round, by name (default 1).
+        calls: consecutive calls averaged into one time, by name (default 1).
 
     Raises:
-        UserError: fewer than one round.
+        UserError: `repeats` is below 1.
     """
     if repeats < 1:
         raise UserError(f"repeats must be at least 1, got {repeats}")
@@ -300,10 +295,7 @@ def time_interleaved(
 
 
 def orders(names: Iterable[str], rounds: int) -> Iterator[list[str]]:
-    """The names in an order that is drawn for each round, so that no function always follows the same one.
-
-    A function runs with the caches and the free memory that the one before it leaves.
-    """
+    """The names in a new random order per round: a function runs with the caches and memory left by its predecessor."""
     drawn, names = random.Random(0), list(names)
     for _ in range(rounds):
         drawn.shuffle(names)
@@ -324,17 +316,17 @@ _NOISE = (b"SyncActivityProfilerHandler", b"gpuGetDeviceCount", b"CPUAllocator.c
 
 
 def peak_memory(fn: Callable[[], object], device: torch.device | str | None = None) -> int:
-    """Bytes held at the peak of `fn()`, above what was held when it started.
+    """Peak bytes during `fn()`, beyond those in use at the start.
 
-    On the CPU the allocator's own events are summed in order (torch.profiler); memory that was allocated before and is
-    freed inside is not credited. On CUDA this is the difference of `max_memory_allocated` and what was held before.
+    On the CPU, the allocator's events are summed in order (torch.profiler); freeing older memory is not credited. On
+    CUDA, the value is the difference of `max_memory_allocated` and the memory in use before.
 
     Args:
-        fn: called once. What it returns is dropped.
-        device: where `fn` runs; the CPU if not given.
+        fn: called once; its result is dropped.
+        device: where `fn` runs (default: CPU).
 
     Raises:
-        UserError: a device whose allocator cannot be watched, such as mps.
+        UserError: the device's allocator cannot be observed, such as mps.
     """
     kind = torch.device(device or "cpu")
     if kind.type == "cuda":
@@ -348,7 +340,7 @@ def peak_memory(fn: Callable[[], object], device: torch.device | str | None = No
         raise UserError(f"peak memory is measured on cpu and cuda, not on {kind.type!r}; move the model to one of them")
 
     def without_noise(said: bytes) -> bytes:
-        # The profiler's own lines come from C++ and have no switch that works once torch is loaded.
+        # The profiler prints these lines from C++, without a switch after torch is loaded.
         return b"".join(line for line in said.splitlines(keepends=True) if not any(mark in line for mark in _NOISE))
 
     watch = profile(profile_memory=True)

@@ -1,4 +1,4 @@
-"""`tokenmix.cost`: a table of costs as Python and notebooks show it."""
+"""`tokenmix.cost`: a cost table for Python and notebooks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CostReport(CostTable):
-    """Costs of mixers or models: a `CostTable` with a table, sentences and a figure."""
+    """Cost of mixers or models: a `CostTable` with a table, sentences and a figure."""
 
     def to_pandas(self) -> "pd.DataFrame":
-        """A row for each name and size, in seconds and bytes; pandas has to be installed."""
+        """A data frame with a row per name and size, in seconds and bytes; requires pandas."""
         with needs("to_pandas"):
             import pandas as pd
 
@@ -70,23 +70,23 @@ def cost(
     repeats: int = 7,
     **kwargs: Any,
 ) -> CostReport:
-    """Measure mixers at several numbers of tokens next to self-attention, or models at several image sizes.
+    """Measure mixers at several numbers of tokens against self-attention, or models at several image sizes.
 
     Args:
-        names: mixers of `list_mixers()`; or models of images, as names (ours, timm's, torchvision's) or modules. A
-            mapping gives each a name for the table; a module in a list is named by its class.
-        sizes: numbers of tokens N, 196, 1,024 and 4,096 if not given; or sides of the image, the model's own if not.
-        dim: width D of the tokens, 256 if not given.
+        names: mixers of `list_mixers()`; or image models, as names (ours, timm's, torchvision's) or modules. A mapping
+            gives each model a name for the table; a module in a list is named by its class.
+        sizes: numbers of tokens N (default 196, 1,024 and 4,096); or sides of the image (default: the model's own).
+        dim: width D of the tokens (default 256).
         device: cpu or cuda.
         precision: of weights and input.
-        repeats: rounds of timing, fewer where they take long.
-        **kwargs: arguments for the layers that accept them, such as `num_heads`.
+        repeats: rounds of timing, fewer for slow calls.
+        **kwargs: arguments passed to layers that accept them, such as `num_heads`.
 
     Returns:
         Parameters, multiply-adds, time and memory: `print` it, `.to_pandas()`, `.plot()`, `.row(name, size)`.
 
     Raises:
-        UserError: as `tokenmix.profiling.cost_table`.
+        UserError: as in `tokenmix.profiling.cost_table`.
     """
     if not isinstance(names, Mapping):
         subjects: dict[str, str | nn.Module] = {}

@@ -1,4 +1,4 @@
-"""The subject of a table of costs with its input: a mixer at some number of tokens, or a model at some image size."""
+"""Subjects of a cost table with their input: a mixer at a number of tokens, or a model at an image size."""
 
 import copy
 import inspect
@@ -30,7 +30,7 @@ from tokenmix.swap.probe import example_of, model_macs
 
 @dataclass(frozen=True)
 class Measured:
-    """Something built, with its input, and for a layer the scores that the layer before would pass it."""
+    """A module with its input and, for a stacked layer, the previous layer's scores."""
 
     module: nn.Module
     x: Tensor
@@ -41,20 +41,16 @@ class Measured:
 
     @torch.no_grad()
     def forward(self) -> Tensor:
-        """One pass without gradients."""
         return self._run(self.x)
 
     def step(self) -> None:
-        """One pass forward and back, to the weights, and to tokens but not to images; the gradients are dropped."""
+        """One forward and backward pass, with gradients for weights and tokens, not for images."""
         x = self.x.detach().requires_grad_(isinstance(self.module, Mixer))
         self._run(x).float().square().mean().backward()
         self.module.zero_grad(set_to_none=True)
 
     def counts(self) -> dict[str, int]:
-        """Learned numbers; multiply-adds from the equations, of another's model counted; and the least traffic.
-
-        That is the bytes of input, weights, output and the scores passed on, each moved once.
-        """
+        """Parameters, multiply-adds, and traffic: bytes of input, weights, output and scores, each moved once."""
         out = self.x
         own: Any = getattr(self.module, "macs", None)
         if isinstance(self.module, Mixer):
@@ -66,7 +62,7 @@ class Measured:
         return {"parameters": count_parameters(self.module), "macs": macs, "traffic": traffic}
 
     def dry_run(self, which: str, device: torch.device) -> Callable[[], Callable[[], object]]:
-        """The pass `which` of a copy with any numbers, for `expected_peak`: a model cannot be built in a dry run."""
+        """The pass `which` of a copy, for `expected_peak`; models cannot be built in a dry run."""
         twin, empty = copy.deepcopy(self), partial(torch.empty_like, device=device)
 
         def build() -> Callable[[], object]:
@@ -78,11 +74,11 @@ class Measured:
 
 
 Target = Callable[..., Measured]
-"""Builds the subject at a size, on the `device` given by name; on meta it is checked that it can be called."""
+"""Builds the subject at a size on the named `device`; on meta, also checks that it runs."""
 
 
 def layer_for(name: str, dim: int, num_tokens: int, **kwargs: object) -> Mixer:
-    """The mixer as it is used inside a stack; `kwargs` go to the layers that have such arguments."""
+    """The mixer as inside a stack; `kwargs` go to layers that accept them."""
     spec = get_spec(name)
     known = {**_known(spec.layer, kwargs), **spec.later}
     return create_mixer(name, dim, num_tokens=num_tokens, **known)
@@ -97,10 +93,10 @@ def mixer_with_input(
     dtype: torch.dtype | None = None,
     **kwargs: object,
 ) -> Measured:
-    """Build a mixer and random input for it. In a stack whose layers pass scores on, the layer before is run once."""
+    """Build a mixer and random input. If layers of a stack pass scores, the previous layer runs once."""
     kwargs = {**kwargs, "device": device, "dtype": dtype}
     spec = get_spec(name)
-    # For a mixer of the user's that is built without device and type.
+    # For user mixers that do not accept device and dtype.
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype or before)
     try:
@@ -135,15 +131,15 @@ def model_with_image(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> Measured:
-    """Build a model, or copy the one given, and make a square image of noise for it.
+    """Build a model, or copy the given one, and make a square image of noise for it.
 
     Args:
-        model: a classifier of ours, timm's or torchvision's by name, or a model of images.
-        size: side of the image; the model's own, or 224, if not given.
+        model: name of a classifier (ours, timm's, torchvision's), or an image model.
+        size: side of the image (default: the model's own, or 224).
         device, dtype: of weights and image.
 
     Raises:
-        UserError: it does not take images of that size.
+        UserError: the model does not accept images of that size.
     """
     from tokenmix.models.foreign import open_model
 
@@ -153,7 +149,7 @@ def model_with_image(
             try:
                 built = open_model(name, size) if given is None else copy.deepcopy(given)
             except TypeError as error:
-                # Convolutional networks have no such argument: they take images of any size.
+                # Convolutional networks lack the argument: they accept any size.
                 if "img_size" not in str(error) and "image_size" not in str(error):
                     raise
                 built = open_model(name)
@@ -165,7 +161,7 @@ def model_with_image(
             resize(size)
         example = example_of(built, size or (None if own else 224))
         if isinstance(example, Mapping) and [*example] == ["pixel_values"]:
-            example = (*example.values(),)  # of transformers
+            example = (*example.values(),)  # for transformers
         if not isinstance(example, tuple) or not isinstance(example[0], Tensor):
             raise UserError("its input is no image; give a model of images")
         x = torch.randn(example[0].shape, device=device, dtype=dtype)
@@ -191,7 +187,7 @@ _OF_THE_TABLE = {"dim", "num_tokens", "device", "dtype"}
 def targets_for(
     subjects: Mapping[str, str | nn.Module], *, dim: int, dtype: torch.dtype, kwargs: Arguments
 ) -> tuple[dict[str, Target], bool]:
-    """Mixers by name, self-attention first, or models in the order given; and whether they are mixers."""
+    """Mixers by name, self-attention first, or models in the given order; and whether they are mixers."""
     if not are_mixers(subjects):
         return {label: partial(model_with_image, subject, dtype=dtype) for label, subject in subjects.items()}, False
     mixers = list(dict.fromkeys(["self", *map(str, subjects.values())]))
@@ -203,7 +199,7 @@ def targets_for(
 
 
 def are_mixers(subjects: Mapping[str, str | nn.Module]) -> bool:
-    """Whether all are mixers, or else models; `UserError` for a name that is neither, and for both together."""
+    """Whether all subjects are mixers, otherwise models; `UserError` for unknown names and for a mixture."""
     mixer = next((label for label, one in subjects.items() if isinstance(one, str) and is_mixer(one)), None)
     models = [label for label, one in subjects.items() if not (isinstance(one, str) and is_mixer(one))]
     for name in (one for one in map(subjects.get, models) if isinstance(one, str)):
@@ -214,7 +210,6 @@ def are_mixers(subjects: Mapping[str, str | nn.Module]) -> bool:
 
 
 def check_is_model(name: str) -> None:
-    """Raise `UserError` unless the name is a model whose costs can be measured."""
     try:
         from tokenmix.models.foreign import IMAGENET, load_foreign
     except MissingExtra as missing:

@@ -1,4 +1,4 @@
-"""Numbers and tables as people read them."""
+"""Human-readable numbers and tables."""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +23,6 @@ def _scaled(number: float, base: int, units: tuple[str, ...]) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Seconds as milliseconds with three significant digits."""
     return f"{seconds * 1e3:.3g}" if seconds < 1 else f"{seconds * 1e3:,.0f}"
 
 
@@ -35,11 +34,11 @@ def ratio(value: float, reference: float) -> str:
 
 
 def spread(mean: float, deviation: float | None) -> str:
-    """`0.8123 ± 0.0040`; the mean alone when there was one run."""
+    """`0.8123 ± 0.0040`; the mean alone without a deviation."""
     return f"{mean:.4f}" if deviation is None else f"{mean:.4f} ± {deviation:.4f}"
 
 
 def to_markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown: names on the left, numbers aligned on the right."""
+    """A Markdown table with right-aligned numbers after the first column."""
     lines = [f"| {' | '.join(cells)} |" for cells in (headings, *rows)]
     return "\n".join([lines[0], f"|---|{'---:|' * (len(headings) - 1)}", *lines[1:]])

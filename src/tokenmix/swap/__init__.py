@@ -1,4 +1,4 @@
-"""Put mixers into models: in place of their attention (swap), or after any module (insert)."""
+"""Put mixers into models: replace attention (swap), or add blocks after any module (insert)."""
 
 from tokenmix.swap.adapter import Affine, AttentionAdapter, AttentionLayout, AttentionWeights, ObservedCall, SwapError
 from tokenmix.swap.inserting import InsertedBlock, InsertReport, InsertRow, insert, remove_inserted

@@ -1,4 +1,4 @@
-"""Adapters of attention modules for a swap: what they hold, how they are called and masked, what replaces them."""
+"""Adapters of attention modules for a swap: their weights, arguments, masks and replacements."""
 
 import fnmatch
 import inspect
@@ -17,10 +17,7 @@ from tokenmix.registry import Arguments
 
 
 def check_values(holds: Tensor, message: str) -> None:
-    """Raise `UserError` unless `holds` is True everywhere; a compiled or exported graph asserts it when it runs.
-
-    On the meta device there are no values to check.
-    """
+    """Raise `UserError` unless `holds` is True everywhere; graphs assert this at run time, the meta device skips it."""
     if torch.compiler.is_compiling():
         torch._assert_async(holds.all(), message)
     elif not holds.is_meta and not holds.all():
@@ -28,11 +25,7 @@ def check_values(holds: Tensor, message: str) -> None:
 
 
 def from_added(mask: Tensor) -> Tensor:
-    """A mask that is added to scores as a boolean one, True = the token takes part.
-
-    Raises:
-        UserError: a number other than 0 and about minus infinity, which weighs tokens instead of leaving them out.
-    """
+    """An additive mask as boolean, True = the token takes part; `UserError` for values other than 0 and -inf."""
     taking_part = mask == 0
     check_values(
         taking_part | (mask < torch.finfo(mask.dtype).min / 4),
@@ -43,14 +36,13 @@ def from_added(mask: Tensor) -> Tensor:
 
 
 def shared_mask(mask: Tensor | None, x: Tensor) -> Tensor | None:
-    """A mask of tokens (B, N) or of pairs (B, 1, 1 or N, N) as one of the tokens of x (B, N).
+    """Convert a mask of tokens (B, N) or of pairs (B, 1, 1 or N, N) to a mask of the tokens of x (B, N).
 
-    True = it takes part, as for SDPA; numbers are added to scores, except whole numbers (B, N), which are 1 or 0. Every
-    query sees the same tokens. A query that sees none must be a token that no query sees: timm's NaFlex masks padding
-    so.
+    As in SDPA, True = the token takes part, and numbers are additive; integers (B, N) are 1 or 0. All queries must see
+    the same tokens. A query may see none only if no query sees it, as in timm's NaFlex.
 
     Raises:
-        UserError: a mask whose queries see different tokens, which only a map of pairs can honour.
+        UserError: queries see different tokens, which only attention over pairs can honour.
     """
     if mask is None:
         return None
@@ -80,38 +72,37 @@ class SwapError(Exception):
 
 
 class Affine(NamedTuple):
-    """A linear map as it is stored: weight (out, in), bias (out,) or None."""
+    """A linear map: weight (out, in), bias (out,) or None."""
 
     weight: Tensor
     bias: Tensor | None
 
     @staticmethod
     def of(layer: nn.Module) -> "Affine":
-        """That of an `nn.Linear`."""
         assert isinstance(layer, nn.Linear)
         return Affine(layer.weight, layer.bias)
 
     @staticmethod
     def parts(weight: Tensor, bias: Tensor | None, count: int = 3) -> "list[Affine]":
-        """Maps that are stored as one: query, key and value."""
+        """Split a fused projection, for example into query, key and value."""
         biases = [None] * count if bias is None else bias.chunk(count)
         return [Affine(*part) for part in zip(weight.chunk(count), biases, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionWeights:
-    """The attention that is replaced. A projection that is None cannot be reused, and `remark` says why.
+    """The replaced attention. A projection that cannot be reused is None, and `remark` says why.
 
     Attributes:
         dim: width D of the tokens.
         num_heads: heads H; None if there are none.
-        like: a parameter, for device and type.
-        query, key, value, out: the projections, (D, D) each, heads one after the other.
-        qkv_bias: whether query, key and value have biases; None if they are not known.
-        causal: it never sees a future token.
-        positions: names of what it holds that adds positions to its scores.
-        dropout: on its output.
-        attention_dropout: on its map.
+        like: a parameter, for device and dtype.
+        query, key, value, out: the projections, (D, D) each, heads concatenated.
+        qkv_bias: whether query, key and value have biases; None if unknown.
+        causal: the attention never sees a future token.
+        positions: names of parts that add positions to the scores.
+        dropout: rate on the output.
+        attention_dropout: rate on the attention map.
         remark: why projections are missing.
     """
 
@@ -132,14 +123,14 @@ class AttentionWeights:
 
 @dataclass(frozen=True)
 class ObservedCall:
-    """One call that was seen.
+    """One observed call.
 
     Attributes:
-        num_tokens: its number of tokens N.
-        causal: whether it asked for a causal map.
-        refusal: why a mixer cannot handle it.
-        positions: names of the arguments that brought positions.
-        samples: sequences of tokens B in the call, which may be more than the images, as in MobileViT.
+        num_tokens: number of tokens N.
+        causal: whether the call requested causal attention.
+        refusal: why a mixer cannot handle the call.
+        positions: names of arguments with positions.
+        samples: sequences B in the call; may exceed the number of images, as in MobileViT.
     """
 
     num_tokens: int
@@ -150,7 +141,7 @@ class ObservedCall:
 
 
 class AttentionAdapter(ABC):
-    """A kind of attention module that can be swapped. `AttentionLayout` describes one by names only."""
+    """A kind of attention module that can be swapped; `AttentionLayout` describes one by names only."""
 
     @property
     @abstractmethod
@@ -163,53 +154,49 @@ class AttentionAdapter(ABC):
 
     @abstractmethod
     def read(self, module: nn.Module) -> AttentionWeights:
-        """What the module holds; `SwapError` if no mixer can replace it."""
+        """The module's weights and options; `SwapError` if no mixer can replace it."""
 
     @abstractmethod
     def observe(self, module: nn.Module, arguments: Arguments) -> ObservedCall:
-        """A call of the module with these arguments."""
+        """Describe a call of the module with these arguments."""
 
     @abstractmethod
     def macs(self, module: nn.Module, num_tokens: int) -> int:
-        """Multiply-adds of the module on one sample of N tokens, products of its map included."""
+        """Multiply-adds of the module for one sample of N tokens, including products of the attention map."""
 
     def attends_to_itself(self, module: nn.Module, holder: nn.Module) -> bool | None:
-        """Whether query, key and value are one tensor, from the classes of the module and its parent; None: unknown.
-
-        It is asked only where no forward pass was seen to call the module.
-        """
+        """Whether query, key and value are one tensor, by the classes of module and parent (without a call)."""
         return True
 
     @abstractmethod
     def adapt(self, module: nn.Module, mixer: Mixer, *, drop_positions: bool = False) -> nn.Module:
-        """The mixer, with the module's signature; it ignores positions that a call brings if they are dropped."""
+        """The mixer with the module's signature; `drop_positions` makes it ignore positions in calls."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionLayout(AttentionAdapter):
-    """softmax(Q K^T / sqrt(d)) V W_o on tokens (B, N, D), described by the names of its parts and arguments.
+    """softmax(Q K^T / sqrt(d)) V W_o on tokens (B, N, D), described by names of parts and arguments.
 
-    Names of parts are dotted, from the module. A part that a module does not have is taken as absent.
+    Names of parts are dotted paths from the module. Missing parts count as absent.
 
     Attributes:
-        classes: globs over "module.Class" of the class whose forward pass it is; subclasses that inherit it match.
+        classes: globs over "module.Class" of the class that defines `forward`; subclasses that inherit it match.
         query, key, value, out: the `nn.Linear` projections.
-        qkv: the projection that holds all three, instead of them.
-        biases: parameters that hold the biases of `qkv`.
+        qkv: the fused projection, instead of query, key and value.
+        biases: parameters with the biases of `qkv`.
         num_heads: the number of heads.
-        dropout, attention_dropout: rates or `nn.Dropout`, on the output and the map.
-        norm: a normalisation of the layer's own shortcut, norm(x + attention(x)).
-        around_map: other layers on query and key, with which these two cannot be kept.
-        around_out: other layers before `out`, with which it cannot be kept.
-        plain: values that parts must have, for the layer to be this equation.
+        dropout, attention_dropout: rates or `nn.Dropout`, on the output and on the attention map.
+        norm: a norm of the layer's own shortcut, norm(x + attention(x)).
+        around_map: other layers on query and key; query and key are then not kept.
+        around_out: other layers before `out`; `out` is then not kept.
+        plain: values that parts must have for the layer to be this equation.
         causal: a flag of the module, True if it is causal.
         positions: arguments or parts that add positions to the scores.
-        tokens: the argument that is x; the first if not given.
-        mask: the argument that masks tokens: (B, N), or (B, 1, 1 or N, N) with equal rows, True or 1 = takes part, or
-            added to scores.
-        others: arguments of other tokens and of caches, which must be None.
-        extra_outputs: how many results follow the first in a tuple; they become None. None: the result is a tensor.
-        refusal: why no mixer can replace such a module at all.
+        tokens: name of the argument x (default: the first).
+        mask: the mask argument: (B, N), or (B, 1, 1 or N, N) with equal rows; True or 1 = takes part, or additive.
+        others: arguments for other tokens and caches, which must be None.
+        extra_outputs: number of results after the first in a tuple, replaced by None. None: the result is a tensor.
+        refusal: why no mixer can replace such a module.
     """
 
     classes: Sequence[str]
@@ -236,7 +223,7 @@ class AttentionLayout(AttentionAdapter):
     refusal: str = ""
 
     def matches(self, module: nn.Module) -> bool:
-        """By the name of the class that has the forward pass, so that its library need not be imported."""
+        """Compare the name of the class that defines `forward`, without importing its library."""
         owner = next(c for c in type(module).__mro__ if "forward" in vars(c))
         name = f"{owner.__module__}.{owner.__qualname__}"
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.classes)
@@ -293,7 +280,7 @@ class AttentionLayout(AttentionAdapter):
             return ObservedCall(0, refusal=self.refusal)
         kinds = inspect.signature(module.forward).parameters
         given: Values = {}
-        for name, value in arguments.items():  # those of **kwargs among the others
+        for name, value in arguments.items():  # includes those in **kwargs
             given |= value if kinds[name].kind is inspect.Parameter.VAR_KEYWORD else {name: value}
         x, mask = given[self.tokens or next(iter(given))], given.get(self.mask)
         if x.dim() != 3:
@@ -311,11 +298,10 @@ class AttentionLayout(AttentionAdapter):
         return ObservedCall(x.shape[1], causal, "", positions, x.shape[0])
 
     def brought_positions(self, given: Arguments) -> tuple[str, ...]:
-        """Names of arguments of a call that bring positions."""
         return tuple(name for name in self.positions if given.get(name) is not None)
 
     def check_call(self, given: Arguments) -> None:
-        """Raise `UserError` for arguments that no mixer can honour, masks apart."""
+        """Raise `UserError` for arguments, other than masks, that no mixer can honour."""
         other = next((name for name in self.others if given.get(name) is not None), None)
         if other is not None:
             raise UserError(
@@ -344,11 +330,11 @@ class AttentionLayout(AttentionAdapter):
 
 
 class SwappedAttention(nn.Module):
-    """A mixer that is called as the attention was that it replaced, and returns as many results.
+    """A mixer with the signature and the number of results of the attention that it replaces.
 
     Raises:
-        UserError: a mask of pairs of tokens, other tokens, positions unless they were dropped,
-            `output_attentions=True`, or a causal call of a mixer that is not causal.
+        UserError: a mask over token pairs; other tokens or positions (unless dropped); `output_attentions=True`; or a
+            causal call of a mixer that is not causal.
     """
 
     def __init__(
@@ -363,12 +349,12 @@ class SwappedAttention(nn.Module):
         super().__init__()
         self.mixer, self.norm = mixer, norm
         self.layout, self.parameter_names, self.drop_positions = layout, tuple(parameters), drop_positions
-        # A model that resizes its positions asks its attention for them, which has none any more.
+        # A model that resizes its positions looks for these attributes in its attention.
         for name in layout.positions:
             setattr(self, name, None)
 
     def set_window_size(self, window_size: object) -> None:
-        """For timm's `set_input_size`, which resizes the positions of the attention: there are none."""
+        """For timm's `set_input_size`, which resizes positions of the attention; a mixer has none."""
 
     def forward(self, *args: object, **kwargs: object) -> Tensor | tuple[Tensor | None, ...]:
         """Tokens (B, N, D) to the same; a mask (B, 1, 1, N), True = the token takes part."""
@@ -386,7 +372,6 @@ class SwappedAttention(nn.Module):
 
 
 def is_causal(mixer: nn.Module) -> bool:
-    """Whether the mixer was built causal."""
     return any(getattr(part, "causal", False) is True for part in mixer.modules())
 
 
@@ -399,7 +384,6 @@ def check_causal(mixer: Mixer, wanted: bool) -> None:
 
 
 def _part(module: nn.Module, path: str, default: object = None) -> Any:
-    """A part of the module by its dotted name."""
     found: object = module
     for name in path.split("."):
         found = getattr(found, name, None)

@@ -1,4 +1,4 @@
-"""Scores that pass from attention to attention in a foreign model, whose blocks pass on tokens only."""
+"""Pass scores between attention layers of models from other libraries, whose blocks only pass tokens."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -20,12 +20,12 @@ LOST = (
 
 
 class Link:
-    """The scores on their way from one layer to the next. They are of a forward pass, so a copy has none.
+    """Scores on their way from one layer to the next. They belong to a forward pass, so copies have none.
 
     Attributes:
-        scores: of the layer before, until the layer after takes them.
-        entered: what the block of the layer after, and the parts of that block, were called with since then.
-        taken: what the block was called with in passes that are not over, and the scores that were taken then.
+        scores: of the previous layer, until the next layer takes them.
+        entered: inputs of the next layer's block, and of its parts, since then.
+        taken: block inputs of unfinished passes, with the scores taken in them.
     """
 
     scores: Scores | None = None
@@ -38,8 +38,8 @@ class Link:
     def take(self, x: Tensor) -> Scores:
         """The scores of this pass for the layer's tokens x.
 
-        Gradient checkpointing calls a block again, with the same tensor, when later passes may have been run: then they
-        are those that the block took the first time. transformers calls its forward only, without hooks of the block.
+        Gradient checkpointing calls a block again with the same tensor, possibly after later passes. The layer then
+        takes the scores of the block's first call. transformers calls `forward` directly, without hooks of the block.
         """
         scores, entered = self.scores, self.entered
         self.scores, self.entered = None, ()
@@ -49,7 +49,7 @@ class Link:
             for given in (x, *reversed(inputs)):
                 for ref, old in self.taken:
                     if ref() is given:
-                        # What came in instead is of a layer that was called again as well.
+                        # The newly received scores are from a repeated call as well.
                         return old
             if scores is not None and inputs:
                 self.taken = (*self.taken, (TensorWeakRef(inputs[0]), scores))
@@ -59,7 +59,7 @@ class Link:
 
 
 def note_call(link: Link, first: bool, part: nn.Module, args: tuple[object, ...], kwargs: Arguments) -> None:
-    """A forward pre-hook of the block that holds a layer, the first that is called, and of the parts of that block."""
+    """Forward pre-hook of a layer's block (`first`) and of the parts of that block."""
     if first:
         link.entered = ()
     x = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
@@ -68,10 +68,10 @@ def note_call(link: Link, first: bool, part: nn.Module, args: tuple[object, ...]
 
 
 def watch_blocks(layers: Sequence[tuple[nn.Module, "Carrying"]]) -> Callable[[], None]:
-    """Let each block tell the link of the layer in it what it is called with; returns how to undo that."""
+    """Record the inputs of each block in the link of its layer; return a function that removes the hooks."""
     handles = []
     for block, layer in layers:
-        # A block with other layers in it is called once for all of them, perhaps with a tensor of the user's.
+        # A block with several such layers is called once for all of them, possibly with a user's tensor.
         alone = sum(any(part is other for part in block.modules()) for _, other in layers) == 1
         if alone and layer.before is not None:
             for part in (block, *block.children()):
@@ -86,11 +86,11 @@ def watch_blocks(layers: Sequence[tuple[nn.Module, "Carrying"]]) -> Callable[[],
 
 
 class Carrying(Mixer):
-    """A mixer that takes the scores of the layer before it and hands its own to the layer after it.
+    """A mixer that takes scores from the previous layer and passes its own to the next layer.
 
     Args:
         inner: the mixer.
-        before: where the scores come from; None for the first layer.
+        before: source of the scores; None for the first layer.
     """
 
     def __init__(self, inner: Mixer, before: Link | None) -> None:
@@ -112,7 +112,7 @@ class Carrying(Mixer):
         return out
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The map that the last call made, until the layer after has taken its scores: for a forward hook."""
+        """The map of the last call, for a forward hook; available until the next layer takes the scores."""
         if self.before is None:
             return self.inner.attention_map(x, mask)
         if self.after.scores is None:

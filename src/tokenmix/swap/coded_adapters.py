@@ -1,4 +1,4 @@
-"""Attention that names alone do not tell: `nn.MultiheadAttention`, wherever it is used, and our own mixers."""
+"""Adapters that need code: `nn.MultiheadAttention` and our own mixers."""
 
 from typing import Any
 
@@ -29,13 +29,13 @@ PAIRS = "its attn_mask says which pairs of tokens meet"
 class MixerInTorch(nn.Module):
     """A mixer with the signature and the results of `nn.MultiheadAttention`.
 
-    key_padding_mask is True for tokens to ignore, as PyTorch has it, or added (0 and -inf). The second result is the
-    map (B, N, N), or (B, H, N, N) unless `average_attn_weights`, of a mixer that has one between tokens, and else None.
-    The output at an ignored position is 0.
+    As in PyTorch, key_padding_mask is True for ignored tokens, or additive (0 and -inf). The second result is the map
+    (B, N, N), or (B, H, N, N) without `average_attn_weights`; None if the mixer has no map over tokens. The output at
+    ignored positions is 0.
 
     Raises:
-        UserError: query, key and value that are not one tensor; attn_mask, unless it is the causal mask that
-            `is_causal=True` implies and the mixer was built causal.
+        UserError: query, key and value are not one tensor; or attn_mask is not the causal mask of `is_causal=True` for
+            a causal mixer.
     """
 
     in_proj_weight: Tensor | None
@@ -45,7 +45,7 @@ class MixerInTorch(nn.Module):
         super().__init__()
         self.mixer = mixer
         self.embed_dim, self.num_heads, self.batch_first = embed_dim, num_heads, batch_first
-        # nn.TransformerEncoderLayer looks for these: None keeps it from its fused path, which would pass by the mixer.
+        # nn.TransformerEncoderLayer reads these: None disables its fused path, which would bypass the mixer.
         self.in_proj_weight = self.in_proj_bias = None
         self._qkv_same_embed_dim = True
 
@@ -60,7 +60,6 @@ class MixerInTorch(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Mix the tokens of query; key and value are the same tensor."""
         if query is not key or key is not value:
             raise UserError(f"{CROSS}; leave this attention out by where=")
         check_causal(self.mixer, is_causal)
@@ -86,7 +85,7 @@ class MixerInTorch(nn.Module):
 
 
 class TorchAdapter(AttentionAdapter):
-    """`nn.MultiheadAttention` on one set of tokens."""
+    """Adapter of `nn.MultiheadAttention` for self-attention."""
 
     about = "torch.nn.MultiheadAttention (torchvision's ViT, nn.TransformerEncoderLayer, your own blocks)"
 
@@ -138,16 +137,16 @@ class TorchAdapter(AttentionAdapter):
 
 
 class TokenmixAdapter(AttentionAdapter):
-    """A mixer of tokens; another replaces it without anything around it, so that stacks continue calling `mix`."""
+    """Adapter of token mixers; a new mixer is not wrapped, so stacks still call `mix`."""
 
     about = "tokenmix's own mixers of tokens"
 
     def matches(self, module: nn.Module) -> bool:
-        """Mixers of maps do not match: what is around them holds maps."""
+        """Only mixers of tokens; the modules around 2-d mixers handle maps."""
         return isinstance(module, GridMixer) or (isinstance(module, Mixer) and module.capabilities.layout == "tokens")
 
     def read(self, module: nn.Module) -> AttentionWeights:
-        """The projections of self-attention; other mixers have none that another could use."""
+        """The projections of self-attention; other mixers have none that can be reused."""
         module = module.inner if isinstance(module, Carrying) else module
         assert isinstance(module, Mixer)
         like, causal = next(module.parameters(), None), is_causal(module)

@@ -1,4 +1,4 @@
-"""Insert a token mixer after modules of any model, as a residual block that changes nothing at the start."""
+"""Insert a token mixer after modules of any model, as a residual block that starts as the identity."""
 
 import fnmatch
 import inspect
@@ -30,17 +30,16 @@ class InsertedBlock(nn.Module):
 
         y = x + gamma * mixer(norm(x)),   gamma in R^C, 0 at the start
 
-    `norm` is LayerNorm over the channels. A mixer that starts as the identity itself, such as SAGAN's, is used without
-    norm and gamma. At the start y is x to the last bit: a zero keeps its sign, and the mixer reads 0 where x is not
-    finite. y has the type of x, under autocast too.
+    `norm` is LayerNorm over the channels. A mixer that starts as the identity, such as SAGAN's, has no norm and no
+    gamma. At the start y equals x bitwise: zeros keep their sign, and the mixer reads 0 for non-finite x. y has the
+    dtype of x, also under autocast.
 
     Args:
         mixer: of tokens (B, N, C), or of maps (B, C, H, W).
-        layout: where the channels of x are.
+        layout: position of the channel axis of x.
 
-    Shape:
-        x (B, N, C) for `tokens`; (B, C, L), (B, C, H, W) or (B, C, D, H, W) for `channels-first`; (B, ..., C) for
-        `channels-last`; the output has the shape of x. A mixer of maps sees D slices as one map of D * H rows.
+    Shape: x (B, N, C) for `tokens`; (B, C, L), (B, C, H, W) or (B, C, D, H, W) for `channels-first`; (B, ..., C) for
+    `channels-last`; the output has the shape of x. A 2-d mixer receives D slices as one map of D * H rows.
     """
 
     def __init__(self, mixer: Mixer, layout: Layout, **factory: Unpack[Factory]) -> None:
@@ -62,7 +61,7 @@ class InsertedBlock(nn.Module):
         else:
             out = self.mixer(normed)
         added = out - finite if self.gamma is None else self.gamma * out
-        # 0 - added is +0 for a zero of either sign, and x - 0 is x. The sum x + 0 would turn -0 into 0.
+        # 0 - added is +0 for zeros of either sign, and x - 0 is x; x + 0 would turn -0 into 0.
         mixed = (tokens - (0.0 - added)).to(x.dtype)
         return (mixed.transpose(1, 2) if first else mixed).reshape(x.shape)
 
@@ -72,7 +71,7 @@ class InsertedBlock(nn.Module):
 
 @torch.no_grad()
 def starts_as_identity(mixer: Mixer) -> bool:
-    """Whether a new mixer that has something to learn returns its input."""
+    """Whether a new mixer with parameters returns its input."""
     weight = next(mixer.parameters(), None)
     if weight is None or mixer.capabilities.length != "any":
         return False
@@ -87,25 +86,25 @@ def starts_as_identity(mixer: Mixer) -> bool:
 
 
 def default_heads(layer: type[Mixer], dim: int) -> dict[str, int]:
-    """`num_heads` for a mixer that has it: the most up to 8 that divide the width."""
+    """`num_heads` for a mixer that accepts it: the largest divisor of the width up to 8."""
     if "num_heads" not in inspect.signature(layer).parameters:
         return {}
     return {"num_heads": next(n for n in range(8, 0, -1) if dim % n == 0)}
 
 
 def run_inserted(module: nn.Module, args: tuple[object, ...], output: Tensor) -> Tensor:
-    """The forward hook of a module that has, or had, an inserted block."""
+    """Forward hook of a module that has, or had, an inserted block."""
     block = getattr(module, INSERTED, None)
     return output if block is None else block(output)
 
 
 @dataclass(frozen=True, kw_only=True)
 class InsertRow:
-    """One block; multiply-adds on the example over all its calls.
+    """One inserted block; multiply-adds are for the example, over all calls.
 
     Attributes:
-        name: of the module that it follows.
-        after: its class.
+        name: name of the module before the block.
+        after: class of that module.
         layout: of its output, such as "(B, C, H, W)".
         dim: width C.
         num_tokens: N at each call.
@@ -122,7 +121,7 @@ class InsertRow:
 
 @dataclass(frozen=True, kw_only=True)
 class InsertReport(ChangeReport):
-    """A model with inserted blocks: one row each, and what they cost."""
+    """A model with inserted blocks: one row per block with its cost."""
 
     rows: tuple[InsertRow, ...]
 
@@ -153,25 +152,26 @@ def insert(
 
         y = x + gamma * mixer(norm(x)),   gamma = 0 at the start
 
-    So the model's outputs are the same at the start. The block becomes the module `inserted` of the module that it
-    follows: names of the model's own weights stay. One forward pass on the meta device finds widths and layouts. For a
-    saved model, build it, insert with the same arguments, then load the state dict. Optimisers are built afterwards.
+    The model's outputs do not change at the start. The block is the submodule `inserted` of the module that it follows,
+    so the model's weights keep their names. One forward pass on the meta device finds widths and layouts. To load a
+    saved model, build it, insert with the same arguments, then load the state dict. Create optimisers afterwards.
 
     Args:
         model: any model.
-        after: name of a module, a glob such as "layer[34]", or several of either. Of nested matches the outermost.
-        mixer: a name of `tokenmix.list_mixers()`, "module:Class", or a class of mixers.
-        layout: of the outputs; found from their shape and the modules that make them if not given.
-        img_size: of the forward pass; the model's own, or 224, if not given.
-        example_inputs: arguments of that pass, for a model that is not of images.
+        after: name of a module, a glob such as "layer[34]", or several of either. Only the outermost of nested matches
+            count.
+        mixer: a name of `tokenmix.list_mixers()`, "module:Class", or a mixer class.
+        layout: of the outputs (default: inferred from their shape and the modules that produce them).
+        img_size: for the forward pass (default: the model's own, or 224).
+        example_inputs: arguments of the forward pass, for models that do not take images.
         mixer_kwargs: arguments of the mixer.
 
     Returns:
-        The report; `report.remove()` takes the blocks out again.
+        The report; `report.remove()` removes the blocks.
 
     Raises:
-        UserError: no module of that name; a module whose output is not one tensor of tokens or of a map, or that the
-            forward pass does not call, if it is named or the only one; a mixer that cannot be built.
+        UserError: no module matches; a named or the only module is not called, or its output is not one tensor of
+            tokens or of a map; or the mixer cannot be built.
     """
     if not isinstance(model, nn.Module):
         raise UserError(f"model must be an nn.Module, got {model!r}; build it first")
@@ -238,7 +238,7 @@ def insert(
     before = count_parameters(model)
     for host, block in blocks:
         host.add_module(INSERTED, block)
-        # What is added to an nn.Sequential already runs last in it. The hook stays where a block was taken out.
+        # A child added to an nn.Sequential already runs last. The hook stays after a block is removed.
         if type(host).forward is not nn.Sequential.forward and not getattr(host, HOOKED, False):
             host.register_forward_hook(run_inserted)
             setattr(host, HOOKED, True)
@@ -262,7 +262,7 @@ def insert(
 
 
 def remove_inserted(model: nn.Module) -> list[str]:
-    """Take all inserted blocks out of a model; returns the names of the modules that had one."""
+    """Remove all inserted blocks of a model; return the names of the modules that had one."""
     names = [
         name for name, module in model.named_modules() if isinstance(getattr(module, INSERTED, None), InsertedBlock)
     ]
@@ -272,8 +272,8 @@ def remove_inserted(model: nn.Module) -> list[str]:
 
 
 def _find_hosts(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
-    """Modules by name that a pattern matches, of nested ones the outermost."""
-    # With the further names of shared modules, such as one activation that all layers use.
+    """Modules by name that match a pattern; only the outermost of nested matches."""
+    # Includes further names of shared modules, such as one activation for all layers.
     modules = {name: module for name, module in model.named_modules(remove_duplicate=False) if name}
     found: dict[str, nn.Module] = {}
     for pattern in patterns:
@@ -291,7 +291,7 @@ def _find_hosts(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Modul
 
 
 def _observe(_: int, method: str, args: Sequence[object], kwargs: Arguments, result: object) -> torch.Size | str:
-    """The shape of a module's output, or why nothing can follow it."""
+    """The shape of a module's output, or why no block can follow it."""
     if not isinstance(result, Tensor):
         return f"its output is of type {type(result).__name__}; name the module in it that makes the tensor"
     if not result.is_floating_point() or not 3 <= result.dim() <= 5:
@@ -315,7 +315,7 @@ def _refusal(host: nn.Module, calls: Sequence[torch.Size | str], layout: Layout 
 
 
 def _layout_of(host: nn.Module, shape: Sequence[int]) -> Layout:
-    """Where the channels are: at the axis whose size the last layers of the module have."""
+    """Layout of a module's output: the channel axis has the width of the module's last layers."""
     kinds: tuple[tuple[str, bool], ...] = (
         ("out_channels", True),
         ("num_features", True),

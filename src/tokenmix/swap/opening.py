@@ -1,7 +1,7 @@
-"""transformers' `from_pretrained` for swapped models: a model of its own class, swapped again, then its weights.
+"""transformers' `from_pretrained` for swapped models: build the model's own class, swap again, load weights.
 
-`import tokenmix.register` calls `register_swapped`. What a file says is data: a mixer is a name of the table, and the
-class of the model is transformers' own for the type that is named.
+`import tokenmix.register` calls `register_swapped`. Files are treated as data: a mixer is a name in the table, and the
+model class is transformers' own for the named type.
 """
 
 from collections.abc import Sequence
@@ -27,17 +27,17 @@ OPENED_BY = {
     "AutoModelForAudioClassification": "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING",
     "AutoModelForCTC": "MODEL_FOR_CTC_MAPPING",
 }
-"""transformers' automatic classes that open a swapped model, and their tables."""
+"""transformers' auto classes that open a swapped model, and their tables."""
 
 
 class SwappedConfig(PreTrainedConfig):
-    """Reads the config of a swapped model; what it returns is of that model's own kind."""
+    """Reads the config of a swapped model and returns a config of that model's own kind."""
 
     model_type = MODEL_TYPE
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, object], **kwargs: object) -> Any:
-        """The config of a file; `UserError` if it is not one that `save_pretrained` writes."""
+        """The config in a file; `UserError` unless `save_pretrained` could have written it."""
         known = {"model_type", "swapped_type", "auto_map"}
         kind, swaps = config_dict.get("swapped_type"), config_dict.get(FIELD)
         if not isinstance(kind, str) or kind == MODEL_TYPE or kind not in CONFIG_MAPPING:
@@ -68,7 +68,7 @@ class SwappedConfig(PreTrainedConfig):
 
 
 def _opener(found: type[PreTrainedModel] | Sequence[type[PreTrainedModel]], config: type) -> type:
-    """What an automatic class opens: the model's own class, with the mixers put in before its weights are read."""
+    """The model class for an auto class: the model's own, with the mixers inserted before its weights are loaded."""
     own = found if isinstance(found, type) else found[0]
 
     def __init__(self: PreTrainedModel, *args: Any, **kwargs: Any) -> None:
@@ -76,12 +76,12 @@ def _opener(found: type[PreTrainedModel] | Sequence[type[PreTrainedModel]], conf
         repeat_swap(self)
         self.__class__ = own
 
-    # By name and module it is the model's own, for transformers looks up by them how a checkpoint's keys are called.
+    # Same name and module, because transformers looks up the renaming of checkpoint keys by them.
     return type(own.__name__, (own,), {"__init__": __init__, "__module__": own.__module__, "config_class": config})
 
 
 def repeat_swap(model: PreTrainedModel) -> None:
-    """Swap in a new model of transformers as its config says."""
+    """Swap attention in a new transformers model as recorded in its config."""
     swaps, prefix = getattr(model.config, FIELD), layer_prefix(model)
     setattr(model.config, FIELD, [])
     for swap in from_file(swaps):
@@ -91,5 +91,4 @@ def repeat_swap(model: PreTrainedModel) -> None:
 
 
 def register_swapped() -> None:
-    """Make the type of swapped models known to transformers."""
     AutoConfig.register(MODEL_TYPE, SwappedConfig, exist_ok=True)

@@ -1,8 +1,8 @@
-"""One forward pass: how many tokens each attention gets, how it is called, what the model costs.
+"""One forward pass that finds the tokens and arguments of each attention module, and the cost of the model.
 
-It runs on the meta device, which computes nothing and takes no memory. A model whose path depends on values, such as
-`nn.TransformerEncoder` with a causal mask, runs on its own device instead. Attention runs as plain products, so that it
-is counted.
+The pass runs on the meta device, without computation or memory. A model whose path depends on values, such as
+`nn.TransformerEncoder` with a causal mask, runs on its own device. Attention runs as plain products, so that the
+counter sees them.
 """
 
 import functools
@@ -31,15 +31,15 @@ Mixed = TypeVar("Mixed")
 
 @dataclass(frozen=True)
 class Probe:
-    """What a forward pass showed.
+    """Result of a forward pass.
 
     Attributes:
-        macs: multiply-adds of the whole model; None if it could not be run.
-        calls: of each attention module, by id, in order.
+        macs: multiply-adds of the whole model; None if it could not run.
+        calls: calls of each attention module, by id, in order.
         order: ids of the modules in the order of all calls.
-        mixed: ids of mixers whose `mix` is called, by a stack that passes scores on.
-        note: why it could not be run.
-        device: where it ran.
+        mixed: ids of mixers whose `mix` is called by a stack that passes scores.
+        note: why the model could not run.
+        device: device of the pass.
     """
 
     macs: int | None = None
@@ -51,11 +51,11 @@ class Probe:
 
 
 Example = Tensor | Sequence[Any] | Arguments
-"""Arguments of a forward pass, in order or by name, or the only one."""
+"""Arguments of a forward pass, in order or by name, or a single argument."""
 
 
 def example_of(model: nn.Module, img_size: int | tuple[int, int] | None) -> Example | None:
-    """One input of the size that a model of a known library is built for; None if none can be found."""
+    """An example input in the size that a model of a known library expects; None if unknown."""
     size = _own_size(model) if img_size is None else _pair(img_size)
     like = next(model.parameters(), None)
     dtype = torch.float32 if like is None else like.dtype
@@ -69,13 +69,13 @@ def example_of(model: nn.Module, img_size: int | tuple[int, int] | None) -> Exam
 
 
 def _transformers_example(model: Any, size: tuple[int, int] | None, dtype: torch.dtype) -> dict[str, Tensor] | None:
-    """Inputs of the sizes in the config of transformers' models of images, texts, videos, sound and time series."""
+    """Inputs for transformers' models of images, text, video, sound and time series, sized by their config."""
     config, kwargs = model.config, {"dtype": dtype, "device": META}
     vision, text = getattr(config, "vision_config", config), getattr(config, "text_config", config)
     found: dict[str, Tensor] = {}
     both = vision is not config and text is not config
     if model.main_input_name == "input_ids" or both:
-        # Some models count their positions from the number of the padding token on.
+        # Some models count positions from the padding token's id.
         counted = [
             i
             for n, m in model.named_modules()
@@ -102,7 +102,7 @@ def _transformers_example(model: Any, size: tuple[int, int] | None, dtype: torch
 
 
 def _own_size(model: nn.Module) -> tuple[int, int] | None:
-    """The attributes of our, timm's, torchvision's and transformers' models, in this order."""
+    """Size attributes of our, timm's, torchvision's and transformers' models, in this order."""
     settings, config = getattr(model, "pretrained_cfg", None), getattr(model, "config", None)
     said: Any = (
         getattr(model, "img_size", None),
@@ -123,7 +123,7 @@ def _pair(size: int | Sequence[int]) -> tuple[int, int]:
 def probe_model(
     model: nn.Module, attentions: Sequence[tuple[nn.Module, AttentionAdapter]], example: Example | None
 ) -> Probe:
-    """Run the model on an example, watching these modules."""
+    """Run the model on an example and observe these modules."""
     if example is None:
         return Probe(note="the model does not tell its input")
 
@@ -151,10 +151,7 @@ def probe_model(
 def watch_pass(
     model: nn.Module, example: Example, modules: Sequence[nn.Module], observe: Callable[..., Seen]
 ) -> tuple[list[tuple[int, Seen]], int, torch.device]:
-    """A forward pass: the calls of some modules, the multiply-adds of the model, and the device on which it runs.
-
-    A call is the module's place among `modules`, and observe(place, method, args, kwargs, result).
-    """
+    """Run a forward pass; return calls as (index, observe(index, method, ...)), multiply-adds and device."""
     own, failure = next((p.device for p in model.parameters()), META), ""
     for device in dict.fromkeys((META, own)):
         calls: list[tuple[int, Seen]] = []
@@ -164,17 +161,14 @@ def watch_pass(
                 stack.enter_context(watch_calls(module, calls, note))
             try:
                 return calls, model_macs(model, example, device), device
-            except Exception as error:  # whatever a stranger's forward pass may raise
+            except Exception as error:  # a user's forward pass may raise anything
                 failure = one_line(error)
     raise UserError(f"the forward pass on the example fails with {failure}; give example_inputs that fit the model")
 
 
 @contextmanager
 def watch_calls(module: nn.Module, calls: list[Seen], note: Callable[..., Seen]) -> Iterator[None]:
-    """Append note(method, args, kwargs, result) to `calls` after each call of the module.
-
-    Our stacks call `mix` and not the module. Either may call the other, which is the same call.
-    """
+    """Append note(method, args, kwargs, result) after each call of the module or its `mix`; nested calls count once."""
     depth = 0
 
     def enter(*_: object) -> None:
@@ -214,13 +208,14 @@ def watch_calls(module: nn.Module, calls: list[Seen], note: Callable[..., Seen])
 
 
 def model_macs(model: nn.Module, inputs: Example, device: torch.device = META) -> int:
-    """Multiply-adds of a forward pass in evaluation mode: convolutions, linear maps, products of attention.
+    """Multiply-adds of a forward pass in evaluation mode: convolutions, linear layers, attention products.
 
-    Weights, buffers, attributes and random state stay. On another device than meta, the model must be there.
+    Weights, buffers, attributes and random state do not change. On a device other than meta, the model must be on that
+    device.
     """
-    # By module and not by name: a module under two names would be left with what it was lent.
+    # By module, because a module with two names would keep its temporary tensors.
     parts = list(model.named_modules())
-    # Detached, for the counter follows whatever needs a gradient into the backward pass, which there is not.
+    # Detached, because the counter follows gradients into a backward pass that does not exist.
     tensors = {
         name: p.detach().to(device) for prefix, m in parts for name, p in m.named_parameters(prefix, recurse=False)
     }
@@ -239,11 +234,11 @@ def model_macs(model: nn.Module, inputs: Example, device: torch.device = META) -
 
     given: Any = map_aggregate((args, kwargs), moved)
     training = [module for module in model.modules() if module.training]
-    # PyTorch's fused encoder layer would pass the attention by, and packs padded tokens, which meta tensors cannot be.
+    # PyTorch's fused encoder layer would bypass the attention, and packs padded tokens, which fails on meta tensors.
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     model.eval()
-    # What modules keep from call to call, such as a detector's anchors, must not stay on the meta device.
+    # State kept between calls, such as a detector's anchors, must not stay on the meta device.
     kept = [(vars(part), dict(vars(part))) for part in model.modules()]
     try:
         with torch.random.fork_rng(devices=[]):
@@ -266,14 +261,14 @@ def check_runs(
     change: str = "swap",
     remedy: str = "layers that pass scores to each other must be swapped together",
 ) -> int:
-    """Multiply-adds of a model that was changed; if it no longer runs, the change is undone and an error raised."""
+    """Multiply-adds of a changed model; if it does not run, the change is undone and an error raised."""
     try:
         with checked_own_mixers(model):
             return model_macs(model, example, device)
     except Exception as error:
         own = next((p.device for p in model.parameters()), device)
         if device != own:
-            # A mixer of the user's may not run on shapes alone.
+            # A user's mixer may not run on meta tensors.
             return check_runs(model, example, undo, own, change, remedy)
         undo()
         if isinstance(error, OwnMixerError):

@@ -1,4 +1,4 @@
-"""The kinds of attention that a swap knows, rows of one table, and where a model has them."""
+"""Table of attention kinds known to a swap, and search for attention in a model."""
 
 import fnmatch
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ def _timm(names: str) -> tuple[str, ...]:
     return tuple(f"timm.models.{name}" for name in names.split())
 
 
-# transformers copies code from model to model: the classes of a row have one and the same forward pass.
+# transformers copies code between models: all classes of a row have the same forward pass.
 VIT = AttentionLayout(
     about="transformers' encoders of images, text, sound and video (see the page on swaps)",
     classes=_transformers(
@@ -59,7 +59,7 @@ ALBERT = replace(
 )
 TRANSFORMERS = (
     VIT,
-    # Its layer hands relative positions over as a mask.
+    # The layer passes relative positions as a mask.
     replace(VIT, classes=_transformers("BeitAttention"), mask="", positions=("attention_mask",)),
     replace(CLIP, classes=_transformers("DINOv3ViTAttention"), out="o_proj", positions=("position_embeddings",)),
     CLIP,
@@ -244,16 +244,16 @@ REFUSED = tuple(
 )
 
 ADAPTERS: list[AttentionAdapter] = [*TIMM, TorchAdapter(), *TRANSFORMERS, TokenmixAdapter(), *OTHERS, *REFUSED]
-"""All that are known, in the order in which they are asked."""
+"""All known adapters, in lookup order."""
 
 
 def register_adapter(adapter: AttentionAdapter) -> AttentionAdapter:
-    """Make a kind of attention known to `swap_attention`.
+    """Register a kind of attention for `swap_attention`.
 
-    Adapters that were registered later are asked first, and those of tokenmix last.
+    Later registrations take precedence, also over tokenmix's own adapters.
 
     Args:
-        adapter: mostly an `AttentionLayout`; a subclass of `AttentionAdapter` if names are not enough.
+        adapter: usually an `AttentionLayout`; a subclass of `AttentionAdapter` if names are not enough.
 
     Returns:
         The adapter.
@@ -269,7 +269,7 @@ Where = str | Sequence[str] | Callable[[str, nn.Module], bool]
 
 @dataclass(frozen=True)
 class AttentionSite:
-    """An attention module, under every name by which the model holds it, and its parent under the first."""
+    """An attention module with all its names in the model, and the parent for the first name."""
 
     names: tuple[str, ...]
     module: nn.Module
@@ -278,20 +278,15 @@ class AttentionSite:
 
     @property
     def name(self) -> str:
-        """Its first name."""
         return self.names[0]
 
     @property
     def kind(self) -> str:
-        """Its class."""
         return type(self.module).__name__
 
 
 def find_sites(model: nn.Module) -> list[AttentionSite]:
-    """All attention that can be swapped, of nested modules the outermost; `UserError` if there is none.
-
-    The mixer in an inserted block is no attention of the model.
-    """
+    """All attention that can be swapped, outermost of nested modules, without inserted blocks; `UserError` if none."""
     found: dict[int, AttentionSite] = {}
     inside: list[str] = []
     for name, module in model.named_modules(remove_duplicate=False):
@@ -310,7 +305,7 @@ def find_sites(model: nn.Module) -> list[AttentionSite]:
         holder = model.get_submodule((*names, name)[0].rpartition(".")[0])
         found[id(module)] = AttentionSite((*names, name), module, holder, adapter)
     if not found:
-        # With its home, for several libraries have a class that is called Attention.
+        # With their modules, because several libraries have a class Attention.
         others = [
             f"{name} ({type(m).__module__}.{type(m).__name__})"
             for name, m in model.named_modules()
@@ -330,7 +325,7 @@ def find_sites(model: nn.Module) -> list[AttentionSite]:
 
 
 def select_sites(sites: Sequence[AttentionSite], where: Where) -> list[AttentionSite]:
-    """Those that `where` means; `UserError` if there are none, or a name in a list is none of theirs."""
+    """The sites selected by `where`; `UserError` if there are none, or a listed name is unknown."""
     names = [name for site in sites for name in site.names]
     if not isinstance(where, str) and not callable(where):
         for name in where:

@@ -1,7 +1,7 @@
-"""A new mixer for each attention, and which weights it keeps, before anything is changed.
+"""Plan a new mixer for each attention, and the weights that it keeps, before the model changes.
 
-A weight is kept where the new layer uses it for what the old one did: to read queries, keys or values from the same
-tokens, or to write what was read to the same tokens. Everything else starts new.
+A weight is kept if it has the same role in the new layer: to compute queries, keys or values of the same tokens, or to
+write the output to the same tokens. All other weights are new.
 """
 
 import inspect
@@ -30,17 +30,14 @@ from tokenmix.swap.report import SkippedAttention, SwapRow
 
 @dataclass(frozen=True)
 class SwapRequest:
-    """The requested swap, and what is known of the model.
+    """The requested swap, and facts about the model.
 
     Attributes:
-        label: name of the mixer.
-        layer: its class.
-        kwargs: its arguments.
-        num_tokens: N if the user gave it.
-        grid: (height, width) of the model's tokens, if known.
-        probe: what a forward pass showed.
+        label, layer, kwargs: name, class and arguments of the mixer.
+        num_tokens, grid: N if the user gave it, and (height, width) of the model's tokens if known.
+        probe: result of a forward pass.
         strict: a site that cannot be swapped is an error.
-        drop_positions: positions inside an attention are left out; else it cannot be swapped.
+        drop_positions: drop positions inside an attention, which otherwise prevent a swap.
     """
 
     label: str
@@ -54,26 +51,24 @@ class SwapRequest:
 
     @property
     def carries(self) -> bool:
-        """Whether the mixers transform the scores of the layer before."""
+        """Whether the mixers transform the scores of the previous layer."""
         given = self.kwargs.get("residual") or self.kwargs.get("scores_from") == "previous"
         return issubclass(self.layer, LessAttention) and bool(given)
 
     @property
     def why_unseen(self) -> str:
-        """Why no call of an attention was seen."""
+        """Why no call of an attention was observed."""
         return self.probe.note or "the forward pass does not call it"
 
     def calls(self, site: AttentionSite) -> Sequence[ObservedCall]:
-        """The calls of a site in a forward pass."""
         return self.probe.calls.get(id(site.module), [])
 
     def counts(self, site: AttentionSite) -> list[int]:
-        """Numbers of tokens that a site gets, one for each call in a forward pass."""
+        """Numbers of tokens of a site, one per call in a forward pass."""
         seen = [call.num_tokens for call in self.calls(site)]
         return seen or ([self.num_tokens] if self.num_tokens else [])
 
     def not_causal(self, what: str) -> SwapError:
-        """The refusal of attention that never sees a future token."""
         if self.layer.capabilities.causal:
             return SwapError(f"{what}, and {self.label} is not: give mixer_kwargs={{'causal': True}}")
         return SwapError(f"{what}, and {self.label} has no causal form")
@@ -81,8 +76,6 @@ class SwapRequest:
 
 @dataclass(frozen=True)
 class Replacement:
-    """A site, and what replaces it."""
-
     site: AttentionSite
     replacement: nn.Module
     row: SwapRow
@@ -92,7 +85,7 @@ class Replacement:
 def plan_replacements(
     sites: Sequence[AttentionSite], request: SwapRequest
 ) -> tuple[list[Replacement], list[SkippedAttention]]:
-    """The replacements, and the sites that are skipped; `UserError` if that is all of them, or any if `strict`."""
+    """The replacements and the skipped sites; `UserError` if all are skipped, or any with `strict`."""
     replacements: list[Replacement] = []
     skipped: list[SkippedAttention] = []
     order = {module: place for place, module in reversed(list(enumerate(request.probe.order)))}
@@ -121,11 +114,11 @@ def _plan_one(site: AttentionSite, request: SwapRequest, before: Replacement | N
     if hasattr(site.module, INSERTED):
         raise SwapError("a block is inserted after it; take it out by tokenmix.swap.remove_inserted, swap, then insert")
     old, calls, counts = site.adapter.read(site.module), request.calls(site), request.counts(site)
-    # Stacks of ours pass scores on themselves.
+    # Our stacks pass scores themselves.
     carries = request.carries and id(site.module) not in request.probe.mixed
     first = carries and before is None
     if first:
-        # The first layer transforms nothing: it makes the scores.
+        # The first layer has no scores to transform; it computes them.
         known = inspect.signature(SelfAttention).parameters
         kwargs = {name: value for name, value in request.kwargs.items() if name in known}
         request = replace(request, label="self", layer=SelfAttention, kwargs=kwargs)
@@ -195,7 +188,7 @@ def _plan_one(site: AttentionSite, request: SwapRequest, before: Replacement | N
 
 
 def _build(site: AttentionSite, old: AttentionWeights, request: SwapRequest) -> Mixer:
-    """The mixer, with what it can take over from the attention; the user's arguments come first."""
+    """The mixer, with options of the attention that apply; the user's arguments take precedence."""
     parameters, label = inspect.signature(request.layer).parameters, request.label
     if old.causal and not request.layer.capabilities.causal:
         raise request.not_causal("it is causal")
@@ -219,7 +212,7 @@ def _build(site: AttentionSite, old: AttentionWeights, request: SwapRequest) -> 
         "dropout": old.dropout or None,
         "attention_dropout": old.attention_dropout or None,
         "causal": old.causal or None,
-        **factory,  # A mixer of the user's may be built without them.
+        **factory,  # a user's mixer may be built without them
     }
     args = {name: value for name, value in offered.items() if value is not None and name in parameters}
     built = build_mixer(request.layer, f"mixer {label!r}", old.dim, num_tokens, {**args, **request.kwargs})
@@ -227,7 +220,7 @@ def _build(site: AttentionSite, old: AttentionWeights, request: SwapRequest) -> 
 
 
 def _check_one_grid(before: Replacement, site: AttentionSite, row: SwapRow, mixer: Mixer, request: SwapRequest) -> None:
-    """Raise `UserError` unless the layer can take the scores of the layer before."""
+    """Raise `UserError` unless the layer can take the scores of the previous layer."""
     reason, times = "", len(request.calls(site))
     if before.carrying is None:
         reason = "one of them passes scores on by itself and the other does not"
@@ -247,12 +240,12 @@ def _check_one_grid(before: Replacement, site: AttentionSite, row: SwapRow, mixe
 
 
 Kept = tuple[tuple[str, ...], str]
-"""Names of the projections that were kept, and why those."""
+"""Names of the kept projections, and the reason."""
 
 
 @torch.no_grad()
 def keep_weights(old: AttentionWeights, mixer: Mixer) -> Kept:
-    """Copy the weights that play the same role into a new mixer, whose subclasses may use theirs for something else."""
+    """Copy weights with the same role into a new mixer; not into subclasses, which may use theirs differently."""
     if old.remark and not any((old.query, old.key, old.value, old.out)):
         return (), old.remark
     attends = isinstance(mixer, SelfAttention | LinearAttention | LessAttention)
@@ -275,7 +268,7 @@ def keep_weights(old: AttentionWeights, mixer: Mixer) -> Kept:
 
 
 def _into_attention(old: AttentionWeights, mixer: SelfAttention | LinearAttention | LessAttention) -> Kept:
-    """Query, key and value by their targets, and the output projection."""
+    """Copy query, key, value and output projections."""
     if isinstance(mixer, LessAttention):
         if mixer.qk is None:
             return (), "query and key are those of the layer before"
@@ -291,7 +284,7 @@ def _into_attention(old: AttentionWeights, mixer: SelfAttention | LinearAttentio
             same = "softmax over the keys" if mixer.normalization == "softmax" else "double normalisation of the map"
             why = f"the same projections, {same}"
     same_heads = old.num_heads == mixer.num_heads
-    # Two have a meaning only together.
+    # Two projections are only meaningful together.
     scores = same_heads and _copied((old.query, query), (old.key, key))
     values = _copied((old.value, value), (old.out, Affine.of(mixer.proj)))
     if scores and values:
@@ -306,14 +299,14 @@ def _into_attention(old: AttentionWeights, mixer: SelfAttention | LinearAttentio
 
 
 def _into_simplified(old: AttentionWeights, mixer: SimplifiedSelfAttention) -> Kept:
-    """W_v W_o as one: the mixer mixes the tokens themselves, so that what reads and what writes them are one map."""
+    """Fold W_v W_o into one map, because the mixer has the tokens themselves as values."""
     if not isinstance(mixer.proj, nn.Linear):
         return (), "it has no weights; with output_projection=True it keeps value and out, as one map"
     if old.value is None or old.out is None:
         return (), ""
     bias = torch.zeros_like(mixer.proj.bias) if old.out.bias is None else old.out.bias
     if old.value.bias is not None:
-        # Rows of the map sum to 1, so the bias of the values reaches every token whole.
+        # Rows of the map sum to 1, so each token receives the full bias of the values.
         bias = bias + old.out.weight @ old.value.bias
     mixer.proj.weight.copy_(old.out.weight @ old.value.weight)
     mixer.proj.bias.copy_(bias)
@@ -321,7 +314,7 @@ def _into_simplified(old: AttentionWeights, mixer: SimplifiedSelfAttention) -> K
 
 
 def _copied(*pairs: tuple[Affine | None, Affine]) -> bool:
-    """Copy projections to their targets, with bias 0 where one had none; False, and nothing, if one does not fit."""
+    """Copy projections to their targets, with bias 0 for a missing bias; False, without copies, if one does not fit."""
     for old, target in pairs:
         if old is None or old.weight.shape != target.weight.shape or (old.bias is not None and target.bias is None):
             return False

@@ -1,4 +1,4 @@
-"""Reports as plain values and as tables, for programs, the terminal and notebooks; that of a swap."""
+"""Reports as plain values and as tables, for programs, terminals and notebooks."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ from tokenmix.files import to_html
 
 
 class Report:
-    """What is known of a model that was changed or trained: a dataclass."""
+    """Base of reports on a changed or trained model; subclasses are dataclasses."""
 
     def to_json(self) -> dict[str, object]:
-        """All but the model, as plain values."""
+        """All fields except the model, as plain values."""
         found = _plain(self)
         assert isinstance(found, dict)
         return found
@@ -27,11 +27,11 @@ def _plain(value: object) -> object:
 
 
 class TableReport(Report, ABC):
-    """A report whose table people read, with a sentence below."""
+    """A report with a table and a sentence below."""
 
     @abstractmethod
     def rows(self) -> list[list[str]]:
-        """Cells of the table, a header first."""
+        """Cells of the table, header first."""
 
     @abstractmethod
     def _about(self) -> str: ...
@@ -48,15 +48,15 @@ class TableReport(Report, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class ChangeReport(Report):
-    """A model with other mixers in it, and what that changed.
+    """A model with other mixers, and the effect of the change.
 
     Attributes:
-        model: the model that was given, changed in place.
-        mixer: what was put in.
-        skipped: places that were matched and could not be.
+        model: the given model, changed in place.
+        mixer: the new mixer.
+        skipped: matched places that could not change.
         parameters_before, parameters_after: of the whole model.
-        macs_before, macs_after: multiply-adds of the whole model on the example, one sample if none was given; None if
-            it could not be run.
+        macs_before, macs_after: multiply-adds of the whole model on the example (default: one sample); None if the
+            model could not run.
     """
 
     model: nn.Module
@@ -70,16 +70,16 @@ class ChangeReport(Report):
 
 @dataclass(frozen=True, kw_only=True)
 class SwapRow:
-    """One attention that was replaced; multiply-adds on the example, None where the number of tokens is not known.
+    """One replaced attention; multiply-adds are for the example, None if the number of tokens is unknown.
 
     Attributes:
         name: of the module in the model.
-        before: its class.
+        before: class of the old attention.
         after: the mixer.
-        num_tokens: tokens N that it gets.
-        kept: projections whose weights continue in the mixer.
-        why: why those and no others.
-        dropped: names of what added positions to its scores and was left out.
+        num_tokens: number of tokens N.
+        kept: projections whose weights were kept.
+        why: reason for this selection.
+        dropped: names of dropped parts that added positions to the scores.
     """
 
     name: str
@@ -97,7 +97,7 @@ class SwapRow:
 
 @dataclass(frozen=True)
 class SkippedAttention:
-    """An attention that was matched and stays as it is."""
+    """An attention that matched but was not replaced."""
 
     name: str
     kind: str
@@ -106,11 +106,11 @@ class SkippedAttention:
 
 @dataclass(frozen=True, kw_only=True)
 class SwapReport(ChangeReport):
-    """A model in which attention was replaced.
+    """A model with replaced attention.
 
     Attributes:
-        rows: one for each attention that was replaced.
-        notes: what else is to be known.
+        rows: one per replaced attention.
+        notes: further remarks.
     """
 
     rows: tuple[SwapRow, ...]
@@ -134,7 +134,7 @@ class SwapReport(ChangeReport):
 
 
 def aligned(table: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table with a heading; numbers, which columns 1 to 5 hold, are aligned on the right."""
+    """Lines of a table with a header; columns 1 to 5 are numbers, aligned right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = []
     for row in table:
@@ -149,13 +149,12 @@ def _kept(row: SwapRow) -> str:
 
 
 def cost_cells(of: "SwapRow | ChangeReport") -> tuple[str, str, str, str]:
-    """Parameters and multiply-adds before and after, and the changes in percent, of a row or a whole report."""
+    """Parameters and multiply-adds before and after, with changes in percent, of a row or a report."""
     parameters = _change(of.parameters_before, of.parameters_after)
     return (*parameters, *_change(of.macs_before, of.macs_after))
 
 
 def _change(before: int | None, after: int | None) -> tuple[str, str]:
-    """The numbers before and after, and in percent what that is more or less."""
     if before is None or after is None:
         return "?", ""
     percent = f"{100 * (after - before) / before:+.0f} %" if before else ""

@@ -1,7 +1,7 @@
-"""Swap a model's attention for another mixer; a model of transformers notes the swap, and `save_pretrained` writes it.
+"""Swap a model's attention for another mixer; transformers' models record the swap for `save_pretrained`.
 
-The config keeps its class's fields and gets a list of swaps. In the file its type is ours, so that transformers without
-tokenmix refuses the folder instead of opening it without the mixers; `tokenmix.swap.opening` opens it.
+The config keeps the fields of its class and gets a list of swaps. The file has our model type, so transformers without
+tokenmix rejects the folder instead of opening it without the mixers. `tokenmix.swap.opening` opens it.
 """
 
 import copy
@@ -28,7 +28,7 @@ FIELD = "tokenmix_swap"
 
 
 def record_swap(model: nn.Module, mixer: str, rows: Sequence[SwapRow], kwargs: Arguments, drop: str | None) -> None:
-    """Note a swap in the configs of transformers' models, the model itself or parts of it, for `save_pretrained`."""
+    """Record a swap in the configs of transformers' models, the model or parts of it, for `save_pretrained`."""
     transformers = sys.modules.get("transformers")
     if transformers is None:
         return
@@ -43,7 +43,7 @@ def record_swap(model: nn.Module, mixer: str, rows: Sequence[SwapRow], kwargs: A
             }
             if not tokens:
                 continue
-            # Another model may have the same config.
+            # Another model may share the config.
             old: Any = part.config
             config, prefix = copy.deepcopy(old), layer_prefix(part)
             if not isinstance(config, SwapInConfig):
@@ -65,20 +65,19 @@ def record_swap(model: nn.Module, mixer: str, rows: Sequence[SwapRow], kwargs: A
 
 
 def layer_prefix(model: Any) -> str:
-    """What stands before the names of layers in a model with a head, such as "bert."; the notes leave it out."""
+    """Prefix of layer names in a model with a head, such as "bert."; recorded names omit it."""
     return "" if model.base_model is model else f"{model.base_model_prefix}."
 
 
 class SwapInConfig:
-    """What is added to a config's class: the file has our type, and all fields."""
+    """Mixin of a config's class: the file has our model type and all fields."""
 
     def to_dict(self) -> dict[str, object]:
-        """All fields, those of the swap among them."""
         found = super().to_dict()  # type: ignore[misc]
         return {**found, "model_type": MODEL_TYPE, "swapped_type": found["model_type"]}
 
     def to_diff_dict(self) -> dict[str, object]:
-        """The same without private ones: a reader without the class does not know its defaults."""
+        """All non-private fields, because a reader without the class does not know its defaults."""
         return {key: value for key, value in self.to_dict().items() if not key.startswith("_")}
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -87,7 +86,6 @@ class SwapInConfig:
 
 @functools.cache
 def swapped_config_class(kind: Any) -> Any:
-    """The class of a swapped model's config, from that of the model."""
     return type(f"Swapped{kind.__name__}", (SwapInConfig, kind), {"__module__": __name__})
 
 
@@ -109,32 +107,32 @@ def swap_attention(
 ) -> SwapReport:
     """Replace a model's attention layers by a mixer, in place.
 
-        softmax(Q K^T / sqrt(d)) V W_o   ->   mixer(x),   with those of W_q, W_k, W_v, W_o that have a meaning there
+        softmax(Q K^T / sqrt(d)) V W_o   ->   mixer(x),   with W_q, W_k, W_v, W_o kept where they have the same role
 
-    It knows the attention of timm, torchvision, transformers, MONAI and diffusers that the page on swaps lists,
-    `nn.MultiheadAttention` anywhere, our own mixers, and what `register_adapter` added. The number of heads, biases and
-    dropout rates carry over where the mixer has them. All of a new layer trains, also where the old one was frozen, and
-    optimisers must be built afterwards. If an error is raised, the model is unchanged.
+    The page on swaps lists the supported attention of timm, torchvision, transformers, MONAI and diffusers.
+    `nn.MultiheadAttention` anywhere, our own mixers and kinds added by `register_adapter` are also supported. The
+    number of heads, biases and dropout rates carry over if the mixer has them. All weights of a new layer train, even
+    if the old layer was frozen. Create optimisers afterwards. If an error is raised, the model is unchanged.
 
     Args:
-        model: any of these models, or a module that contains them.
-        mixer: a name of `tokenmix.list_mixers()`, or a class of mixers.
-        where: a glob over the names of modules, a list of names, or a function of name and module. What a glob or a
-            function means and cannot be swapped is skipped and listed in the report; in a list it is an error.
-        num_tokens: N, for mechanisms that learn over tokens; found by a forward pass if not given.
-        img_size: of that pass; the model's own if not given.
-        example_inputs: arguments of that pass in order, or by name (what a tokenizer of transformers returns), for a
-            model that does not tell its input.
+        model: a model, or a module that contains attention.
+        mixer: a name of `tokenmix.list_mixers()`, or a mixer class.
+        where: a glob over module names, a list of names, or a function of name and module. Matches of a glob or
+            function that cannot be swapped are skipped and listed in the report; a name in a list raises an error.
+        num_tokens: N, for mixers with weights over tokens (default: found by a forward pass).
+        img_size: for that pass (default: the model's own).
+        example_inputs: arguments of that pass in order, or by name (such as a transformers tokenizer's output), for
+            models whose input cannot be inferred.
         mixer_kwargs: arguments of the mixer.
-        drop: "positions" leaves out rotary and relative positions inside an attention; without it, such attention
-            cannot be swapped. The rows of the report name what was left out.
+        drop: "positions" drops rotary and relative positions inside an attention, which otherwise prevent a swap. The
+            rows of the report name the dropped parts.
 
     Returns:
         The report; `report.model` is `model`.
 
     Raises:
-        UserError: an unknown mixer or argument; nothing that `where` matches; a site that cannot be swapped, if it is
-            named or the only one; a model that would not run.
+        UserError: the mixer or an argument is unknown; `where` matches nothing; a named or the only site cannot be
+            swapped; or the model would not run.
     """
     if not isinstance(model, nn.Module):
         raise UserError(
@@ -183,16 +181,16 @@ def swap_attention(
 
 
 def set_input_size(model: nn.Module, img_size: int | tuple[int, int]) -> None:
-    """Change the image size of one of timm's models, and of matrices over tokens that were swapped into it.
+    """Change the image size of a timm model, including swapped-in matrices over tokens.
 
     Gates and the transforms of less-attention are interpolated over the grid, see `tokenmix.ops.resize_gate`.
 
     Args:
         model: a model with `set_input_size`, changed in place.
-        img_size: its new size.
+        img_size: the new size.
 
     Raises:
-        UserError: a model without that method; a matrix over more tokens than those of the grid, such as class tokens.
+        UserError: the model lacks that method; or a matrix covers more tokens than the grid, such as class tokens.
     """
     sized: Any = model
     old = _grid(model)
@@ -208,7 +206,7 @@ def set_input_size(model: nn.Module, img_size: int | tuple[int, int]) -> None:
                 f"{type(mixer).__name__} has a matrix over {count} tokens, and the grid has {old[0]} x {old[1]}; set "
                 "the size first, then swap"
             )
-    # The new grid is asked from a copy, so that a mixer that cannot be resized leaves the model as it was.
+    # The new grid comes from a copy, so that a mixer that cannot be resized leaves the model unchanged.
     patches = copy.deepcopy(sized.patch_embed)
     patches.set_input_size(size)
     for mixer in mixers:
@@ -218,7 +216,6 @@ def set_input_size(model: nn.Module, img_size: int | tuple[int, int]) -> None:
 
 
 def _grid(model: nn.Module) -> tuple[int, int] | None:
-    """The grid of tokens of our and timm's models."""
     for holder in (model, getattr(model, "patch_embed", None)):
         grid = getattr(holder, "grid_size", None)
         if isinstance(grid, Sequence) and len(grid) == 2:
@@ -229,16 +226,16 @@ def _grid(model: nn.Module) -> tuple[int, int] | None:
 def _put(
     model: nn.Module, replacements: Sequence[Replacement], label: str, *, whole: bool
 ) -> tuple[Callable[[], None], tuple[str, ...]]:
-    """Put the replacements in; how to take them out again, and what else had to be changed."""
+    """Install the replacements; return a function that undoes this, and remarks on other changes."""
     _set(model, [(replacement, replacement.replacement) for replacement in replacements])
     unwatch = watch_blocks([(r.site.holder, r.carrying) for r in replacements if r.carrying is not None])
     new = {id(replacement.replacement) for replacement in replacements}
     holding = [module for module in model.modules() if any(id(part) in new for part in module.modules())]
-    # PyTorch's encoder packs padded batches when it evaluates, and reads its first attention's weights to decide.
+    # PyTorch's encoder packs padded batches in evaluation, depending on its first attention's weights.
     packing = [m for m in holding if isinstance(m, nn.TransformerEncoder) and m.use_nested_tensor]
     for encoder in packing:
         encoder.use_nested_tensor = False
-    # Our models tell their mixer, for listings and comparisons; with a property it is a part of the model that does.
+    # Our models report their mixer. If `mixer_name` is a property, a part of the model reports it.
     told = [m for m in holding if not isinstance(getattr(type(m), "mixer_name", None), property)]
     named = [(m, name) for m in told if isinstance(name := getattr(m, "mixer_name", None), str)]
     for module, old_name in named:

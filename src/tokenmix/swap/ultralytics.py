@@ -18,21 +18,20 @@ class TokenMix(nn.Module):
 
         - [-1, 1, TokenMix, [ch, f, external, {num_slots: 64}]]
 
-    Ultralytics replaces the words `ch` and `f` by its lists of widths and sources. So the block has the width of its
+    Ultralytics replaces the words `ch` and `f` by its lists of widths and sources. The block thus has the width of its
     input at every scale (n, s, m, l, x).
 
     Args:
-        widths: of all layers before; `ch` in the file.
-        source: which of them is the input; `f` in the file.
-        mixer: a name of `tokenmix.list_mixers()` that takes maps of any size, with _ for -: Ultralytics reads
-            `depthwise-2d` as a sum that it cannot parse.
+        widths: of all previous layers; `ch` in the file.
+        source: index of the input; `f` in the file.
+        mixer: a name of `tokenmix.list_mixers()` for maps of any size, with _ for -: Ultralytics parses `depthwise-2d`
+            as a subtraction and fails.
         mixer_kwargs: arguments of the mixer.
 
-    Shape:
-        x (B, C, H, W) to (B, C, H, W).
+    Shape: x (B, C, H, W) to (B, C, H, W).
 
     Raises:
-        UserError: an unknown mixer, or one with a weight for each position: YOLO runs at many sizes.
+        UserError: the mixer is unknown, or has a weight per position: YOLO runs at many sizes.
     """
 
     def __init__(
@@ -52,12 +51,11 @@ class TokenMix(nn.Module):
         self.block = InsertedBlock(built, "channels-first")
 
     def forward(self, x: Tensor) -> Tensor:
-        """The map with what the mixer adds."""
         return self.block(x)
 
 
 def register() -> None:
-    """Let YAML files of Ultralytics name `TokenMix`; call it before `YOLO("file.yaml")` and in each new process."""
+    """Enable `TokenMix` in Ultralytics' YAML files; call this before `YOLO("file.yaml")` and in each new process."""
     try:
         tasks = importlib.import_module("ultralytics.nn.tasks")
     except ImportError:

@@ -1,4 +1,4 @@
-"""What every token mixer must do, as functions that run on any nn.Module: for our layers and for anyone else's."""
+"""Property checks of token mixers, usable on any nn.Module."""
 
 from tokenmix.testing.harness import Advice, Build, Builder, NotApplicable, PropertyFailure
 from tokenmix.testing.properties import PROPERTIES, Property

@@ -1,4 +1,4 @@
-"""`tokenmix doctor module:Class`: the property suite on a user's own layer, and its outcome for people and programs."""
+"""`tokenmix doctor module:Class`: run the property checks on a user's layer, with output for people and programs."""
 
 import contextlib
 import inspect
@@ -36,7 +36,7 @@ COLOURS = {"pass": "green", "FAIL": "bold red", "advice": "yellow", "skipped": "
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of one property: what was asked for, what was seen, and a failure's cause, usual or seen."""
+    """Outcome of one property: requirement, observation, and a failure's observed or usual cause."""
 
     property: str
     status: Status
@@ -45,7 +45,6 @@ class Verdict:
     cause: str
 
     def explanation(self) -> str:
-        """One line for people."""
         if self.status in ("FAIL", "advice"):
             usual = self.cause == PROPERTIES[self.property].cause
             return f"{self.detail}. {'Usual cause' if usual else 'Cause'}: {self.cause}."
@@ -54,7 +53,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Report:
-    """All verdicts on one layer, how it was built and called, and what it lacks to be used elsewhere."""
+    """All verdicts on one layer, its construction and input, and notes on missing features."""
 
     target: str
     layer: str
@@ -63,25 +62,22 @@ class Report:
     notes: tuple[str, ...] = ()
 
     def named(self, status: Status) -> list[str]:
-        """The properties of this status."""
         return [verdict.property for verdict in self.verdicts if verdict.status == status]
 
     @property
     def failed(self) -> list[str]:
-        """Names of the properties that do not hold."""
+        """Names of failed properties."""
         return self.named("FAIL")
 
     @property
     def advised(self) -> list[str]:
-        """Names of the properties that a right layer may lack, and this one does."""
+        """Names of optional properties that the layer lacks."""
         return self.named("advice")
 
     def to_json(self) -> str:
-        """The report for programs."""
         return to_json(asdict(self) | {"failed": self.failed, "advised": self.advised})
 
     def print(self) -> None:
-        """The report for people: a table on stdout."""
         from rich import box
         from rich.console import Console
         from rich.markup import escape
@@ -106,7 +102,7 @@ class Report:
 
 
 def examine(build: Build, x: Tensor, only: Collection[str] | None = None) -> Iterator[Verdict]:
-    """Run properties, all or those named, on the layers that `build` makes; an error of the layer's is a failure."""
+    """Run all or the named properties on layers of `build`; an exception of the layer is a failure."""
     for unknown in sorted(set(only or ()) - set(PROPERTIES)):
         raise unknown_name("property", unknown, PROPERTIES)
     for name, row in PROPERTIES.items():
@@ -144,8 +140,8 @@ BATCH, DEFAULT_DIM, DEFAULT_TOKENS = 3, 32, 16
 
 
 def print_report(target: str, dim: int | None = None, num_tokens: int | None = None, json: bool = False) -> int:
-    """The command: prints the report; 1 if a property fails, else 0, also with advice."""
-    # What a layer or the compiler prints is not part of the report.
+    """Print the report; return 1 if a property fails, else 0, also with advice."""
+    # Keep output of the layer or the compiler out of the report.
     with contextlib.redirect_stdout(sys.stderr):
         report = doctor(target, dim=dim, num_tokens=num_tokens)
     if json:
@@ -164,15 +160,15 @@ def doctor(
     only: Collection[str] | None = None,
     **kwargs: object,
 ) -> Report:
-    """Run every property that applies on a layer of the user's.
+    """Run every applicable property check on a user's layer.
 
     Args:
         target: `module:Class` of an nn.Module with forward(x) or forward(x, mask), or `module:function` that builds
-            one. The current folder is searched as well. Or a name of `tokenmix.list_mixers()`. Attention that takes
-            queries, keys and values is given x for each of them.
-        dim: width D to build it with; 32 if not given.
-        num_tokens: number of tokens N of the example, given to the constructor if it asks for it; 16 if not given.
-        only: names of properties, see `tokenmix.testing.PROPERTIES`; all if not given.
+            one, also in the current folder; or a name of `tokenmix.list_mixers()`. Attention over queries, keys and
+            values receives x for each.
+        dim: width D of the layer (default 32).
+        num_tokens: number of tokens N of the example (default 16); also passed to a constructor that requires it.
+        only: names of properties, see `tokenmix.testing.PROPERTIES` (default: all).
         **kwargs: further arguments of the constructor.
 
     Raises:
@@ -208,7 +204,6 @@ def doctor(
 def _arguments(
     target: str, make: Callable[..., object], dim: int | None, num_tokens: int | None, given: Arguments
 ) -> Values:
-    """What to call the constructor with, by the names of its arguments."""
     try:
         parameters = inspect.signature(make).parameters
     except (TypeError, ValueError) as error:
@@ -238,7 +233,7 @@ def _shown(builder: Builder) -> str:
 
 
 def _example(target: str, builder: Builder, layer: nn.Module, dim: int | None, num_tokens: int | None) -> Tensor:
-    """Input in the layout that the layer declares, else in the first whose shape it preserves."""
+    """Input in the layout that the layer declares, or else the first layout whose shape the layer preserves."""
     first = next((m for m in layer.modules() if isinstance(m, nn.Linear | nn.Conv1d | nn.Conv2d)), None)
     known = _stated(WIDTHS, builder, layer) or getattr(first, "in_features", getattr(first, "in_channels", DEFAULT_DIM))
     width = dim or known
@@ -265,6 +260,6 @@ def _example(target: str, builder: Builder, layer: nn.Module, dim: int | None, n
 
 
 def _stated(names: tuple[str, ...], builder: Builder, layer: nn.Module) -> int | None:
-    """The first whole number under one of the names: of an argument, else of an attribute."""
+    """The first integer argument, or else attribute, with one of the names."""
     values = chain(map(builder.kwargs.get, names), (getattr(layer, name, None) for name in names))
     return next((value for value in values if isinstance(value, int)), None)

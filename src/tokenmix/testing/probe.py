@@ -1,7 +1,4 @@
-"""`tokenmix.probe`: what a token mixer can do, measured on synthetic tasks next to self-attention and to no mixing.
-
-The reasons for what it cannot do are measured on one layer with random weights.
-"""
+"""`tokenmix.probe`: measure a mixer's abilities on synthetic tasks, and explain failures from one layer."""
 
 import inspect
 import json
@@ -34,26 +31,25 @@ from tokenmix.testing.harness import Builder, awake
 from tokenmix.testing.properties.tokens import influence
 
 HARDLY = 1e-3
-"""Share of the other tokens in an output's changes below which a layer hardly mixes."""
+"""Below this fraction of influence by other tokens, a layer hardly mixes."""
 _FEW = f"the other tokens make up less than {HARDLY:.1%} of what changes an output"
 NARROW = 0.5
-"""Share of the numbers that half of the tokens hold below which little passes to the other half."""
+"""Below this fraction of the numbers in half of the tokens, little passes to the other half."""
 
 
 @dataclass(frozen=True)
 class Structure:
-    """What an output of one layer depends on, of tokens of random numbers.
+    """Dependence of one layer's outputs on random tokens.
 
     Attributes:
-        tokens: number of tokens that the layer was tried with.
-        reach: largest distance between two tokens of which one changes the other's output; 0 mixes nothing.
-        others: share of the other tokens in what changes an output.
-        passed: numbers that pass from the second half of the tokens to the first: rank of the derivative.
-        held: numbers that half of the tokens hold.
-        follows: `"content"` if the influence of tokens that change places goes with them, else `"place"`; None for a
-            layer that mixes nothing.
-        slots: the layer declares that tokens attend to slots.
-        leaks: a sample's output changes with the other samples of the batch, in evaluation mode.
+        tokens: number of tokens in the measurement.
+        reach: largest distance at which one token changes another token's output; 0 without mixing.
+        others: fraction of an output's changes caused by other tokens.
+        passed: rank of the derivative of the first half of the outputs by the second half of the tokens.
+        held: numbers in half of the tokens.
+        follows: `"content"` if influence moves with permuted tokens, else `"place"`; None without mixing.
+        slots: the layer declares attention to slots.
+        leaks: in evaluation mode, a sample's output changes with the other samples of the batch.
     """
 
     tokens: int
@@ -66,7 +62,7 @@ class Structure:
     leaks: bool
 
     def sentence(self) -> str:
-        """What is wrong or special; empty if each token can see all others."""
+        """The layer's limits in a sentence; empty if each token can see all others."""
         if self.leaks:
             return "leaks across samples: an output changes with the other samples of the batch"
         if self.reach == 0:
@@ -78,7 +74,7 @@ class Structure:
         return ""
 
     def reason(self, distance: int, needs: str, depth: int) -> str:
-        """Why `depth` such layers fail at a task with this `distance` and `needs`; empty if nothing measured tells."""
+        """Why `depth` layers fail at a task with this `distance` and `needs`; empty if no measurement explains it."""
         if self.reach == 0:
             return "each output depends on its own token alone"
         if self.others < HARDLY:
@@ -96,7 +92,7 @@ class Structure:
 
 
 def look(build: Callable[[], nn.Module], label: str, num_tokens: int, dim: int) -> Structure:
-    """Change one token, the order of the tokens, or another sample, and see which outputs change."""
+    """Measure which outputs change with one token, the order of the tokens, or another sample."""
     layer = awake(Builder(build)).double().requires_grad_(False)
     x, other, third = torch.randn(3, 1, num_tokens, dim, generator=torch.Generator().manual_seed(0)).double()
     if (found := layer(x)).shape != x.shape:
@@ -127,26 +123,25 @@ Target = str | Callable[..., nn.Module]
 """A name of the table, "module:Class", or a class of layers."""
 BASELINES = ("self", "identity")
 SOLVED = 0.95
-"""Share of the way from guessing to all right that counts as solved."""
+"""From this fraction between guessing and perfect accuracy, a task is solved."""
 NOTHING = 0.1
-"""Share of that way below which a mixer has learned nothing."""
+"""Below this fraction, a mixer has learned nothing."""
 SEEDS = (0, 1, 2, 3, 4)
 T_QUANTILE = 2.776
-"""Of Student's t at 97.5 % with four degrees of freedom."""
+"""Student's t at 97.5 % with four degrees of freedom."""
 DIM, DEPTH, HEADS, BATCH, LR = 64, 2, 4, 64, 3e-3
 EVAL = 1024
 
 
 class ProbeNet(nn.Module):
-    """Token and position embeddings, pre-norm blocks of a mixer and an MLP, a linear head at each position.
+    """Token and positional embeddings, pre-norm blocks of a mixer and an MLP, a linear head per position.
 
         x <- x + mixer(norm(x)),   x <- x + mlp(norm(x)),   logits = head(norm(x))
 
-    Positions are learned for twice the trained length. Training reads them from a random offset on, so that all of them
-    are trained.
+    The table of positions has twice the training length. Training starts at a random offset, so all positions are
+    trained.
 
-    Shape:
-        tokens (B, N) int64 to logits (B, N, classes).
+    Shape: tokens (B, N) int64 to logits (B, N, classes).
     """
 
     def __init__(self, mixers: Sequence[nn.Module], task: ProbeTask, dim: int) -> None:
@@ -161,7 +156,7 @@ class ProbeNet(nn.Module):
         self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, task.classes)
 
     def forward(self, tokens: Tensor, offset: int = 0) -> Tensor:
-        """Logits (B, N, classes) of tokens (B, N) or (B, N, 2) at positions from `offset` on."""
+        """Logits (B, N, classes) of tokens (B, N) or (B, N, 2) at positions from `offset`."""
         embedded = self.embed(tokens) if tokens.dim() == 2 else self.embed(tokens).sum(2)
         x, carry = embedded + self.positions[offset : offset + tokens.shape[1]], None
         for i, (mixer, mlp) in enumerate(zip(self.mixers, self.mlps, strict=True)):
@@ -176,7 +171,7 @@ class ProbeNet(nn.Module):
 
 
 def make_mixers(target: Target, grid: tuple[int, int], dim: int, depth: int) -> list[nn.Module]:
-    """One mixer for each block; `UserError` if there is none of this name, or it cannot be built."""
+    """One mixer per block; `UserError` if the name is unknown or the mixer cannot be built."""
     if hybrid := parts_of(target):
         return [m for part, run in groupby(hybrid) for m in make_mixers(part, grid, dim, len(list(run)))]
     label, spec = _spec_of(target)
@@ -189,12 +184,12 @@ def make_mixers(target: Target, grid: tuple[int, int], dim: int, depth: int) -> 
 
 
 def parts_of(target: Target) -> list[str]:
-    """The mixers of a hybrid such as "external+self", block by block; none if it is a single mixer."""
+    """The mixers of a hybrid such as "external+self", one per block; empty for a single mixer."""
     return target.split("+") if isinstance(target, str) and "+" in target else []
 
 
 def _spec_of(target: Target) -> tuple[str, MixerSpec | None]:
-    """Name and row of a mixer; None for a class or a function of other layers, which are called with the width."""
+    """Name and table entry of a mixer; None for other classes and functions, which are called with the width."""
     if isinstance(target, str):
         return target, get_spec(target)
     name = getattr(target, "__name__", str(target))
@@ -202,7 +197,7 @@ def _spec_of(target: Target) -> tuple[str, MixerSpec | None]:
 
 
 def look_at(label: str, target: Target) -> Structure:
-    """What one layer of a mixer depends on; `UserError` if it cannot be built or run, or changes the shape."""
+    """`Structure` of one layer; `UserError` if it cannot be built or run, or changes the shape."""
     hybrid = parts_of(target)
     name, spec = (label, None) if hybrid else _spec_of(target)
     grid = 1, 16
@@ -223,9 +218,9 @@ class Score:
     """One mixer on one task.
 
     Attributes:
-        task: name of the task; with "x2" at the end, on twice the trained number of tokens.
+        task: name of the task; with "x2" at the end, for twice the training length.
         mixer: name of the mixer.
-        values: accuracy of each seed, of the positions that are asked for.
+        values: accuracy per seed, over the queried positions.
         guess: accuracy without mixing.
     """
 
@@ -236,30 +231,29 @@ class Score:
 
     @property
     def mean(self) -> float:
-        """Mean over the seeds."""
         return statistics.fmean(self.values)
 
     @property
     def half_width(self) -> float | None:
-        """Half of the 95 % confidence interval over five seeds; None for a single one."""
+        """Half-width of the 95 % confidence interval over five seeds; None for a single seed."""
         if len(self.values) < len(SEEDS):
             return None
         return T_QUANTILE * statistics.stdev(self.values) / math.sqrt(len(self.values))
 
     @property
     def level(self) -> float:
-        """0 for guessing, 1 for all right."""
+        """0 for guessing, 1 for perfect accuracy."""
         return max(0.0, (self.mean - self.guess) / (1 - self.guess))
 
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """What each mixer reached on each task.
+    """Results of all mixers on all tasks.
 
     Attributes:
-        scores: one for each task and mixer.
-        structures: of each mixer, what one layer depends on.
-        seconds: time of each mixer's training.
+        scores: one per task and mixer.
+        structures: `Structure` of one layer, by mixer.
+        seconds: training time by mixer.
         seeds: number of seeds.
     """
 
@@ -270,20 +264,17 @@ class ProbeReport:
 
     @property
     def mixers(self) -> list[str]:
-        """Names in the order of the table."""
         return list(self.structures)
 
     def score(self, task: str, mixer: str) -> Score | None:
-        """The score of a mixer on a task, None if the mixer does not take its number of tokens."""
+        """The score of a mixer on a task; None if the mixer does not accept the task's number of tokens."""
         return next((one for one in self.scores if (one.task, one.mixer) == (task, mixer)), None)
 
     @property
     def tasks(self) -> list[str]:
-        """Names of the rows."""
         return list(dict.fromkeys(score.task for score in self.scores))
 
     def sentences(self, mixer: str) -> list[str]:
-        """What a mixer can and cannot do, a sentence for each task."""
         structure = self.structures[mixer].sentence()
         lines = [f"{mixer} {structure}."] if structure else []
         for score in (one for one in self.scores if one.mixer == mixer):
@@ -300,14 +291,12 @@ class ProbeReport:
 
     @classmethod
     def from_json(cls, text: str) -> "ProbeReport":
-        """The report that `to_json` wrote."""
         told = json.loads(text)
         scores = (Score(one["task"], one["mixer"], tuple(one["values"]), one["guess"]) for one in told["scores"])
         structures = {name: Structure(**one) for name, one in told["structures"].items()}
         return cls(tuple(scores), structures, told["seconds"], told["seeds"])
 
     def to_json(self) -> str:
-        """The report for programs."""
         rows = [{**asdict(score), "mean": score.mean, "half_width": score.half_width} for score in self.scores]
         structures = {name: asdict(structure) for name, structure in self.structures.items()}
         sentences = {name: self.sentences(name) for name in self.mixers}
@@ -315,7 +304,7 @@ class ProbeReport:
         return to_json({**document, "scores": rows, "sentences": sentences})
 
     def rows(self) -> list[list[str]]:
-        """Cells of the table: a header, then one row for each mixer. Solved tasks are marked by `*`."""
+        """Cells of the table: a header, then one row per mixer. `*` marks solved tasks."""
         guesses = {score.task: score.guess for score in self.scores}
         table = [["mixer", *self.tasks], ["guessing", *(f"{guesses[task]:.2f}" for task in self.tasks)]]
         for mixer in self.mixers:
@@ -331,7 +320,6 @@ class ProbeReport:
         return table
 
     def markdown(self) -> str:
-        """The table in Markdown."""
         head, *body = self.rows()
         lines = ["| " + " | ".join(cells) + " |" for cells in (head, *body)]
         return "\n".join([lines[0], "|---" + "|---:" * (len(head) - 1) + "|", *lines[1:]])
@@ -346,7 +334,7 @@ class ProbeReport:
         return to_html(self.rows(), " ".join(line for mixer in self.mixers for line in self.sentences(mixer)))
 
     def plot(self) -> "Figure":
-        """A matplotlib figure: a row of bars for each task, with lines for guessing."""
+        """A matplotlib figure with bars for each task and a line at the accuracy of guessing."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(1.2 + 0.75 * len(self.mixers), 1.25 * len(self.tasks)), layout="constrained")
@@ -378,17 +366,17 @@ STEPS: dict[str, int] = {
     "same": 500,
     "path": 400,
 }
-"""Training steps of a task: where self-attention's curve is flat."""
+"""Training steps of a task, at which self-attention's learning curve is flat."""
 
 
 def train_one(target: Target, task: ProbeTask, seed: int, *, steps: int, device: str = "cpu") -> dict[str, float]:
-    """Train one network from nothing; accuracies on unseen samples, at the trained and at twice the length."""
+    """Train one network from scratch; return test accuracies at the training length and at twice the length."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         net = ProbeNet(make_mixers(target, task.grid, DIM, DEPTH), task, DIM).to(device)
         optimizer = torch.optim.AdamW(net.parameters(), lr=LR, weight_decay=0.01)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LR, total_steps=steps, pct_start=0.1)
-        free = task.grid[0] * task.grid[1]  # Offsets into the table of positions.
+        free = task.grid[0] * task.grid[1]  # offsets into the table of positions
         for step in range(steps):
             tokens, answers = task.batch(BATCH, seed * 1_000_003 + step)
             offset = 0 if task.double is None else (seed * 7919 + step * 104_729) % (free + 1)
@@ -409,7 +397,6 @@ def train_one(target: Target, task: ProbeTask, seed: int, *, steps: int, device:
 
 @torch.no_grad()
 def accuracy(net: nn.Module, task: ProbeTask, grid: tuple[int, int], device: str) -> float:
-    """Share of right answers on samples that no training sees."""
     tokens, answers = task.batch(EVAL, 2**41, grid)
     net.eval()
     found = torch.cat([net(part.to(device)).argmax(2).cpu() for part in tokens.split(256)])
@@ -427,22 +414,22 @@ def probe(
     device: str = "cpu",
     progress: Callable[[str], None] | None = None,
 ) -> ProbeReport:
-    """What mixers can do: synthetic tasks with known answers, next to self-attention and identity.
+    """Train mixers on synthetic tasks with known answers, against self-attention and identity.
 
-    Two blocks of width 64, or as many as a hybrid names, are trained on each task. Nothing is read from disk or from a
-    network. The quick form has one seed and takes at most two minutes a mixer on two cores.
+    Networks have two blocks of width 64, or one block per mixer of a hybrid. No disk or network access. The quick form
+    has one seed and takes at most two minutes per mixer on two cores.
 
     Args:
-        mixers: names of the table; "external+self" for a hybrid, one mixer for each block; or classes of modules from
-            (B, N, D) to (B, N, D), also as "module:Class", that are called with the width, and with `num_tokens` if
-            they have this argument.
+        mixers: names of the table; "external+self" for a hybrid with one mixer per block; or module classes from (B, N,
+            D) to (B, N, D), also as "module:Class". Classes are called with the width, and with `num_tokens` if they
+            accept it.
         tasks: names of `TASKS`; all if None.
         full: five seeds, with 95 % confidence intervals.
-        device: where to train.
+        device: training device.
         progress: called with a line for each result.
 
     Raises:
-        UserError: an unknown mixer or task, a mixer that cannot be built or trained, or no such device.
+        UserError: a mixer or task is unknown, a mixer cannot be built or trained, or the device does not exist.
     """
     chosen = list(TASKS) if tasks is None else [tasks] if isinstance(tasks, str) else list(tasks)
     if not chosen:
@@ -462,7 +449,7 @@ def probe(
     structures = {label: look_at(label, target) for label, target in named.items()}
     scores: dict[str, dict[str, list[float]]] = {label: {} for label in named}
     seconds: dict[str, float] = {}
-    # What was asked for first: who stops early has seen it.
+    # Requested mixers first, for users who stop early.
     for label in sorted(named, key=BASELINES.__contains__):
         start, target = time.perf_counter(), named[label]
         for name in chosen:

@@ -1,4 +1,4 @@
-"""Synthetic tasks with known answers, each a test of one ability of a mixer. Samples depend on their seed alone."""
+"""Synthetic tasks with known answers, one per ability of a mixer. Samples depend only on their seed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 Batch = tuple[Tensor, Tensor]
-"""Tokens (B, N) int64, or (B, N, 2) if a token is two numbers; the right class at each position (B, N) int64, -1 where
-nothing is asked."""
+"""Tokens (B, N) int64, or (B, N, 2) for pairs; and classes (B, N) int64, -1 at positions without a question."""
 
 
 @dataclass(frozen=True)
@@ -19,15 +18,15 @@ class ProbeTask:
 
     Attributes:
         name: in tables and on the command line.
-        ability: what a mixer that solves the task can do, as the end of "it can ...".
+        ability: completes the sentence "it can ..." for a mixer that solves the task.
         vocab: number of tokens.
         classes: number of answers.
         grid: (height, width) of the tokens in training; a sequence has height 1.
         sample: batch size, grid and generator to a batch.
-        distance: between tokens that have to meet, in half of the questions or more.
-        needs: `"content"` if a token has to be found by what it holds, `"place"` if by where it is.
-        double: grid of twice as many tokens, for the test of longer inputs; None if the task has none.
-        known_guess: accuracy of a guess that is better than `guess` finds.
+        distance: between tokens that must interact, in at least half of the questions.
+        needs: `"content"` if tokens must be found by content, `"place"` if by position.
+        double: grid of twice as many tokens, for longer test inputs; None for none.
+        known_guess: accuracy of a better guess than `guess` finds.
     """
 
     name: str
@@ -43,7 +42,7 @@ class ProbeTask:
 
     @cached_property
     def guess(self) -> float:
-        """Accuracy of the best answer that looks at a position's own token alone, of 4,096 samples."""
+        """Best accuracy from a position's own token, over 4,096 samples."""
         if self.known_guess is not None:
             return self.known_guess
         tokens, answers = self.batch(4096, 2**40)
@@ -53,12 +52,12 @@ class ProbeTask:
         return float(counts.max(1).values.sum() / counts.sum())
 
     def batch(self, size: int, seed: int, grid: tuple[int, int] | None = None) -> Batch:
-        """The batch of a seed; the same seed gives the same batch on every machine."""
+        """The batch of a seed, equal on every machine."""
         return self.sample(size, grid or self.grid, torch.Generator().manual_seed(seed))
 
 
 def _distinct(size: int, count: int, among: int, generator: torch.Generator) -> Tensor:
-    """(size, count) different numbers below `among` in each row, in random order."""
+    """(size, count) different numbers below `among` per row, in random order."""
     return torch.rand(size, among, generator=generator).argsort(1)[:, :count]
 
 
@@ -66,10 +65,10 @@ KEYS = VALUES = 64
 
 
 def recall(size: int, grid: tuple[int, int], generator: torch.Generator) -> Batch:
-    """Tokens with a key and a value, then every key again in another order: what was its value?
+    """Key-value pairs, then every key again in another order: recall its value.
 
-    All pairs are fresh in each sample, so nothing can be learned by heart. A token is two numbers, whose embeddings are
-    added: the key, and the value or the mark "asked".
+    All pairs are new in each sample, so memorisation does not help. A token is two numbers with added embeddings: the
+    key, and the value or the mark "asked".
     """
     pairs = grid[0] * grid[1] // 2
     keys = _distinct(size, pairs, KEYS, generator)
@@ -85,7 +84,7 @@ SYMBOLS = 8
 
 
 def selective_copy(size: int, grid: tuple[int, int], generator: torch.Generator) -> Batch:
-    """Four symbols at random positions among blanks, then four empty positions: the symbols in their order."""
+    """Four symbols at random positions among blanks, then four empty positions: copy the symbols in order."""
     length = grid[0] * grid[1]
     places = _distinct(size, 4, length - 4, generator).sort(1).values
     symbols = torch.randint(SYMBOLS, (size, 4), generator=generator)
@@ -101,7 +100,7 @@ SHIFT = 5
 
 
 def shift(size: int, grid: tuple[int, int], generator: torch.Generator) -> Batch:
-    """Each position asks for the token five positions before it."""
+    """Each position asks for the token five positions earlier."""
     tokens = torch.randint(SYMBOLS, (size, grid[0] * grid[1]), generator=generator)
     answers = torch.full_like(tokens, -1)
     answers[:, SHIFT:] = tokens[:, :-SHIFT]
@@ -109,9 +108,9 @@ def shift(size: int, grid: tuple[int, int], generator: torch.Generator) -> Batch
 
 
 def count(size: int, grid: tuple[int, int], generator: torch.Generator) -> Batch:
-    """Each position asks how often its own token occurs, up to 7 times or more."""
+    """Each position asks how often its token occurs; the last class is 7 or more."""
     length = grid[0] * grid[1]
-    # Few kinds of tokens with unequal odds, so that counts spread.
+    # Few token types with unequal odds, so that counts vary.
     odds = torch.rand(size, SYMBOLS, generator=generator).square() + 0.02
     tokens = torch.multinomial(odds, length, replacement=True, generator=generator)
     counts = (tokens.unsqueeze(2) == tokens.unsqueeze(1)).sum(2)
@@ -119,7 +118,7 @@ def count(size: int, grid: tuple[int, int], generator: torch.Generator) -> Batch
 
 
 def majority(size: int, grid: tuple[int, int], generator: torch.Generator) -> Batch:
-    """Each position asks which of two tokens is the more frequent; they differ by one to three occurrences."""
+    """Each position asks which of two tokens is more frequent; counts differ by one to three."""
     length = grid[0] * grid[1]
     margin = torch.randint(1, 4, (size, 1), generator=generator)
     answer = torch.randint(2, (size, 1), generator=generator)
@@ -130,7 +129,7 @@ def majority(size: int, grid: tuple[int, int], generator: torch.Generator) -> Ba
 
 
 def same_or_different(size: int, grid: tuple[int, int], generator: torch.Generator) -> Batch:
-    """Two symbols among blanks, far apart: are they the same? The last position asks."""
+    """Two symbols among blanks, far apart: the last position asks whether they are equal."""
     length = grid[0] * grid[1]
     first = torch.randint(length // 4, (size, 1), generator=generator)
     second = length - 2 - torch.randint(length // 4, (size, 1), generator=generator)
@@ -147,10 +146,7 @@ def same_or_different(size: int, grid: tuple[int, int], generator: torch.Generat
 
 
 def connected(size: int, grid: tuple[int, int], generator: torch.Generator) -> Batch:
-    """A picture of walls and floor with one marked floor cell: which cells can be reached from it, going through sides?
-
-    Walls are dense enough that about half of the floor is reached.
-    """
+    """A maze with one marked floor cell: each floor cell asks whether it is reachable (about half are)."""
     height, width = grid
     wall = torch.rand(size, height, width, generator=generator) < 0.42
     start = torch.randint(height * width, (size, 1), generator=generator)

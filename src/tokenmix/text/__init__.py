@@ -1,4 +1,4 @@
-"""Text models in Hugging Face form. Importing this registers them with transformers' `AutoConfig` and `AutoModel*`."""
+"""Text models for Hugging Face transformers; importing this registers them with `AutoConfig` and `AutoModel*`."""
 
 from tokenmix.errors import needs
 

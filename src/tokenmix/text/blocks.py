@@ -1,4 +1,4 @@
-"""Embeddings and blocks of the text models, and positions: rows rotated so that padding comes last, what is learned."""
+"""Embeddings, blocks and positions of the text models; rows are rotated so that padding comes last."""
 
 from collections.abc import Sequence
 from typing import Literal, cast
@@ -19,15 +19,15 @@ PlaceRule = Literal["extend", "interpolate"]
 
 
 class RelativePositions(nn.Module):
-    """B_hij = w_h,i-j, added to the scores of query i and key j in head h.
+    """Relative positional bias B_hij = w_h,i-j, added to the scores of query i and key j in head h.
 
-    Paper:
-        Liu et al., Pay Attention to MLPs (arXiv 2105.08050), table 3, compares with BERT and such a bias; it does not
-        say how the bias starts. Here as -2^-h |i - j|, as in Press et al. (arXiv 2108.12409) with steeper slopes:
-        from zero, attention over a whole sequence needs thousands of steps before it finds the neighbours.
+    The bias starts as -2^-h |i - j|, like ALiBi (Press et al., arXiv 2108.12409) with steeper slopes. From zero,
+    attention over a whole sequence needs thousands of steps to find its neighbours. The gMLP paper compares with BERT
+    and a relative bias, without an initialisation.
 
-    Shape:
-        weight (H, 2n-1), the distance 0 in the middle; N tokens give (1, H, N, N).
+    Shape: weight (H, 2n-1), with distance 0 in the middle; N tokens give (1, H, N, N).
+
+    Reference: Liu et al., Pay Attention to MLPs, arXiv 2105.08050, table 3.
     """
 
     def __init__(self, num_heads: int, num_tokens: int) -> None:
@@ -37,7 +37,7 @@ class RelativePositions(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Nearer keys weigh more, in each head over another range."""
+        """Favour nearer keys, over a different range in each head."""
         heads, n = self.weight.shape[0], (self.weight.shape[1] + 1) // 2
         distance = torch.arange(1 - n, n, device=self.weight.device).abs()
         slopes = 0.5 ** torch.arange(heads, device=self.weight.device)
@@ -51,12 +51,12 @@ class RelativePositions(nn.Module):
 
     @torch.no_grad()
     def resize(self, num_tokens: int, how: PlaceRule) -> None:
-        """Resize to another maximum length; distances that are new have the bias of the longest before."""
+        """Resize to another maximum length; new distances get the bias of the longest old distance."""
         replace_parameter(self, "weight", resized_bias(self.weight, 2 * num_tokens - 1, how))
 
 
 def resized_bias(weight: Tensor, width: int, how: PlaceRule) -> Tensor:
-    """(H, 2m-1) as (H, width): cut or continued on both sides, or stretched."""
+    """(H, 2m-1) as (H, width): cut or continued on both sides, or interpolated."""
     if how == "interpolate":
         return F.interpolate(weight[None], size=width, mode="linear", align_corners=True)[0]
     more = (width - weight.shape[1]) // 2
@@ -67,22 +67,21 @@ def resized_bias(weight: Tensor, width: int, how: PlaceRule) -> Tensor:
 
 @torch.no_grad()
 def extend_gate(weight: Tensor, bias: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """A gate for n positions that gates the positions of before as before.
+    """A gate for n positions that agrees with the given gate on the old positions.
 
-    A Toeplitz W keeps the weight of each distance, a dense one its leading block; what is new is 0. New positions have
-    the bias of the last.
+    A Toeplitz W keeps the weight of each distance, a dense W its leading block; new weights are 0. New positions get
+    the bias of the last position.
 
-    Shape:
-        weight (2m-1,) or (m, m) and bias (m,) to (2n-1,) or (n, n) and (n,). An n below m cuts.
+    Shape: weight (2m-1,) or (m, m) and bias (m,) to (2n-1,) or (n, n) and (n,). n < m cuts.
     """
     more = n - len(bias)
-    # A negative number cuts, on every side that is named.
+    # Negative padding cuts on every listed side.
     weight = F.pad(weight, (more, more) if weight.dim() == 1 else (0, more, 0, more))
     return weight, torch.cat([bias[:n], bias[-1:].expand(max(more, 0))])
 
 
 def resize_gated_mlp(layer: GatedMLP, n: int, how: PlaceRule) -> None:
-    """Put a gate for n positions in the layer; new parameters if n is another number than before."""
+    """Resize the layer's gate to n positions; parameters are new if n changes."""
     if how == "interpolate":
         layer.set_grid((layer.num_tokens,), (n,))
         return
@@ -95,7 +94,7 @@ def resize_gated_mlp(layer: GatedMLP, n: int, how: PlaceRule) -> None:
 
 @torch.no_grad()
 def resize_positions(table: nn.Embedding, n: int, how: PlaceRule, std: float) -> nn.Embedding:
-    """A table of n learned positions: the first ones kept and new ones drawn, or all interpolated linearly."""
+    """A table of n learned positions: old ones kept and new ones drawn, or all interpolated linearly."""
     old = table.weight
     if how == "interpolate":
         new = F.interpolate(old.T[None], size=n, mode="linear", align_corners=False)[0].T.contiguous()
@@ -105,10 +104,9 @@ def resize_positions(table: nn.Embedding, n: int, how: PlaceRule, std: float) ->
 
 
 def read_mask(attention_mask: Tensor | None, size: int, length: int) -> Tensor | None:
-    """transformers' `attention_mask`, 1 for a token and 0 for padding, as a boolean (B, N); None if nothing is masked.
+    """transformers' `attention_mask`, 1 for a token and 0 for padding, as boolean (B, N); None if nothing is masked.
 
-    Raises:
-        UserError: another shape, such as a map of pairs of tokens; a mask of floats, which may be one to be added.
+    Raises `UserError` for another shape, such as a map of token pairs, and for a floating-point mask.
     """
     if attention_mask is None:
         return None
@@ -123,20 +121,19 @@ def read_mask(attention_mask: Tensor | None, size: int, length: int) -> Tensor |
             f"{attention_mask.dtype}; use (attention_mask > 0.5)"
         )
     mask = attention_mask != 0
-    # Whether it leaves out nothing is looked at where that is cheap: not in a graph, whose masks may leave out other
-    # tokens than the example's, and not where a GPU must be awaited. A training step of gmlp_text_nano takes 231 ms
-    # with such a mask and 180 without (B 32, N 128, 2 CPU cores).
+    # Only check for an all-True mask where this is cheap: not on a GPU, which would synchronize, and not in a graph,
+    # whose later masks may differ. A training step of gmlp_text_nano takes 231 ms with such a mask and 180 ms without
+    # (B 32, N 128, 2 CPU cores).
     in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
     return None if not in_graph and mask.device.type == "cpu" and bool(mask.all()) else mask
 
 
 def rotate(x: Tensor, places: Tensor | None, dims: Sequence[int] = (1,)) -> Tensor:
-    """x with row b rotated along each of `dims` so that the element at `places[b]` comes first; x itself for None.
+    """x with row b rotated along each of `dims` so that element `places[b]` comes first; x itself for None.
 
         out[b, .., i, ..] = x[b, .., (i + places[b]) mod N, ..]
 
-    Shape:
-        x (B, ...), places (B,) to the shape of x.
+    Shape: x (B, ...), places (B,) to the shape of x.
     """
     if places is None:
         return x
@@ -150,15 +147,14 @@ def rotate(x: Tensor, places: Tensor | None, dims: Sequence[int] = (1,)) -> Tens
 
 
 def rotate_back(x: Tensor, places: Tensor | None, dims: Sequence[int] = (1,)) -> Tensor:
-    """Undo `rotate`."""
     return rotate(x, None if places is None else -places, dims)
 
 
-# What a block returns with its maps: tokens, the attention map in the given positions, and the gate's matrix. Each
-# row of the tokens is turned so that the token at `start` is the first; the map is turned back before it is used, since
-# what a model returns must be what its result was made of: else no gradient reaches it.
+# Output of a block with maps: tokens, attention map in the original positions, gate matrix. Each row of tokens is
+# rotated so that the token at `start` comes first. The map is rotated back before use, because a gradient only reaches
+# a returned map that the output depends on.
 WithMaps = tuple[Tensor, Tensor | None, Tensor | None]
-# The dimensions of a map (B, H, N, N) that are rotated as the tokens are.
+# The dimensions of a map (B, H, N, N) that rotate with the tokens.
 MAP_DIMS = (2, 3)
 
 
@@ -171,7 +167,7 @@ class GMLPLayer(GradientCheckpointingLayer):
         self.mixer = GatedMLP(
             config.hidden_size,
             config.max_position_embeddings,
-            # The layer takes the whole part of dim * expansion; half more than wanted survives any rounding.
+            # The layer truncates dim * expansion; the extra half guards against rounding.
             expansion=(config.intermediate_size + 0.5) / config.hidden_size,
             variant=cast(GateVariant, config.gate_variant),
             gate=cast(GateKind, config.gate),
@@ -183,10 +179,7 @@ class GMLPLayer(GradientCheckpointingLayer):
     def forward(
         self, hidden_states: Tensor, mask: Tensor | None = None, start: Tensor | None = None, *, want_maps: bool = False
     ) -> Tensor | WithMaps:
-        """Tokens (B, N, D) to tokens; mask (B, N) is True for those that take part.
-
-        With `want_maps` also tiny attention's map (B, 1, N, N), if there is one, and W (N, N).
-        """
+        """Tokens (B, N, D) to tokens; with `want_maps` also tiny attention's map (B, 1, N, N) or None, and W (N, N)."""
         x = self.norm(hidden_states)
         if not want_maps:
             return hidden_states + self.mixer(x, mask)
@@ -198,7 +191,6 @@ class GMLPLayer(GradientCheckpointingLayer):
         return out, attention, self.mixer.attention_map(x, mask)
 
     def macs(self, num_tokens: int) -> int:
-        """Multiply-adds of one sample."""
         return self.mixer.macs(num_tokens)
 
 
@@ -222,10 +214,7 @@ class SelfAttentionLayer(GradientCheckpointingLayer):
     def forward(
         self, hidden_states: Tensor, mask: Tensor | None = None, start: Tensor | None = None, *, want_maps: bool = False
     ) -> Tensor | WithMaps:
-        """Tokens (B, N, D) to tokens; mask (B, N) is True for those that take part.
-
-        With `want_maps` also the map (B, H, N, N), and no gate.
-        """
+        """Tokens (B, N, D) to tokens; with `want_maps` also the map (B, H, N, N), and None for the gate."""
         x = self.norm(hidden_states)
         attention = weights = None
         if isinstance(self.mixer, SelfAttention):
@@ -240,23 +229,18 @@ class SelfAttentionLayer(GradientCheckpointingLayer):
                 "attention_map"
             )
         else:
-            # Another mixer was swapped in, which takes no bias of positions.
+            # A swapped mixer does not accept a positional bias.
             mixed = self.mixer(x, mask)
         hidden_states = hidden_states + mixed
         out = hidden_states + self.mlp(self.mlp_norm(hidden_states))
         return (out, attention, None) if want_maps else out
 
     def macs(self, num_tokens: int) -> int:
-        """Multiply-adds of one sample."""
         return self.mixer.macs(num_tokens) + 2 * num_tokens * self.mixer.dim * self.hidden
 
 
 class GMLPEmbeddings(nn.Module):
-    """E[word] + T[segment] + P[position], the last two if the config has them; dropout.
-
-    Segments and positions are BERT's: a segment that is not given is 0, positions count from 0. There is no norm here,
-    since each block begins with one.
-    """
+    """E[word] + T[segment] + P[position], the last two if configured; then dropout. Segments default to 0."""
 
     def __init__(self, config: GMLPConfig) -> None:
         super().__init__()
@@ -275,10 +259,7 @@ class GMLPEmbeddings(nn.Module):
         inputs_embeds: Tensor | None,
         start: Tensor | None,
     ) -> Tensor:
-        """(B, N, D), each row rotated so that the token at `start` (B,) is the first.
-
-        Words come as ids (B, N) or as vectors (B, N, D).
-        """
+        """Embeddings (B, N, D) of ids (B, N) or vectors (B, N, D), rotated so that `start` (B,) comes first."""
         if inputs_embeds is None:
             x = self.word_embeddings(rotate(cast(Tensor, input_ids), start))
         else:
@@ -295,7 +276,7 @@ class GMLPEmbeddings(nn.Module):
             table = self.position_embeddings
             if position_ids is None:
                 x = x + table.weight[: x.shape[1]]
-            else:  # transformers gives one row (1, N) for all samples, or one for each.
+            else:  # transformers passes one row (1, N) for all samples, or one per sample
                 x = x + table(rotate(position_ids.expand(x.shape[:2]), start))
         elif position_ids is not None:
             raise UserError(

@@ -1,4 +1,4 @@
-"""The configuration of the text models."""
+"""Configuration of the text models."""
 
 import dataclasses
 from typing import ClassVar
@@ -9,7 +9,7 @@ from tokenmix.errors import UserError, unknown_name
 from tokenmix.ops.checks import check_choice, check_whole
 from tokenmix.registry import MODELS, Arguments, list_models
 
-# Field: the values that it may have.
+# Valid values by field.
 CHOICES = {
     "mixer": ("gating", "self"),
     "gate": ("toeplitz", "toeplitz-fft", "dense"),
@@ -18,45 +18,46 @@ CHOICES = {
     "padding": ("masked", "unmasked"),
     "predict": ("all", "labelled"),
 }
-# Fields that only one of the mixers has, with the value that says nothing.
+# Fields of the gating mixer only, with their neutral value.
 GATING_ONLY = {"gate": "toeplitz", "gate_variant": "split", "tiny_attention_dim": 0}
 
 
 class GMLPConfig(PreTrainedConfig):
-    """gMLP for text, with `tiny_attention_dim` aMLP, and with `mixer="self"` their self-attention variant.
+    """gMLP for text; aMLP with `tiny_attention_dim`; a self-attention variant with `mixer="self"`.
 
-    Paper:
-        Liu et al., Pay Attention to MLPs (arXiv 2105.08050), section 4. The defaults are gMLP-base.
+    The defaults are gMLP-base.
 
     Args:
         vocab_size: tokens of the vocabulary.
         hidden_size: width D.
         num_hidden_layers: number of blocks.
         intermediate_size: width between U and the gate (the paper's d_ffn), or of the self-attention variant's MLP.
-        max_position_embeddings: n, the longest sequence; `model.resize_position_embeddings` changes it afterwards.
+        max_position_embeddings: n, the longest sequence; `model.resize_position_embeddings` changes it later.
         type_vocab_size: segments as in BERT, 0 for none.
         mixer: `"gating"`, blocks of U, gate, V; `"self"`, pre-norm blocks of self-attention and an MLP.
-        gate: `"toeplitz"` with 2n-1 weights, as the paper's text models; `"toeplitz-fft"`, the same in O(N log N);
+        gate: `"toeplitz"` with 2n-1 weights, as in the paper's text models; `"toeplitz-fft"`, the same in O(N log N);
             `"dense"` with n^2.
         gate_variant: `"split"`, `"multiplicative"`, `"additive"` or `"linear"`; see `tokenmix.ops.spatial_gate`.
-        tiny_attention_dim: width of aMLP's one head in each block, 64 or 128 in the paper; 0 for none.
-        num_attention_heads: heads of `mixer="self"`, which needs it.
-        positions: `"none"`, `"learned"`, or for self-attention `"relative"`, a bias on its scores. Left out: none for
+        tiny_attention_dim: head width of aMLP's tiny attention, 64 or 128 in the paper; 0 for none.
+        num_attention_heads: heads; required for `mixer="self"`.
+        positions: `"none"`, `"learned"`, or for self-attention `"relative"`, a bias on its scores. Default: none for
             gates, which know the positions, as in the paper; learned for self-attention, as in BERT.
         causal: token i sees tokens up to i.
-        padding: `"masked"`: what `attention_mask` leaves out is ignored, so that padding does not change a sequence's
-            output. `"unmasked"`: as in the paper, padding is text like any other.
-        predict: `"all"` positions get logits (B, N, V) from the masked-language model; `"labelled"`: if there are
-            labels, only the M positions that have one, (M, V), which saves most of the head's cost.
-        hidden_dropout_prob: on the embeddings and on what each branch adds.
-        classifier_dropout: before the classifier; `hidden_dropout_prob` if left out.
-        initializer_range: standard deviation of the weights at the start; gates and tiny attention start near zero.
-        layer_norm_eps: of the norms before each branch and of the last.
-        pad_token_id: its embedding is 0 and is not trained.
-        tie_word_embeddings: the head of the masked-language model has the weights of the embeddings.
+        padding: `"masked"`: tokens outside `attention_mask` are ignored, so padding does not change a sequence's
+            output. `"unmasked"`: padding is ordinary text, as in the paper.
+        predict: `"all"` positions get masked-language-model logits (B, N, V). `"labelled"`: with labels, only the M
+            labelled positions, (M, V), which saves most of the head's cost.
+        hidden_dropout_prob: on the embeddings and on the output of each branch.
+        classifier_dropout: before the classifier (default: `hidden_dropout_prob`).
+        initializer_range: initial standard deviation of the weights; gates and tiny attention start near zero.
+        layer_norm_eps: of the norm before each branch and of the last norm.
+        pad_token_id: its embedding is 0 and not trained.
+        tie_word_embeddings: the masked-language-model head shares the weights of the embeddings.
 
     Raises:
-        UserError: a value that a field cannot have, or a field that the mixer does not have.
+        UserError: a field has an invalid value, or the mixer does not have the field.
+
+    Reference: Liu et al., Pay Attention to MLPs, arXiv 2105.08050, section 4.
     """
 
     model_type: ClassVar[str] = "gmlp"
@@ -132,8 +133,8 @@ def create_config(name: str, **overrides: object) -> GMLPConfig:
 
     Args:
         name: one of `tokenmix.list_models(task="masked-lm")`.
-        **overrides: fields of `GMLPConfig`, or of transformers' `PreTrainedConfig`, such as `num_labels`. Another
-            keyword is a `UserError`.
+        **overrides: fields of `GMLPConfig`, or of transformers' `PreTrainedConfig`, such as `num_labels`. Other
+            keywords raise `UserError`.
     """
     names = list_models(task="masked-lm")
     if name not in names:
@@ -142,7 +143,7 @@ def create_config(name: str, **overrides: object) -> GMLPConfig:
 
 
 def config_of(fields: Arguments) -> GMLPConfig:
-    """The configuration with these fields; `UserError` for one that there is not."""
+    """The configuration with these fields; `UserError` for an unknown field."""
     known = {field.name for field in dataclasses.fields(GMLPConfig)} | {"num_labels"}
     unknown = sorted(set(fields) - known)
     if unknown:

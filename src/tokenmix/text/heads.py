@@ -1,4 +1,4 @@
-"""The text models' heads: masked words, one label a text, an answer's span; what they cost, and automatic classes."""
+"""Heads of the text models: masked language model, classification, question answering; their costs and AutoModels."""
 
 from dataclasses import dataclass
 from typing import TypedDict
@@ -21,9 +21,10 @@ from tokenmix.registry import MODELS
 from tokenmix.text.config import GMLPConfig, config_of, create_config
 from tokenmix.text.modeling import GMLPModel, GMLPModelOutput, GMLPPreTrainedModel
 
-# What `labels` hold where nothing is to be learned.
+# Label of positions without a target.
 NO_LABEL = -100
-# With the head on that many of 512 positions our count is the paper's in all five sizes; it prints no number itself.
+# With the head on this many of 512 positions, our count equals the paper's for all five sizes. The paper does not print
+# the number.
 PREDICTED = 76
 
 
@@ -55,22 +56,21 @@ class _Kept(TypedDict):
 
 
 def _kept(out: GMLPModelOutput) -> _Kept:
-    """What every head passes on of the model's output."""
     return {"hidden_states": out.hidden_states, "attentions": out.attentions, "gates": out.gates}
 
 
 class GMLPForMaskedLM(GMLPPreTrainedModel):
-    """`GMLPModel` and a projection on the vocabulary, with the weights of the embeddings and a bias.
+    """`GMLPModel` and a projection to the vocabulary, tied to the embeddings, with a bias.
 
         logits = x E^T + b
 
-    Paper:
-        Liu et al., Pay Attention to MLPs (arXiv 2105.08050), section 4.
-        BERT has a dense layer before the projection. Here is none: with one gMLP-large and xlarge would have 366 and
-        942 M parameters, and the paper prints 365 and 941.
+    BERT has a dense layer before the projection; this model has none. With it, gMLP-large and xlarge would have 366 and
+    942 M parameters; the paper prints 365 and 941.
 
-    Shape:
-        ids (B, N) to logits (B, N, V); (M, V) for the M labelled positions with `config.predict="labelled"` and labels.
+    Shape: ids (B, N) to logits (B, N, V); (M, V) for the M labelled positions with `config.predict="labelled"` and
+    labels.
+
+    Reference: Liu et al., Pay Attention to MLPs, arXiv 2105.08050, section 4.
     """
 
     _tied_weights_keys = {"lm_head.weight": "gmlp.embeddings.word_embeddings.weight"}  # noqa: RUF012
@@ -92,10 +92,9 @@ class GMLPForMaskedLM(GMLPPreTrainedModel):
         labels: Tensor | None = None,
         **kwargs: object,
     ) -> GMLPMaskedLMOutput:
-        """Logits, and with labels (B, N) the mean cross-entropy where they are not -100.
+        """Logits, and with labels (B, N) the mean cross-entropy over labels other than -100.
 
-        Further keywords: `output_hidden_states` and `output_attentions` as in `GMLPModel`, and `num_items_in_batch`,
-        what the trainer divides the loss by.
+        Further keywords: those of `GMLPModel`, and `num_items_in_batch`, the divisor of the trainer's loss.
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         out = self.gmlp(*inputs, **kwargs, return_dict=True)
@@ -110,7 +109,7 @@ class GMLPForMaskedLM(GMLPPreTrainedModel):
         return GMLPMaskedLMOutput(loss=loss, logits=logits, **_kept(out))
 
     def macs(self, num_tokens: int, *, num_predicted: int | None = None) -> int:
-        """Multiply-adds of one sequence with the head on `num_predicted` of its positions, all if not given."""
+        """Multiply-adds of one sequence with the head on `num_predicted` positions (default: all)."""
         places = num_tokens if num_predicted is None else num_predicted
         return self.gmlp.macs(num_tokens) + places * self.config.hidden_size * self.config.vocab_size
 
@@ -118,10 +117,9 @@ class GMLPForMaskedLM(GMLPPreTrainedModel):
 class GMLPForSequenceClassification(GMLPPreTrainedModel):
     """`GMLPModel` and a linear classifier on the pooled first token, as in BERT.
 
-    Shape:
-        ids (B, N) to logits (B, L), L = `config.num_labels`. The loss is that of `config.problem_type`; if that is not
-        set the labels decide: mean squared error for one number, cross-entropy for classes, binary cross-entropy for
-        many labels.
+    Shape: ids (B, N) to logits (B, L), L = `config.num_labels`. The loss follows `config.problem_type`. If that is not
+    set, the labels decide: mean squared error for one number, cross-entropy for classes, binary cross-entropy for many
+    labels.
     """
 
     def __init__(self, config: GMLPConfig) -> None:
@@ -144,7 +142,7 @@ class GMLPForSequenceClassification(GMLPPreTrainedModel):
         labels: Tensor | None = None,
         **kwargs: object,
     ) -> GMLPClassifierOutput:
-        """Logits, and with labels (B,), (B, L) for many labels, the loss; keywords as in `GMLPForMaskedLM`."""
+        """Logits, and the loss with labels (B,) or, for many labels, (B, L); keywords as in `GMLPForMaskedLM`."""
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         out = self.gmlp(*inputs, **kwargs, return_dict=True)
         logits = self.classifier(self.dropout(out.pooler_output))
@@ -154,19 +152,17 @@ class GMLPForSequenceClassification(GMLPPreTrainedModel):
         return GMLPClassifierOutput(loss=loss, logits=logits, **_kept(out))
 
     def macs(self, num_tokens: int) -> int:
-        """Multiply-adds of one sequence."""
         return self.gmlp.macs(num_tokens) + self.classifier.weight.numel()
 
 
 class GMLPForQuestionAnswering(GMLPPreTrainedModel):
-    """`GMLPModel` and two numbers a token: how well an answer would begin there, and how well it would end.
+    """`GMLPModel` and two scores per token, for the start and the end of an answer.
 
-    Shape:
-        ids (B, N) to start and end logits (B, N) each. The loss is the mean of two cross-entropies over the tokens; a
-        position beyond the sequence is left out, a negative one counts as 0, as in transformers.
+    Shape: ids (B, N) to start and end logits (B, N) each. The loss is the mean of two cross-entropies over the tokens.
+    As in transformers, a position beyond the sequence is ignored and a negative one counts as 0.
 
     Raises:
-        UserError: one of start and end positions without the other.
+        UserError: only one of start and end positions is given.
     """
 
     def __init__(self, config: GMLPConfig) -> None:
@@ -199,17 +195,16 @@ class GMLPForQuestionAnswering(GMLPPreTrainedModel):
         return GMLPQuestionAnsweringOutput(loss=loss, start_logits=start_logits, end_logits=end_logits, **_kept(out))
 
     def macs(self, num_tokens: int) -> int:
-        """Multiply-adds of one sequence."""
         return self.gmlp.macs(num_tokens) + num_tokens * self.qa_outputs.weight.numel()
 
 
 def create_text_model(**fields: object) -> GMLPForMaskedLM:
-    """The masked-language model of a config with these fields; those of a name are in the registry of models."""
+    """The masked-language model of a config with these fields; presets by name are in the registry of models."""
     return GMLPForMaskedLM(config_of(fields))
 
 
 def register_with_transformers() -> None:
-    """Register the config with transformers, and its models in the automatic classes."""
+    """Register the config and its models with transformers' auto classes."""
     AutoConfig.register(GMLPConfig.model_type, GMLPConfig, exist_ok=True)
     AutoModel.register(GMLPConfig, GMLPModel, exist_ok=True)
     AutoModelForMaskedLM.register(GMLPConfig, GMLPForMaskedLM, exist_ok=True)
@@ -218,7 +213,7 @@ def register_with_transformers() -> None:
 
 
 def describe(name: str, **overrides: object) -> dict[str, object]:
-    """What a preset's masked-language model costs, without building it in memory.
+    """Cost of a preset's masked-language model, without allocating its weights.
 
     Args:
         name: one of `tokenmix.list_models(task="masked-lm")`.

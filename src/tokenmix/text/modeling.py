@@ -34,9 +34,9 @@ class GMLPModelOutput(BaseModelOutputWithPooling):
 
     Attributes:
         attentions: with `output_attentions=True`, the map of each block: tiny attention's (B, 1, N, N) in an aMLP,
-            (B, H, N, N) in the self-attention variant, None in a gMLP, which has none.
-        gates: with `output_attentions=True`, the matrix W (N, N) of each block's gate; None with self-attention. It
-            belongs to the positions, not to a sample: row and column 0 are a row's first token, also after padding.
+            (B, H, N, N) in the self-attention variant, None in a gMLP.
+        gates: with `output_attentions=True`, the matrix W (N, N) of each block's gate; None with self-attention. W is
+            shared by all samples: row and column 0 are a sequence's first token, also after padding.
     """
 
     gates: tuple[Tensor, ...] | None = None
@@ -55,8 +55,7 @@ class GMLPPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        # Called for modules that have parameters of their own, and not for what merely holds such modules. The
-        # functions of `init` leave alone what has been loaded.
+        # Called for modules with their own parameters only. The functions of `init` skip loaded parameters.
         std: Any = getattr(module, "init_std", None)
         if isinstance(module, nn.Linear) and std is not None:
             init.normal_(module.weight, std=std)
@@ -70,16 +69,16 @@ class GMLPPreTrainedModel(PreTrainedModel):
             super()._init_weights(module)
 
     def resize_position_embeddings(self, new_num_position_embeddings: int, how: PlaceRule = "extend") -> None:
-        """Resize to another maximum length. Parameters are new: build the optimiser afterwards.
+        """Resize to another maximum length. Parameters are new: create the optimiser afterwards.
 
         Args:
-            new_num_position_embeddings: the longest sequence wanted.
-            how: `"extend"`: the weight of each distance (Toeplitz) or pair of positions (dense) stays and what is new
-                is 0, so that the output for a sequence that fitted before is unchanged. `"interpolate"`: the gates are
-                stretched, as an image's are (`tokenmix.ops.resize_gate`).
+            new_num_position_embeddings: the new maximum length.
+            how: `"extend"`: weights of old distances (Toeplitz) or position pairs (dense) stay, and new weights are 0.
+                Outputs for sequences that fitted before do not change. `"interpolate"`: the gates are interpolated as
+                for images (`tokenmix.ops.resize_gate`).
 
         Raises:
-            UserError: fewer than one position, or an unknown rule.
+            UserError: the new number is below 1, or the rule is unknown.
         """
         if new_num_position_embeddings < 1:
             raise UserError(f"the longest sequence must be at least 1 token, got {new_num_position_embeddings}")
@@ -113,18 +112,16 @@ class GMLPModel(GMLPPreTrainedModel):
 
         x = E[ids] + segments,    x = x + GatedMLP(LayerNorm(x)) in each block,    out = LayerNorm(x)
 
-    Paper:
-        Liu et al., Pay Attention to MLPs (arXiv 2105.08050), sections 2 and 4.
+    Gate positions count from the first unmasked token, so padding may be on either side. The paper does not mask
+    padding: `config.padding="unmasked"`.
 
-    Shape:
-        ids (B, N) with N up to `config.max_position_embeddings` to features (B, N, D).
+    Shape: ids (B, N) with N up to `config.max_position_embeddings` to features (B, N, D).
 
     Raises:
-        UserError: a longer sequence, both or neither of ids and embeddings, a mask of another shape, `position_ids` or
-            `token_type_ids` for a model that has no such embeddings, another keyword.
+        UserError: the sequence is too long; both or neither of ids and embeddings are given; the mask has another
+            shape; the model has no embeddings for `position_ids` or `token_type_ids`; or a keyword is unknown.
 
-    A position of a gate is counted from the first token that the mask leaves in, so padding may be on either side.
-    The paper does not mask padding: `config.padding="unmasked"`.
+    Reference: Liu et al., Pay Attention to MLPs, arXiv 2105.08050, sections 2 and 4.
     """
 
     def __init__(self, config: GMLPConfig, add_pooling_layer: bool = True) -> None:
@@ -137,7 +134,6 @@ class GMLPModel(GMLPPreTrainedModel):
         self.post_init()
 
     def blocks(self) -> list[GMLPLayer | SelfAttentionLayer]:
-        """The blocks, with their type."""
         return [cast(GMLPLayer | SelfAttentionLayer, layer) for layer in self.layers]
 
     @can_return_tuple
@@ -152,10 +148,7 @@ class GMLPModel(GMLPPreTrainedModel):
         output_attentions: bool | None = None,
         **kwargs: object,
     ) -> GMLPModelOutput:
-        """Features of ids (B, N), or of embeddings (B, N, D); transformers' arguments.
-
-        The one further keyword is `num_items_in_batch`, which belongs to the loss of the models with a head.
-        """
+        """Features of ids (B, N) or embeddings (B, N, D); `num_items_in_batch` is accepted for losses."""
         unknown = [name for name in kwargs if name != "num_items_in_batch"]
         if unknown:
             raise UserError(
@@ -167,7 +160,7 @@ class GMLPModel(GMLPPreTrainedModel):
             mask = None
         start = None
         if mask is not None:
-            # Where each row's first token is; 0 for a row without any.
+            # Position of each row's first token; 0 for a row without any.
             start = mask.int().argmax(dim=1)
             mask = rotate(mask, start)
         x = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds, start)
@@ -176,7 +169,7 @@ class GMLPModel(GMLPPreTrainedModel):
         want_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         for layer in self.blocks():
             if want_states:
-                # On from what is returned, turned again: otherwise no gradient would reach it.
+                # Continue from the returned state, rotated again, so that gradients reach it.
                 states.append(rotate_back(x, start))
                 x = rotate(states[-1], start)
             if want_maps:
@@ -211,7 +204,7 @@ class GMLPModel(GMLPPreTrainedModel):
                 f"the model was built for up to {self.config.max_position_embeddings} tokens and got {length}; cut the "
                 f"text, or call model.resize_position_embeddings({length}) and train the new positions"
             )
-        # On a CPU and in eager mode only: a GPU would have to synchronise, and has a check of its own.
+        # Only on a CPU in eager mode: a GPU would synchronize, and checks itself.
         in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if input_ids is None or in_graph or input_ids.device.type != "cpu" or not input_ids.numel():
             return size, length

@@ -1,4 +1,4 @@
-"""Networks that find objects: torchvision's detectors over backbones of ours."""
+"""Object detection: torchvision's detectors over our backbones."""
 
 from tokenmix.errors import needs
 

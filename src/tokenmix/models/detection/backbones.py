@@ -1,4 +1,4 @@
-"""Backbones of a detector's pyramid: a ResNet with a block of attention after its last stage, or a LaViT."""
+"""Backbones of a detector's pyramid: a ResNet with an attention block after its last stage, or a LaViT."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -24,26 +24,28 @@ Size = tuple[int, int]
 
 
 class ResNetBackbone(nn.Module):
-    """A ResNet of timm's, with the EANet block, or its self-attention variant, on its last map.
+    """A timm ResNet with the EANet block, or its self-attention variant, on its last map.
 
         maps = resnet(images),   last = relu(last + Norm(conv2(A V)))
 
-    Paper: Guo et al., arXiv 2105.02358, add the block after the last stage of a ResNet-50 for COCO. How it was
-    initialised is not known; here the scale of its norm starts at 0, so that it starts as the identity.
+    The paper adds the block after the last stage of a ResNet-50 for COCO and does not describe its initialisation. Here
+    the scale of the norm starts at 0, so the block starts as the identity.
 
     Args:
-        backbone: name of a ResNet of timm's.
+        backbone: name of a timm ResNet.
         backbone_kwargs: arguments of its constructor.
-        pretrained_backbone: start from timm's weights.
-        levels: which of its five maps are returned: 0 the stem, 1 to 4 the stages; the last stage among them.
+        pretrained_backbone: load timm's weights.
+        levels: which of the five maps to return: 0 the stem, 1 to 4 the stages; must include the last stage.
         mixer: `"external"`, `"self"`, `"none"`, or another of the table.
-        num_slots, tie: as in `ExternalAttention2d`, whose own are taken if None.
-        norm: `"batch"`, `"frozen"` (of the backbone alone, after its weights are read), or `"group"`, also in the
-            block, for training from scratch with few images in a batch.
-        frozen_stages: how many parts stay as they are: 1 the stem, 2 also the first stage, ...
+        num_slots, tie: as in `ExternalAttention2d`; None for its defaults.
+        norm: `"batch"`; `"frozen"`, for the backbone only, after loading its weights; or `"group"`, also in the block,
+            for training from scratch with small batches.
+        frozen_stages: number of frozen parts: 1 the stem, 2 also the first stage, ...
 
     Raises:
-        UserError: no ResNet of timm's, an unknown option, or weights that cannot be fetched.
+        UserError: the backbone is not a timm ResNet, an option is unknown, or the weights cannot be loaded.
+
+    Reference: Guo et al., arXiv 2105.02358.
     """
 
     def __init__(
@@ -85,20 +87,18 @@ class ResNetBackbone(nn.Module):
             nn.init.zeros_(self.block.norm.weight)  # type: ignore[union-attr, arg-type]
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """The maps, the last after the block."""
         *maps, last = self.net(images)
         return [*maps, self.block(last)]
 
     @torch.no_grad()
     def attention_maps(self, images: Tensor) -> list[BlockMap]:
-        """That of the block: (B, 1, N, S) or (B, 1, N, N)."""
+        """The map of the block: (B, 1, N, S) or (B, 1, N, N)."""
         if not isinstance(self.block, Mixer):
             return []
         last = self.net(images)[-1]
         return [BlockMap("block", self.block.map_kind(), self.block.attention_map(last), tuple(last.shape[2:]))]
 
     def macs(self, size: Size) -> int:
-        """The ResNet's counted, the block's from its equation."""
         (*_, last), counted = count_macs(on_meta(self.net), torch.empty(1, 3, *size, device="meta"))
         block = self.block.macs(last.shape[2] * last.shape[3]) if isinstance(self.block, Mixer) else 0
         return counted + block
@@ -111,19 +111,19 @@ class ResNetBackbone(nn.Module):
 
 
 class LaViTBackbone(nn.Module):
-    """A LaViT without its head, with a norm after each stage that is returned.
+    """A LaViT without its head, with a norm after each returned stage.
 
-    Images must be of `img_size`, since Theta and Psi are matrices over the positions of a grid; `set_input_size`
-    interpolates them over the queries' and the keys' grid, scaled by the ratio of tokens.
+    Images must have the size `img_size`, because Theta and Psi are matrices over grid positions. `set_input_size`
+    interpolates both over the query and key grids, scaled by the ratio of tokens.
 
     Args:
         backbone: name of a LaViT.
         backbone_kwargs: arguments of its constructor.
         img_size: side of the images.
-        levels: which of its four stages are returned.
+        levels: which of the four stages to return.
 
     Attributes:
-        widths, reductions: channels and strides of the maps, as of a `ResNetBackbone`.
+        widths, reductions: channels and strides of the maps, as in `ResNetBackbone`.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class LaViTBackbone(nn.Module):
             raise UserError(f"backbone {backbone!r} is not a LaViT; give one of {', '.join(list_models('lavit*'))}")
         net = create_model(backbone, num_classes=0, img_size=img_size, **(backbone_kwargs or {}), device=device)
         assert isinstance(net, LaViT)
-        # Counted from the first stage: pruning may take away what -1 means.
+        # Non-negative indices, because pruning changes the meaning of -1.
         self.net, self.levels = net, net.prune_intermediate_layers(list(levels), prune_norm=True)
         self.widths = [net.feature_info[i]["num_chs"] for i in self.levels]
         self.reductions = [net.feature_info[i]["reduction"] for i in self.levels]
@@ -148,7 +148,6 @@ class LaViTBackbone(nn.Module):
         self.mixer_name = net.mixer_name
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """The maps of the stages, each normalised."""
         maps = self.net.forward_intermediates(images, indices=self.levels, intermediates_only=True)
         return [norm(x) for norm, x in zip(self.norms, maps, strict=True)]
 
@@ -156,11 +155,9 @@ class LaViTBackbone(nn.Module):
         return self.net.attention_maps(images)
 
     def macs(self, size: Size) -> int:
-        """Multiply-adds of one image of the size for which it is built."""
         return self.net.macs()
 
     def set_input_size(self, size: Size) -> None:
-        """Set the image size; what is learned over positions is interpolated."""
         self.net.set_input_size(size)
 
     def warnings(self) -> list[str]:

@@ -1,6 +1,6 @@
-"""torchvision's detectors over a pyramid of our backbones, under the conventions of this library's models.
+"""torchvision's detectors over a pyramid of our backbones, with the interface of this library's models.
 
-True boxes are matched to anchors and proposals in blocks, so that memory does not grow with the product of both.
+Ground-truth boxes are matched to anchors and proposals in blocks, so memory does not grow with their product.
 """
 
 import inspect
@@ -34,25 +34,25 @@ Kind = Literal["retinanet", "faster-rcnn", "mask-rcnn"]
 Body = ResNetBackbone | LaViTBackbone
 Target = Mapping[str, Tensor]
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-# Pairs of boxes that are compared at a time.
+# Pairs of boxes compared at a time.
 BLOCK_PAIRS = 1 << 22
-# What depends on the number of classes, by the end of its name.
+# Suffixes of layer names that depend on the number of classes.
 CLASS_LAYERS = ("cls_logits", "cls_score", "bbox_pred", "mask_fcn_logits")
 
 
 @dataclass(frozen=True)
 class HeadSizes:
-    """Widths and numbers of a detector's neck and heads.
+    """Sizes of a detector's neck and heads.
 
     Attributes:
         width: channels of the pyramid.
         anchors: side of the smallest anchor of each level.
-        octaves: anchors of each ratio on a level, by factors of 2^(1/octaves).
-        extra: levels after the last map: RetinaNet's P6 and P7, the R-CNNs' pooled one, or none.
+        octaves: anchors per ratio and level, with factors of 2^(1/octaves).
+        extra: levels after the last map: RetinaNet's P6 and P7, the R-CNNs' pooled level, or none.
         hidden: width of the box head.
-        mask: channels of the mask head's four convolutions, or as many as there are numbers.
-        proposals: kept of an image in training and in testing, before and after NMS.
-        anchors_learnt, boxes_learnt: of an image in a training step, by the proposals' and the boxes' losses.
+        mask: channels of the convolutions of the mask head.
+        proposals: proposals per image in training and in evaluation, before and after NMS.
+        anchors_learnt, boxes_learnt: samples per image for the losses of proposals and of boxes.
     """
 
     width: int = 256
@@ -66,21 +66,20 @@ class HeadSizes:
     boxes_learnt: int = 512
 
     def anchor_generator(self) -> AnchorGenerator:
-        """Anchors of three ratios on each level."""
         scales = [2 ** (i / self.octaves) for i in range(self.octaves)]
         sides = tuple(tuple(int(side * scale) for scale in scales) for side in self.anchors)
         return AnchorGenerator(sides, ((0.5, 1.0, 2.0),) * len(sides))
 
 
 class BlockMatcher(det_utils.Matcher):
-    """torchvision's matching of anchors to true boxes, some anchors at a time.
+    """torchvision's matching of anchors to ground-truth boxes, in blocks of anchors.
 
-    The table of 20,000 boxes and 40,000 anchors alone would fill 3 GB, and its making several times that. Takes a
-    `Pairs` in place of the table; what comes out is the same.
+    The full table for 20,000 boxes and 40,000 anchors would need 3 GB, and several times more while it is computed. The
+    matcher takes `Pairs` in place of the table and gives the same result.
     """
 
     def __call__(self, pairs: "Pairs") -> Tensor:  # type: ignore[override]
-        """int64 (N,): the place of each anchor's box, -1 below the thresholds, -2 between them."""
+        """int64 (N,): index of each anchor's box, -1 below the thresholds, -2 between them."""
         found = [(*table.max(0), table.amax(1)) for table in pairs.tables()]
         values, all_places = (torch.cat([one[i] for one in found]) for i in (0, 1))
         places = all_places.where(values >= self.low_threshold, self.BELOW_LOW_THRESHOLD)
@@ -95,24 +94,22 @@ class BlockMatcher(det_utils.Matcher):
 
 @dataclass(frozen=True)
 class Pairs:
-    """True boxes (M, 4) and anchors (N, 4), whose overlaps are computed when they are needed."""
+    """Ground-truth boxes (M, 4) and anchors (N, 4), with overlaps computed on demand."""
 
     boxes: Tensor
     anchors: Tensor
 
     def tables(self) -> Iterator[Tensor]:
-        """The overlaps (M, n), some anchors after the others."""
         for some in self.anchors.split(max(1, BLOCK_PAIRS // max(1, len(self.boxes)))):
             yield box_iou(self.boxes, some)
 
 
 class BlockRoIHeads(RoIHeads):
-    """torchvision's second stage, which matches some proposals at a time, as `BlockMatcher` does anchors."""
+    """torchvision's second stage with proposals matched in blocks, like `BlockMatcher`."""
 
     def assign_targets_to_proposals(
         self, proposals: Sequence[Tensor], gt_boxes: Sequence[Tensor], gt_labels: Sequence[Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """The true box and the class of each proposal, of each image."""
         matched, labels = [], []
         for some, boxes, classes in zip(proposals, gt_boxes, gt_labels, strict=True):
             parts = some.split(max(1, BLOCK_PAIRS // max(1, len(boxes))))
@@ -123,12 +120,11 @@ class BlockRoIHeads(RoIHeads):
 
 
 class BlockRetinaNet(RetinaNet):
-    """torchvision's RetinaNet, which matches by `BlockMatcher`."""
+    """torchvision's RetinaNet with `BlockMatcher`."""
 
     def compute_loss(
         self, targets: list[dict[str, Tensor]], head_outputs: dict[str, Tensor], anchors: list[Tensor]
     ) -> dict[str, Tensor]:
-        """The losses by name."""
         matcher = self.proposal_matcher
         assert isinstance(matcher, BlockMatcher)
         matches = [
@@ -143,8 +139,8 @@ class BlockRetinaNet(RetinaNet):
 class Pyramid(nn.Module):
     """A backbone and the feature pyramid over its maps: images to maps of one width, by name.
 
-    Under autocast backbone and pyramid compute in half precision, and the maps are float32: boxes of large
-    images need more than the 8 bits of bfloat16. `Detector` sets `half_type` for each pass.
+    Under autocast, backbone and pyramid use half precision, and the maps are float32: boxes of large images need more
+    than the 8 bits of bfloat16. `Detector` sets `half_type` for each pass.
     """
 
     def __init__(self, body: Body, sizes: HeadSizes) -> None:
@@ -166,13 +162,12 @@ class Pyramid(nn.Module):
         return {name: x.float() if self.half_type is not None else x for name, x in maps.items()}
 
     def neck(self, maps: Sequence[Tensor]) -> dict[str, Tensor]:
-        """The pyramid of a backbone's maps."""
         return self.fpn({str(i): x for i, x in enumerate(maps)})
 
 
 @torch.no_grad()
 def counted_macs(net: nn.Module, img_size: tuple[int, int]) -> int:
-    """Multiply-adds of a detector of torchvision's on one image, of its second stage for the most boxes it looks at."""
+    """Multiply-adds of a torchvision detector for one image, with the maximum number of boxes in the second stage."""
     twin: Any = on_meta(net)
 
     def run(images: Tensor) -> None:
@@ -193,7 +188,6 @@ def counted_macs(net: nn.Module, img_size: tuple[int, int]) -> int:
 
 
 def check_pictures(images: object, targets: object, *, training: bool) -> None:
-    """Raise `UserError` unless a detector can be called with these."""
     if not isinstance(images, Sequence) or any(len(image.shape) != 3 or image.shape[0] != 3 for image in images):
         raise UserError("a detector takes a list of images (3, height, width); list(images) makes one of a batch")
     if training and targets is None:
@@ -203,31 +197,29 @@ def check_pictures(images: object, targets: object, *, training: bool) -> None:
 class Detector(OnMaps, nn.Module):
     """RetinaNet, Faster R-CNN or Mask R-CNN: images of any size to boxes.
 
-    Labels count from 0 going in and coming out, in every kind: the background that torchvision's R-CNNs keep at 0 stays
-    inside. `forward` gives torchvision's losses in training, else a dict of boxes, scores, labels and, of Mask R-CNN,
-    masks (M, H, W) for each image; `find` has `PlacedMasks` in place of these.
+    Input and output labels start at 0 for every kind; the background label 0 of torchvision's R-CNNs stays internal. In
+    training, `forward` returns torchvision's losses. Otherwise it returns a dict per image with boxes, scores, labels
+    and, for Mask R-CNN, masks (M, H, W). `find` returns masks as `PlacedMasks`.
 
     Args:
-        kind: which of the three.
-        body: the backbone, which gives the maps.
+        kind: one of the three.
+        body: backbone, images to maps.
         heads: fields of `HeadSizes`, for pyramid and heads.
         num_classes: without background.
-        score, nms, detections: evaluation gives boxes with a score above `score`, after NMS at `nms`, at most
-            `detections` of an image.
-        img_size: size for which `macs` counts, and to which the images of a LaViT are brought, a square.
-        min_size: the shorter side of an image is brought to it, by torchvision's transform; several to draw from in
-            training.
-        max_size: what the longer side may be at most.
-        multiple: of what a batch's sides are multiples, by padding below and to the right.
+        score, nms, detections: evaluation returns boxes with a score above `score`, after NMS at `nms`, at most
+            `detections` per image.
+        img_size: image size for `macs`; for a LaViT also the size of resized images, a square.
+        min_size: shorter side after torchvision's resizing; several values are sampled from in training.
+        max_size: largest longer side.
+        multiple: a batch's sides are padded below and to the right to multiples of this.
         image_mean, image_std: of the images' channels, in 0..1.
         device: of the weights.
 
-    Shape:
-        a list of float images (3, H, W) in 0..1, outside of training also uint8, and in training a list
-        of targets: boxes (M, 4) as left, top, right, bottom, labels (M,), of Mask R-CNN masks (M, H, W).
+    Shape: a list of float images (3, H, W) in 0..1, in evaluation also uint8. In training also a list of targets: boxes
+    (M, 4) as left, top, right, bottom, labels (M,), and for Mask R-CNN masks (M, H, W).
 
     Raises:
-        UserError: no classes, sizes that no image can have, or images that are not such a list.
+        UserError: there are no classes, a size is invalid, or images are not such a list.
     """
 
     def __init__(
@@ -279,16 +271,14 @@ class Detector(OnMaps, nn.Module):
 
     @property
     def body(self) -> Body:
-        """What gives the maps."""
         return self.net.backbone.body
 
     def forward(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> object:
-        """Losses by name in training, else detections of each image."""
         found = self.find(images, targets)
         return found if self.training else [with_dense_masks(one) for one in found]
 
     def find(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> Any:
-        """As `forward`, but detections have masks as `PlacedMasks`."""
+        """Like `forward`, but with masks as `PlacedMasks`."""
         check_pictures(images, targets, training=self.training)
         device = self.net.transform.device = next(self.parameters()).device
         kind = device.type
@@ -317,19 +307,17 @@ class Detector(OnMaps, nn.Module):
 
     @torch.no_grad()
     def attention_maps(self, images: Tensor) -> list[BlockMap]:
-        """Attention maps of the backbone's blocks, of images (B, 3, H, W) that are normalised already."""
         return self.body.attention_maps(images)
 
     def macs(self) -> int:
-        """Multiply-adds of one image of `img_size`; see `cost_table`."""
         return sum(row.macs for row in self.cost_table())
 
     def counted_macs(self) -> int:
-        """The same as counted in a pass, which sees blocks that were inserted too."""
+        """Multiply-adds counted in a forward pass, which includes inserted blocks."""
         return counted_macs(self.net, self.img_size)
 
     def cost_table(self) -> list[PartCost]:
-        """Parameters and multiply-adds of backbone, pyramid and heads; the R-CNNs' of as many boxes as they look at."""
+        """Parameters and multiply-adds of backbone, pyramid and heads, with the maximum number of boxes for R-CNNs."""
         twin: Any = on_meta(self.net)
 
         def run_heads(levels: list[Tensor]) -> None:
@@ -353,16 +341,10 @@ class Detector(OnMaps, nn.Module):
         ]
 
     def warnings(self) -> list[str]:
-        """What `tokenmix info` warns of."""
         return self.body.warnings()
 
     def set_input_size(self, img_size: Size) -> None:
-        """Set the image size for which costs are counted; a backbone that takes only one size, a square, takes this
-        one.
-
-        Raises:
-            UserError: no square, where it must be one.
-        """
+        """Set the image size for costs, and for a backbone of fixed size, which needs a square (else `UserError`)."""
         if self.fixed_size:
             side, transform, body = square_side(img_size), self.net.transform, cast(LaViTBackbone, self.body)
             body.set_input_size((side, side))
@@ -370,20 +352,18 @@ class Detector(OnMaps, nn.Module):
         self.img_size = pair(img_size)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute the backbone's stages or blocks in the backward pass."""
         self.body.net.set_grad_checkpointing(enable)
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters without weight decay, next to those of one axis."""
         return {f"net.backbone.body.{name}" for name in self.body.no_weight_decay()}
 
     def starting_weights(
         self, weights: Mapping[str, Tensor], img_size: tuple[int, int] | None = None
     ) -> tuple[dict[str, Tensor], str | None]:
-        """A whole state dict from weights of another detector, or of a classifier whose backbone this is.
+        """A full state dict from weights of another detector, or of a classifier with this backbone.
 
-        What is learned over positions is interpolated; layers for another number of classes, and what a classifier
-        lacks, start fresh, which the second value says in a line.
+        Weights over positions are interpolated. Layers for another number of classes, and layers that a classifier
+        lacks, are newly initialised; the second value says so in a line.
         """
         own = self.state_dict()
         classifier = not any(key.startswith("net.") for key in weights)
@@ -402,7 +382,7 @@ class Detector(OnMaps, nn.Module):
 
 
 def _of_a_classifier(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The keys of a LaViT, an EANet or a ResNet of timm's as those of a backbone."""
+    """Rename the keys of a LaViT, an EANet or a timm ResNet to those of a backbone."""
     found, body = {}, "net.backbone.body"
     for key, value in weights.items():
         name = key.removeprefix("backbone.")
@@ -420,7 +400,7 @@ def _of_a_classifier(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -
 
 
 def square_side(img_size: Size) -> int:
-    """The side of a square; `UserError` for another size, which a LaViT's learned matrices do not fit."""
+    """The side of a square; `UserError` for other sizes, which do not fit a LaViT's learned matrices."""
     height, width = pair(img_size)
     if height != width:
         raise UserError(f"a detector with a LaViT backbone takes square images, not {height} x {width}; give one side")
@@ -428,7 +408,7 @@ def square_side(img_size: Size) -> int:
 
 
 def _rcnn(kind: Kind, pyramid: Pyramid, sizes: HeadSizes, num_classes: int, **options: object) -> nn.Module:
-    """Faster or Mask R-CNN of torchvision's, with the background class added."""
+    """torchvision's Faster or Mask R-CNN, with a background class added."""
     anchors, levels = sizes.anchor_generator(), [str(i) for i in range(len(pyramid.body.widths))]
     for part, number in zip(("train", "test"), sizes.proposals, strict=True):
         options |= {f"rpn_{when}_nms_top_n_{part}": number for when in ("pre", "post")}
@@ -449,14 +429,13 @@ def _rcnn(kind: Kind, pyramid: Pyramid, sizes: HeadSizes, num_classes: int, **op
         box_batch_size_per_image=sizes.boxes_learnt,
         **options,
     )
-    # torchvision's constructors make these themselves.
+    # torchvision's constructors create these objects without a hook for another class.
     net.roi_heads.__class__, net.rpn.proposal_matcher.__class__ = BlockRoIHeads, BlockMatcher
     net.rpn.box_similarity = Pairs
     return net
 
 
 def _arguments(of: Callable[..., object], given: Arguments) -> Arguments:
-    """Those that a constructor takes."""
     return {name: given[name] for name in inspect.signature(of).parameters if name in given}
 
 
@@ -485,10 +464,10 @@ def resnet_detector(
     image_std: Sequence[float] = IMAGENET[1],
     device: Device = None,
 ) -> Detector:
-    """A detector over `ResNetBackbone`: images of any size, the shorter side brought to `min_size`.
+    """A detector over `ResNetBackbone`: images of any size, with the shorter side resized to `min_size`.
 
-    `norm="frozen"` with `pretrained_backbone=True` and `frozen_stages=2` is what the published 1x schedules do.
-    The arguments are those of `ResNetBackbone` and `Detector`.
+    The published 1x schedules use `norm="frozen"`, `pretrained_backbone=True` and `frozen_stages=2`. Arguments are
+    those of `ResNetBackbone` and `Detector`.
     """
     given = locals()
     return Detector(body=ResNetBackbone(**_arguments(ResNetBackbone, given)), **_arguments(Detector, given))
@@ -510,10 +489,10 @@ def lavit_detector(
     image_std: Sequence[float] = IMAGENET[1],
     device: Device = None,
 ) -> Detector:
-    """A detector over `LaViTBackbone`, which takes only one size.
+    """A detector over `LaViTBackbone`, for one image size.
 
-    The longer side of an image becomes that of the square, and the rest is padded, so that nothing is stretched.
-    The arguments are those of `LaViTBackbone` and `Detector`.
+    Images are resized to fit the square and padded, without distortion. Arguments are those of `LaViTBackbone` and
+    `Detector`.
     """
     given = locals()
     square_side(img_size)

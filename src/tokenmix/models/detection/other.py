@@ -1,4 +1,4 @@
-"""Detectors from elsewhere: torchvision's by name, or what a function of the user's returns, trained as ours are."""
+"""Detectors of torchvision, or from a user's function, with the interface of our detectors."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -23,10 +23,10 @@ from tokenmix.models.foreign import load_foreign, with_fresh_head
 
 
 class OtherDetector(nn.Module):
-    """Mixed into the class of a torchvision detector: labels count from 0 outside, and masks are `PlacedMasks`.
+    """Mixin for the class of a torchvision detector: outside labels start at 0, and masks are `PlacedMasks`.
 
-    Inside, label 0 is the background, in every kind. The names of modules and weights stay the detector's own. Images
-    in 8 bits are divided by 255. Under autocast all is computed in float32, which boxes need.
+    Inside, label 0 is the background. Modules and weights keep their names. uint8 images are divided by 255. Under
+    autocast the computation stays in float32, which boxes need.
     """
 
     transform: Any
@@ -38,32 +38,29 @@ class OtherDetector(nn.Module):
 
     @property
     def net(self) -> nn.Module:
-        """The detector itself."""
         return self
 
     @property
     def watched(self) -> nn.Module:
-        """The part that takes a batch of normalised images: the backbone."""
+        """The part that receives a batch of normalised images: the backbone."""
         return cast(nn.Module, self.backbone)
 
     @property
     def img_size(self) -> tuple[int, int]:
-        """What the shorter side of an image is brought to, twice; or the size of all images."""
+        """The detector's fixed image size, or its shorter side as a square."""
         side = self.transform.min_size[-1]
         return self.transform.fixed_size or (side, side)
 
     @property
     def mean(self) -> Sequence[float]:
-        """Of the channels, as the detector normalises them."""
         return self.transform.image_mean
 
     @property
     def std(self) -> Sequence[float]:
-        """Of the channels, as the detector normalises them."""
         return self.transform.image_std
 
     def macs(self) -> int:
-        """Multiply-adds of one image of `img_size`, with as many boxes as the second stage looks at at most."""
+        """Multiply-adds of one image of `img_size`, with the maximum number of boxes in the second stage."""
         return counted_macs(self, self.img_size)
 
     counted_macs = macs
@@ -71,17 +68,16 @@ class OtherDetector(nn.Module):
     def starting_weights(
         self, weights: Mapping[str, Tensor], img_size: tuple[int, int] | None = None
     ) -> tuple[dict[str, Tensor], str | None]:
-        """As `Detector.starting_weights`, from weights of the same detector for any number of classes."""
+        """Like `Detector.starting_weights`, from weights of the same detector for any number of classes."""
         found, theirs = with_fresh_head(weights, self, self.num_classes + 1, several=True)
         return found, f"the layers of the classes start fresh: theirs are for {theirs - 1}" if theirs else None
 
     def forward(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> Any:
-        """Losses by name in training, else detections of each image."""
         found = self.find(images, targets)
         return found if self.training else [with_dense_masks(one) for one in found]
 
     def find(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> Any:
-        """As `forward`, but detections have masks as `PlacedMasks`."""
+        """Like `forward`, but with masks as `PlacedMasks`."""
         check_pictures(images, targets, training=self.training)
         device = next(self.parameters()).device
         with torch.autocast(device.type, enabled=False):
@@ -123,19 +119,19 @@ def other_detector(
     max_size: int | None = None,
     **kwargs: object,
 ) -> nn.Module:
-    """A detector of torchvision's interface, by `load_foreign`; its function gets `num_classes` with the background.
+    """A detector with torchvision's interface, by `load_foreign`; its function gets `num_classes` plus the background.
 
     Args:
         name: "torchvision:NAME", or "module:factory".
         num_classes: without background.
-        masks: whether it has to find masks as well.
-        score, nms, detections: as those of `Detector`.
-        min_size, max_size: as those of `Detector`; the detector's own if not given.
+        masks: require masks.
+        score, nms, detections: as in `Detector`.
+        min_size, max_size: as in `Detector` (default: the detector's own).
         **kwargs: further arguments of the detector.
 
     Raises:
-        UserError: as `load_foreign`; no detector of torchvision's interface; or one that lacks the masks, or needs
-            masks or keypoints to learn from.
+        UserError: as in `load_foreign`; the model is not a detector with torchvision's interface; or it lacks masks, or
+            needs masks or keypoints for training.
     """
     net: Any = load_foreign(name, {"num_classes": num_classes + 1}, "detector", **kwargs)
     transform = getattr(net, "transform", None)
@@ -163,7 +159,7 @@ def other_detector(
         net.transform.max_size = max_size or transform.max_size
     elif min_size or max_size:
         raise UserError(f"{name} takes images of {transform.fixed_size}; leave the sizes out")
-    # Large images have more boxes than a table of all pairs can hold.
+    # For large images, the full table of pairs would exceed memory.
     if type(heads) is RoIHeads:
         heads.__class__ = BlockRoIHeads
     if type(getattr(net, "rpn", None)) is RegionProposalNetwork:

@@ -1,4 +1,4 @@
-"""Images of any size to a detector and masks back, without copies of the whole."""
+"""Images of any size to a detector, and masks back, without full-size copies."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +13,12 @@ from torchvision.models.detection.transform import GeneralizedRCNNTransform, res
 from tokenmix.environment import check_mask_memory
 from tokenmix.errors import UserError
 
-# Pixels that are interpolated at a time.
+# Pixels interpolated at a time.
 BLOCK_PIXELS = 1 << 20
 
 
 def bilinear_blocks(image: Tensor, size: tuple[int, int]) -> Iterator[Tensor]:
-    """An image (C, H, W) resized to `size` as by F.interpolate (bilinear, no
-    antialiasing): float32 (C, rows, width), some rows after the others, of which only the neighbours are read."""
+    """Resize an image (C, H, W) as F.interpolate (bilinear, no antialiasing), in float32 blocks (C, rows, width)."""
     (top, bottom, down), (left, right, along) = (
         _neighbours(old, new) for old, new in zip(image.shape[1:], size, strict=True)
     )
@@ -33,7 +32,7 @@ def bilinear_blocks(image: Tensor, size: tuple[int, int]) -> Iterator[Tensor]:
 
 
 def _neighbours(old: int, new: int) -> tuple[Tensor, Tensor, Tensor]:
-    """For each of `new` pixels along a side of `old`: the two that it is between, and how far from the first."""
+    """For each of `new` pixels along a side of `old`: its two neighbours, and the distance from the first."""
     place = ((torch.arange(new, dtype=torch.float64) + 0.5) * (old / new) - 0.5).clamp(0, old - 1)
     lower = place.floor().long()
     return lower, (lower + 1).clamp_max(old - 1), (place - lower).float()
@@ -42,8 +41,8 @@ def _neighbours(old: int, new: int) -> tuple[Tensor, Tensor, Tensor]:
 class PictureTransform(GeneralizedRCNNTransform):
     """torchvision's transform for images of any size.
 
-    Images in 8 bits are resized before they are normalised: a large one has no copy in floats.
-    Masks stay in their boxes, see `place_masks`. `Detector` sets `device`, where the batch is needed, for each pass.
+    uint8 images are resized before normalisation, so a large image has no float copy. Masks are only stored within
+    their boxes, see `place_masks`. `Detector` sets `device`, the target of the batch, for each pass.
     """
 
     device = torch.device("cpu")
@@ -51,7 +50,6 @@ class PictureTransform(GeneralizedRCNNTransform):
     def forward(
         self, images: list[Tensor], targets: list[dict[str, Tensor]] | None = None
     ) -> tuple[ImageList, list[dict[str, Tensor]] | None]:
-        """A batch of one size, and the targets."""
         if all(isinstance(image, Tensor) and image.is_floating_point() for image in images):
             return super().forward(images, targets)
         seen, sides = [], self.min_size
@@ -74,7 +72,7 @@ class PictureTransform(GeneralizedRCNNTransform):
         image_shapes: list[tuple[int, int]],
         original_image_sizes: list[tuple[int, int]],
     ) -> list[dict[str, Tensor]]:
-        """Boxes in the pixels of the images; masks (M, 1, 28, 28) of boxes."""
+        """Boxes in image pixels; masks (M, 1, 28, 28) relative to their boxes."""
         if not self.training:
             for found, seen, size in zip(result, image_shapes, original_image_sizes, strict=True):
                 found["boxes"] = resize_boxes(found["boxes"], list(seen), list(size))
@@ -83,12 +81,7 @@ class PictureTransform(GeneralizedRCNNTransform):
 
 @dataclass(frozen=True)
 class PlacedMasks:
-    """Masks as what is in their boxes: 100 whole ones of a large image would fill gigabytes.
-
-    Attributes:
-        crops: of each, bool (h, w) with its top and left.
-        size: height and width of the image.
-    """
+    """Masks as crops (bool (h, w), top, left) for an image of `size`; 100 full masks of it could need gigabytes."""
 
     crops: Sequence[tuple[Tensor, int, int]]
     size: tuple[int, int]
@@ -97,29 +90,27 @@ class PlacedMasks:
         return len(self.crops)
 
     def __getitem__(self, keep: Tensor) -> "PlacedMasks":
-        """Those that `keep`, bool (M,), marks."""
         return PlacedMasks([crop for crop, kept in zip(self.crops, keep.tolist(), strict=True) if kept], self.size)
 
     def cpu(self) -> "PlacedMasks":
-        """The same in the memory of the CPU."""
         return PlacedMasks([(crop.cpu(), top, left) for crop, top, left in self.crops], self.size)
 
     def whole(self, index: int) -> Tensor:
-        """One mask, bool (H, W), stored by columns as run lengths go."""
+        """One mask, bool (H, W), stored by columns as in run-length encoding."""
         crop, top, left = self.crops[index]
         mask = crop.new_zeros(self.size[::-1]).T
         mask[top : top + crop.shape[0], left : left + crop.shape[1]] = crop
         return mask
 
     def dense(self) -> Tensor:
-        """All of them, bool (M, H, W); `UserError` if they would not fit in memory."""
+        """All masks, bool (M, H, W); `UserError` if they need too much memory."""
         check_mask_memory(len(self), self.size)
         masks = [self.whole(i) for i in range(len(self))]
         return torch.stack(masks) if masks else torch.zeros(0, *self.size, dtype=torch.bool)
 
 
 def place_masks(shares: Tensor, boxes: Tensor, size: tuple[int, int]) -> PlacedMasks:
-    """Masks from the probabilities (M, 1, h, w) in their boxes, as torchvision pastes them, from a half on."""
+    """Masks from the probabilities (M, 1, h, w) in their boxes, pasted like torchvision with threshold 0.5."""
     padded, factor = expand_masks(shares, padding=1)
     crops = []
     for share, box in zip(padded, expand_boxes(boxes, factor).long().tolist(), strict=True):
@@ -132,5 +123,4 @@ def place_masks(shares: Tensor, boxes: Tensor, size: tuple[int, int]) -> PlacedM
 
 
 def with_dense_masks(found: Mapping[str, Tensor | PlacedMasks]) -> dict[str, Tensor]:
-    """Detections with masks bool (M, H, W), if they have any."""
     return {name: value.dense() if isinstance(value, PlacedMasks) else value for name, value in found.items()}

@@ -1,8 +1,8 @@
-"""The properties that every token mixer keeps: one function each, usable on any nn.Module without pytest.
+"""Properties of every token mixer: one function each, usable on any nn.Module without pytest.
 
-A property is called as `check(build, x)`. `build` makes a fresh layer at each call; `x` is a float32 example, (B, N, D)
-or (B, C, H, W), with at least three samples of eight tokens. It returns nothing when the property holds, raises
-`PropertyFailure` when it does not, and `NotApplicable` when the layer does not offer what it is about.
+Call a property as `check(build, x)`. `build` makes a new layer at each call. `x` is a float32 example, (B, N, D)
+or (B, C, H, W), with at least three samples of eight tokens. The function returns None if the property holds. It raises
+`PropertyFailure` if not, and `NotApplicable` if the layer lacks the feature.
 """
 
 from collections.abc import Callable
@@ -18,19 +18,14 @@ __all__ = ["PROPERTIES", "Property"]
 
 @dataclass(frozen=True)
 class Property:
-    """One row of the table.
-
-    Attributes:
-        check: the function.
-        cause: what usually breaks it.
-    """
+    """One entry of the table: the check, and the usual cause of a failure."""
 
     check: Callable[[Build, Tensor], None]
     cause: str
 
     @property
     def about(self) -> str:
-        """What is asked for, in a sentence."""
+        """The requirement in a sentence: the summary line of the check."""
         return (self.check.__doc__ or "").strip().splitlines()[0]
 
 
@@ -75,4 +70,4 @@ PROPERTIES: dict[str, Property] = {
     ),
     "export": Property(graphs.exported, "int(x.shape[1]) or a Python loop over tokens, which fixes their number"),
 }
-"""Name of each property, in the order in which a report shows them."""
+"""Properties by name, in report order."""

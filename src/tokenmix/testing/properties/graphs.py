@@ -30,7 +30,7 @@ from tokenmix.testing.harness import (
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """PyTorch warns of checks of shapes and of slow paths, and prints whole graphs that it cannot capture."""
+    """Hide PyTorch's warnings of shape checks and slow paths, and its printed graphs."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         yield
@@ -38,16 +38,16 @@ def _quiet() -> Iterator[None]:
 
 @functools.cache
 def best_backend() -> str:
-    """`"inductor"` where it compiles, which takes a C++ compiler; else `"aot_eager"`, which only captures."""
+    """`"inductor"` if a C++ compiler works; else `"aot_eager"`, which only captures."""
     try:
         torch.compile(torch.sin, backend="inductor")(torch.ones(2))
-    except Exception:  # whatever a compiler that is missing or broken raises
+    except Exception:  # a missing or broken compiler may raise anything
         return "aot_eager"
     return "inductor"
 
 
 def compiled(build: Build, x: Tensor, backend: str | None = None) -> None:
-    """torch.compile gives the eager output and gradients, in one graph: in eval mode, and masked in training mode."""
+    """torch.compile gives the eager output and gradients in one graph: in eval mode, and masked in training mode."""
     backend = backend or best_backend()
     whole = _stopped(build, x, backend, whole=True)
     if whole is None:
@@ -61,8 +61,8 @@ def compiled(build: Build, x: Tensor, backend: str | None = None) -> None:
 
 
 def _stopped(build: Build, x: Tensor, backend: str, *, whole: bool) -> str | None:
-    """What stopped torch.compile; None if it gave the eager output and gradients."""
-    # Inductor draws random numbers in its own order, unless told otherwise.
+    """Why torch.compile failed; None if it gave the eager output and gradients."""
+    # By default Inductor draws random numbers in its own order.
     options: Any = {"fallback_random": True} if backend == "inductor" else None
     try:
         for training in (False, True):
@@ -91,18 +91,18 @@ def _stopped(build: Build, x: Tensor, backend: str, *, whole: bool) -> str | Non
 
 
 def _reason(error: Exception) -> str:
-    """What stopped the capture: torch's messages explain themselves at length, the first lines say what and why."""
+    """The first two lines of torch's long error messages, with the cause."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     return f"{type(error).__name__}: {' '.join(lines[:2])[:200]}"
 
 
 def exported(build: Build, x: Tensor) -> None:
-    """torch.export gives the eager output, for other numbers of tokens too where the layer takes them."""
+    """torch.export gives the eager output, also for other numbers of tokens if the layer accepts them."""
     layer = awake(build)
     length = traits(layer, build).length
     dynamic = length in ("any", "up-to")
     places = {1: Dim.DYNAMIC} if x.dim() == 3 else {2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
-    # Traced at another size than at design, so that a dynamic size is not mistaken for the one that is wired in.
+    # Traced at another size than at construction, so that a dynamic size is not mistaken for a constant.
     traced = (x[:, :-3].contiguous() if x.dim() == 3 else noise(*x.shape[:2], 6, 8)) if dynamic else x
     try:
         with _quiet():
@@ -134,7 +134,7 @@ def batched(build: Build, x: Tensor) -> None:
 
 
 def _calls(layer: nn.Module, build: Build, x: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Arguments of calls that are recorded: x, and x with a mask if the layer takes one after it."""
+    """Arguments of recorded calls: x, and x with a mask if that is the layer's second argument."""
     yield (x,)
     if traits(layer, build).mask and [*inspect.signature(layer.forward).parameters][1:2] == ["mask"]:
         tokens = to_tokens(x).shape[:2]
@@ -142,7 +142,7 @@ def _calls(layer: nn.Module, build: Build, x: Tensor) -> Iterator[tuple[Tensor, 
 
 
 def traced(build: Build, x: Tensor) -> None:
-    """torch.jit.trace with its defaults works, and the trace gives the eager output for other numbers."""
+    """torch.jit.trace with its defaults works, and the trace gives the eager output for other inputs."""
     layer = awake(build)
     for inputs in _calls(layer, build, x):
         other = 2 * inputs[0].flip(0), *(mask.flip(0) for mask in inputs[1:])
@@ -164,7 +164,7 @@ def traced(build: Build, x: Tensor) -> None:
 
 
 def onnx_by_tracing(build: Build, x: Tensor) -> None:
-    """torch.onnx.export(dynamo=False) works with a batch of any size, and ONNX Runtime gives the eager output."""
+    """torch.onnx.export(dynamo=False) works for any batch size, and ONNX Runtime gives the eager output."""
     try:
         import onnx  # noqa: F401
         from onnxruntime import InferenceSession

@@ -1,4 +1,4 @@
-"""State and arguments of a layer; that numbers stay finite, in half precision too; the cost that it states."""
+"""Properties of a layer's state, arguments, finite values, half precision and stated cost."""
 
 import copy
 import inspect
@@ -31,7 +31,7 @@ from tokenmix.testing.harness import (
 
 
 def registered(build: Build, x: Tensor) -> None:
-    """Every weight is a registered parameter, every constant a buffer, every sub-module known to the layer."""
+    """Every weight is a registered parameter, every constant a buffer, and every submodule is registered."""
     layer = awake(build)
     known = {id(t) for t in (*layer.parameters(), *layer.buffers(), *layer.modules())}
     for name, module in layer.named_modules():
@@ -45,7 +45,7 @@ def registered(build: Build, x: Tensor) -> None:
 
 
 def gradients(build: Build, x: Tensor) -> None:
-    """Every parameter, and the input, gets a finite gradient from a training step."""
+    """Every parameter and the input get a finite gradient in a training step."""
     layer = awake(build).train()
     x = x.clone().requires_grad_()
     out = call(layer, x)
@@ -59,7 +59,7 @@ def gradients(build: Build, x: Tensor) -> None:
 
 
 def eval_stable(build: Build, x: Tensor) -> None:
-    """In eval mode a second call gives the same output, without gradients too, and leaves the state as it was."""
+    """In eval mode a second call gives the same output, also without gradients, and does not change the state."""
     layer = awake(build)
     before, identities = copy.deepcopy(layer.state_dict()), {name: id(p) for name, p in layer.named_parameters()}
     with torch.no_grad():
@@ -78,7 +78,7 @@ def eval_stable(build: Build, x: Tensor) -> None:
 
 
 def input_kept(build: Build, x: Tensor) -> None:
-    """Forward and backward leave the input tensor as it was."""
+    """Forward and backward do not change the input tensor."""
     for training in (False, True):
         layer, given = awake(build).train(training), x.clone()
         with torch.no_grad():
@@ -98,7 +98,6 @@ def non_contiguous(build: Build, x: Tensor) -> None:
 
 
 def _trained(layer: nn.Module, x: Tensor) -> Tensor:
-    """The output in eval mode after one step of gradient descent."""
     layer.zero_grad()
     out = call(layer.train(), x)
     if out.requires_grad:
@@ -111,7 +110,7 @@ def _trained(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 def copies(build: Build, x: Tensor) -> None:
-    """A deep copy, a saved and loaded layer, and one in float64 give the same output and take the same step."""
+    """A deep copy, a reloaded layer and a float64 copy give the same output and take the same training step."""
     original, loaded = awake(build), fresh(build, 5)
     owners: dict[int, str] = {}
     for name, weight in original.named_parameters():
@@ -156,7 +155,7 @@ CHOOSES_A_PATH = frozenset(
         *("flash", "fused", "implementation", "inplace", "mode"),
     }
 )
-"""Arguments that choose how a result is computed, not which: nothing is to change with them."""
+"""Arguments that select an implementation and must not change the result."""
 
 
 def arguments(build: Build, x: Tensor) -> None:
@@ -176,7 +175,7 @@ def arguments(build: Build, x: Tensor) -> None:
 def _is_ignored(build: Build, x: Tensor, default: dict[str, Tensor], name: str, value: object) -> bool:
     try:
         changed = _behaviour(build, x, **{name: value})
-    except Exception:  # a refusal of the value is an answer as well
+    except Exception:  # refusing the value is also correct
         return False
     if changed.keys() != default.keys():
         return False
@@ -185,13 +184,13 @@ def _is_ignored(build: Build, x: Tensor, default: dict[str, Tensor], name: str, 
 
 
 def alternatives(build: Build) -> Iterator[tuple[str, Sequence[object]]]:
-    """For each argument of the constructor other values than the one in use, where there are natural ones."""
+    """Other natural values for each constructor argument."""
     if not isinstance(build, Builder):
         return
     constructor = _constructor(build)
     try:
         hints = typing.get_type_hints(constructor.__init__ if inspect.isclass(constructor) else constructor)
-    except Exception:  # annotations that cannot be resolved are a stranger's own affair
+    except Exception:  # a user's annotations may not resolve
         hints = {}
     for name, parameter in inspect.signature(constructor).parameters.items():
         if name in CHOOSES_A_PATH or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -202,13 +201,13 @@ def alternatives(build: Build) -> Iterator[tuple[str, Sequence[object]]]:
 
 
 def _constructor(build: Builder) -> Build:
-    """What has the arguments: the function that builds the layer, or the class if the function passes them on."""
+    """The callable with the arguments: the function that builds the layer, or the class if it forwards them."""
     passes_on = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(build.make).parameters.values())
     return type(fresh(build)) if passes_on and not inspect.isclass(build.make) else build.make
 
 
 def _other_values(current: object, hint: object) -> Sequence[object]:
-    """Values that differ from the current one: another choice, the other truth, half the number."""
+    """Values that differ from the current one: another choice, the other boolean, half the number."""
     kinds = (hint, *typing.get_args(hint))
     choices = [c for kind in kinds if typing.get_origin(kind) is Literal for c in typing.get_args(kind)]
     if choices:
@@ -220,7 +219,7 @@ def _other_values(current: object, hint: object) -> Sequence[object]:
     if isinstance(current, float):
         return [current + 0.25]
     if current is None:
-        # None often stands for one of the two truths.
+        # None often stands for one of the booleans.
         numbers: dict[object, Sequence[object]] = {bool: [True, False], int: [2], float: [0.5]}
         return next((numbers[kind] for kind in kinds if kind in numbers), [])
     return []
@@ -228,7 +227,7 @@ def _other_values(current: object, hint: object) -> Sequence[object]:
 
 @torch.no_grad()
 def _behaviour(build: Build, x: Tensor, **changes: object) -> dict[str, Tensor]:
-    """All that can be seen of a layer: its initial state, what it outputs once awake, and its buffers after that."""
+    """Observable behaviour of a layer: initial state, output when awake, and buffers afterwards."""
     seen = {f"initial {name}": tensor.clone() for name, tensor in fresh(build, **changes).state_dict().items()}
     layer = awake(build, **changes)
     seen["output"] = call(layer, x)
@@ -255,7 +254,7 @@ def device_and_dtype(build: Build, x: Tensor) -> None:
 
 
 def finite(build: Build, x: Tensor) -> None:
-    """Outputs and gradients are finite for inputs from 0 and a thousandth to a thousand times the natural size."""
+    """Outputs and gradients are finite for inputs of 0 and of 0.001 to 1,000 times the natural size."""
     for scale in (0.0, 1e-3, 1.0, 1e3):
         for training in (False, True):
             layer = awake(build).train(training)
@@ -268,7 +267,7 @@ def finite(build: Build, x: Tensor) -> None:
 
 
 def half_precision(build: Build, x: Tensor) -> None:
-    """In bfloat16 and float16 the output is near the float32 one, and finite for larger inputs too."""
+    """In bfloat16 and float16 the output is near the float32 output, and finite for larger inputs."""
     layer = awake(build)
     with torch.no_grad():
         expected = call(layer, x)
@@ -277,7 +276,7 @@ def half_precision(build: Build, x: Tensor) -> None:
             out = call(half, x.to(dtype))
             if out.dtype != dtype:
                 raise PropertyFailure(f"the output for {dtype} input is {out.dtype}")
-            # Several roundings in a row; a wrong axis or a lost term is far outside.
+            # Allows several roundings; a wrong axis or a lost term exceeds this by far.
             assert_close(out, expected, 16 * torch.finfo(dtype).eps, f"in {dtype} the output differs")
             if not torch.isfinite(call(half, (x * 30).to(dtype))).all():
                 raise PropertyFailure(f"the output for input times 30 is not finite in {dtype}")
@@ -295,7 +294,7 @@ def autocast(build: Build, x: Tensor) -> None:
 
 
 def macs(build: Build, x: Tensor) -> None:
-    """The multiply-adds that the layer states are those that an unfused run does, within 1 %."""
+    """The stated multiply-adds equal those of an unfused run within 1 %."""
     layer = awake(build)
     state = getattr(layer, "macs", None)
     if not callable(state):

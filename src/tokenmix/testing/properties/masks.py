@@ -1,4 +1,4 @@
-"""What a mask promises, and that the attention map that a layer shows is the one that it used."""
+"""Properties of masks and of the attention map."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,21 +28,21 @@ from tokenmix.testing.harness import (
 
 
 def _all_true(layer: nn.Module, build: Build, x: Tensor) -> Tensor:
-    """A mask that leaves nothing out; `NotApplicable` for a layer that takes none."""
+    """An all-True mask; `NotApplicable` for layers without a mask."""
     if not traits(layer, build).mask:
         raise NotApplicable("takes no mask")
     return torch.ones(to_tokens(x).shape[:2], dtype=torch.bool)
 
 
 def _check_used(layer: nn.Module, x: Tensor, mask: Tensor) -> None:
-    """Raise `PropertyFailure` if the mask changes nothing at all, so that no other bug is blamed for it."""
+    """Raise `PropertyFailure` if the mask changes nothing, so that no other bug is blamed."""
     with torch.no_grad():
         if torch.equal(call(layer, x, mask), call(layer, x)):
             raise PropertyFailure("the mask changes nothing", "forward takes a mask and never uses it")
 
 
 def full_mask(build: Build, x: Tensor) -> None:
-    """A mask that leaves nothing out gives the output without a mask."""
+    """An all-True mask gives the output without a mask."""
     layer, x, tolerance = exact(build, x)
     mask = _all_true(layer, build, x)
     assert_close(call(layer, x, mask), call(layer, x), tolerance, "an all-True mask changes the output")
@@ -55,7 +55,7 @@ def _replace(x: Tensor, places: slice, seed: int) -> Tensor:
 
 
 def polarity(build: Build, x: Tensor) -> None:
-    """Tokens under False are not seen by the others; tokens under True are."""
+    """Tokens under False do not affect the others; tokens under True do."""
     layer, x, tolerance = exact(build, x)
     mask = _all_true(layer, build, x)
     count = mask.shape[1]
@@ -78,10 +78,10 @@ def polarity(build: Build, x: Tensor) -> None:
 
 
 def padding(build: Build, x: Tensor) -> None:
-    """Padded tokens under a mask: the output for the others is that of the input without padding."""
+    """Masked padding does not change the output of the other tokens."""
     layer, x, tolerance = exact(build, x)
     mask, known = _all_true(layer, build, x), traits(layer, build)
-    # Two rows of a map, so that a 2 x 2 pooling is cropped at its border.
+    # Two rows of a map, so that 2 x 2 pooling is cropped at its border.
     count = mask.shape[1]
     kept = count - (2 * x.shape[3] if x.dim() == 4 else 3)
     mask[:, kept:] = False
@@ -97,20 +97,20 @@ def padding(build: Build, x: Tensor) -> None:
 
 
 def zero_rows(build: Build, x: Tensor) -> None:
-    """The output at a masked position is 0, also in a sample without any token."""
+    """The output at a masked position is 0, also if all tokens of a sample are masked."""
     layer = awake(build)
     mask = _all_true(layer, build, x)
     mask[0], mask[1, -2:] = False, False
     with torch.no_grad():
         out = to_tokens(call(layer, x, mask))[~mask]
-    out = out[out.isfinite()]  # `empty_row` is about the others
+    out = out[out.isfinite()]  # `empty_row` checks the others
     if out.any():
         _check_used(layer, x, mask)
         raise Advice(f"the output at a masked position is up to {out.abs().max():.1e} instead of 0")
 
 
 def not_a_number(build: Build, x: Tensor) -> None:
-    """NaN at masked positions reaches neither the output at the others nor a gradient."""
+    """NaN at masked positions reaches neither other outputs nor gradients."""
     broken = PropertyFailure if traits(awake(build), build).declared else Advice
     for training in (False, True):
         layer = awake(build).train(training)
@@ -130,7 +130,7 @@ def not_a_number(build: Build, x: Tensor) -> None:
 
 
 def empty_row(build: Build, x: Tensor) -> None:
-    """A sample without any token: finite, the other samples unchanged, gradients finite."""
+    """A fully masked sample gives finite outputs and gradients and does not change other samples."""
     layer = awake(build)
     mask = _all_true(layer, build, x)
     with torch.no_grad():
@@ -173,7 +173,7 @@ def map_shape(build: Build, x: Tensor) -> None:
 
 
 def map_rows(build: Build, x: Tensor) -> None:
-    """Rows of an attention map sum to 1, from tiny to large logits, in every type."""
+    """Rows of an attention map sum to 1, from tiny to large logits, in every dtype."""
     layer = awake(build)
     shown = _map(layer, x)
     if traits(layer, build).map == "gate" or shown.dim() < 3:
@@ -182,7 +182,7 @@ def map_rows(build: Build, x: Tensor) -> None:
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         typed = awake(build).to(dtype)
         for scale in (0.1, 1.0, 10.0, 100.0):
-            # Logits between tokens are of second order in the input, those against a memory of first.
+            # Logits between tokens are quadratic in the input, logits against a memory linear.
             given = x * (scale**0.5 if square else scale)
             rows = _map(typed, given.to(dtype)).double().sum(-1)
             worst = float((rows - 1).abs().max())
@@ -192,7 +192,7 @@ def map_rows(build: Build, x: Tensor) -> None:
 
 
 def map_used(build: Build, x: Tensor) -> None:
-    """The map that the layer shows is one that forward multiplies with."""
+    """Forward multiplies with the attention map that the layer returns."""
     layer, x, tolerance = exact(build, x)
     shown = _map(layer, x)
     with torch.no_grad(), _Operands() as seen:
@@ -202,7 +202,7 @@ def map_used(build: Build, x: Tensor) -> None:
 
 
 def _same_map(candidate: Tensor, shown: Tensor, tolerance: float) -> bool:
-    """Equal up to a leading batch of copies, dropped dimensions of size 1, and a transposition."""
+    """Equality up to a leading batch of copies, dropped dimensions of size 1, and a transposition."""
     if candidate.dim() < 2 or candidate.numel() % shown.numel() != 0:
         return False
     views = (candidate, candidate.transpose(-1, -2))
@@ -211,7 +211,7 @@ def _same_map(candidate: Tensor, shown: Tensor, tolerance: float) -> bool:
 
 
 class _Operands(TorchFunctionMode):
-    """Collects what enters and leaves torch's functions, and the probabilities inside fused attention."""
+    """Collects inputs and outputs of torch's functions, and the probabilities inside fused attention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -235,6 +235,6 @@ def _probabilities(
     is_causal: bool = False,
     **options: Any,
 ) -> Tensor:
-    """softmax(QK^T * scale + mask), which fused attention never writes down: its output with the identity as values."""
+    """softmax(QK^T * scale + mask) of fused attention: its output with the identity as values."""
     identity = torch.eye(key.shape[-2]).to(value).expand(*key.shape[:-1], -1)
     return F.scaled_dot_product_attention(query, key, identity, attn_mask, 0.0, is_causal, **options)

@@ -1,4 +1,4 @@
-"""Shapes, numbers of tokens, which token may see which, and that samples of a batch see none of each other."""
+"""Properties of shapes, numbers of tokens, dependence between tokens, and independence of samples."""
 
 import copy
 import inspect
@@ -26,7 +26,7 @@ from tokenmix.testing.harness import (
 
 
 def shape(build: Build, x: Tensor) -> None:
-    """The output has the shape and the type of the input."""
+    """The output has the shape and the dtype of the input."""
     out = call(awake(build), x)
     if out.shape != x.shape:
         raise PropertyFailure(f"the output for {tuple(x.shape)} has shape {tuple(out.shape)}")
@@ -35,7 +35,7 @@ def shape(build: Build, x: Tensor) -> None:
 
 
 def lengths(build: Build, x: Tensor) -> None:
-    """One sample, one token, odd numbers and other numbers of tokens than at design, as far as the layer allows."""
+    """One sample, one token, odd and other numbers of tokens than at construction work, as far as the layer allows."""
     layer = awake(build)
     kind = traits(layer, build).length
     with torch.no_grad():
@@ -82,7 +82,7 @@ def _refuses(
 
 
 def empty_batch(build: Build, x: Tensor) -> None:
-    """A batch without any sample gives an empty output, and gradients of 0."""
+    """An empty batch gives an empty output and gradients of 0."""
     layer = awake(build)
     given = x[:0].clone().requires_grad_()
     try:
@@ -96,7 +96,7 @@ def empty_batch(build: Build, x: Tensor) -> None:
 
 
 def batch_independence(build: Build, x: Tensor) -> None:
-    """In eval mode the output for a sample does not change with its batch mates, nor when it is alone."""
+    """In eval mode a sample's output does not depend on the rest of the batch."""
     layer, x, tolerance = exact(build, x)
     expected = call(layer, x)[:1]
     assert_close(call(layer, _other_mates(x))[:1], expected, tolerance, "sample 0 changes with its batch mates")
@@ -104,11 +104,11 @@ def batch_independence(build: Build, x: Tensor) -> None:
 
 
 def batch_independence_training(build: Build, x: Tensor) -> None:
-    """The same in training mode, for a layer without BatchNorm."""
+    """In training mode a sample's output does not depend on the rest of the batch, for layers without BatchNorm."""
     layer, x, tolerance = exact(build, x)
     if not traits(layer, build).independent:
         raise NotApplicable("normalises over the batch while training, by declaration")
-    # A layer may take a step while training, as spectral norm does: both outputs come from a layer at its first.
+    # A layer may take a step while training, as spectral norm does, so both outputs are from the first step.
     twin, before = copy.deepcopy(layer).train(), copy.deepcopy(dict(layer.named_buffers()))
     expected = call(layer.train(), x)[:1]
     try:
@@ -128,7 +128,7 @@ def _other_mates(x: Tensor) -> Tensor:
 
 
 def equivariance(build: Build, x: Tensor) -> None:
-    """Permuting the tokens permutes the output, if and only if the layer says so."""
+    """Permuting the tokens permutes the output, if and only if the layer declares it."""
     layer, x, tolerance = exact(build, x)
     known = traits(layer, build)
     order = torch.randperm(to_tokens(x).shape[1], generator=torch.Generator().manual_seed(0))
@@ -145,7 +145,7 @@ def equivariance(build: Build, x: Tensor) -> None:
 
 
 def influence(layer: nn.Module, x: Tensor) -> Tensor:
-    """(N, N): entry i, j says how strongly the output at token i changes with token j of the first sample."""
+    """(N, N): entry i, j is the change of output token i with input token j of the first sample."""
     x = x[:1].clone().requires_grad_()
     out = to_tokens(call(layer, x))
     weights = noise(out.shape[-1], seed=4).to(out)
@@ -167,13 +167,13 @@ def causality(build: Build, x: Tensor) -> None:
     if not causal and "causal" in inspect.signature(type(layer)).parameters:
         try:
             twin, wide, _ = exact(build, x, causal=True)
-        except (ValueError, TypeError):  # a mechanism without a causal form says so; a factory may not pass it on
+        except (ValueError, TypeError):  # no causal form, or a factory without the argument
             return
         _check_triangle(influence(twin, wide), causal=True)
 
 
 def _check_triangle(seen: Tensor, *, causal: bool) -> None:
-    # What an FFT leaves by rounding is not a leak.
+    # Rounding errors of an FFT are not a leak.
     seen = seen * (seen > 100 * torch.finfo(seen.dtype).eps * seen.max())
     later, earlier = seen.triu(1), seen.tril(-1)
     if causal and later.any():
