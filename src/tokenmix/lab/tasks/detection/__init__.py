@@ -1,4 +1,4 @@
-"""Object detection and instance segmentation: their options."""
+"""Options of object detection and instance segmentation."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -10,21 +10,21 @@ from tokenmix.lab.train.schema import Factors, Numbers, Part, Range
 
 @dataclass(frozen=True, kw_only=True)
 class FindingOptions(Part):
-    """Image size, inference and which predictions count."""
+    """Image size, inference, and which predictions count."""
 
     min_size: Annotated[Numbers | None, Range(least=1)] = None
-    """Shorter side of an image in pixels; --img-size, or the model's own, if not given.
+    """Shorter side of an image in pixels; default: --img-size, or the model's own.
     Of several, one is drawn for each training image, and the last is used for evaluation."""
     max_size: Annotated[int | None, Range(least=1)] = None
     """Limit of the longer side in pixels."""
     score: Annotated[float, Range(least=0, most=1)] = 0.05
-    """Lowest score of a prediction; mAP needs it low, figures and tables start at --shown."""
+    """Lowest score of a prediction; mAP needs a low value, figures and tables start at --shown."""
     nms: Annotated[float, Range(least=0, most=1)] = 0.5
     """IoU of two boxes of one class above which the one with the lower score is dropped (NMS)."""
     detections: Annotated[int, Range(least=1)] = 100
-    """Maximum number of predictions per image, in evaluation too; COCO has 100."""
+    """Maximum number of predictions per image, also in evaluation; 100 in COCO."""
     window: Annotated[int | None, Range(least=16)] = None
-    """Evaluate and predict larger images in sliding windows of this side, in pixels; whole images if not given."""
+    """Evaluate and predict larger images in sliding windows of this side, in pixels; default: whole images."""
     overlap: Annotated[float, Range(least=0, below=1)] = 0.25
     """Overlap of neighbouring windows, as a share of their side."""
     shown: Annotated[float, Range(least=0, most=1)] = 0.5
@@ -33,7 +33,7 @@ class FindingOptions(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectOptions(FindingOptions, TaskOptions):
-    """Augmentation, image size, inference and which predictions count."""
+    """Augmentation, image size, inference, and which predictions count."""
 
     evaluation: ClassVar[type[Part]] = FindingOptions
 
@@ -44,11 +44,11 @@ class ObjectOptions(FindingOptions, TaskOptions):
     color_jitter: Annotated[float, Range(least=0)] = 0.0
     """Strength of the random change of brightness, contrast and saturation, in addition to light."""
     crop: Annotated[int | None, Range(least=0)] = None
-    """Side of the random training crops in pixels; the data set's own if not given, 0 for whole images."""
+    """Side of the random training crops in pixels; default: the data set's own; 0 for whole images."""
     crops: Annotated[int, Range(least=1)] = 1
-    """Samples of each training image in an epoch, each augmented differently; for few large images."""
+    """Samples per training image and epoch, each augmented differently; for few large images."""
     scales: Annotated[Factors, Range(above=0)] = (1.0,)
-    """Scale factors, of which one is drawn for each training image before the crop."""
+    """Scale factors; one is drawn for each training image before the crop."""
     flip: Annotated[float, Range(least=0, most=1)] = 0.5
     """Probability of a horizontal flip."""
 
