@@ -70,9 +70,9 @@ class Info(Printed):
     model: ModelName
     """A name of `tokenmix list models`, torchvision:NAME, or module:factory."""
     img_size: Size | None = None
-    """Side of the image in pixels, or height x width such as 224x160; default: the model's own."""
+    """Side of the image in pixels, or height x width such as 224x160; the model's own if not given."""
     num_points: int | None = None
-    """Points of the cloud, for point-cloud models; default: 1024, or 2048 for parts."""
+    """Points of the cloud, for point-cloud models; if not given 1024, or 2048 for parts."""
     model_kwargs: Pairs = field(default_factory=dict)
     """Arguments of the model, for example mixer=external."""
 
@@ -316,7 +316,7 @@ class Distill(Printed, Part):
     lr: Annotated[float, Range(above=0)] = 1e-3
     """Learning rate."""
     max_length: Annotated[int, Range(least=1)] = 128
-    """Longest text in tokens; also for mixers with a matrix over tokens."""
+    """Texts are cut at this many tokens, the size of mixers with a matrix over tokens."""
     held_out: Annotated[int, Range(least=1)] = 500
     """Texts that measure fidelity, at most a tenth of all."""
     precision: Literal["fp32", "bf16"] = "fp32"

@@ -281,12 +281,7 @@ def _part(kind: str) -> str:
 
 @dataclass(frozen=True, repr=False)
 class ComparisonResult(os.PathLike[str]):
-    """A finished comparison.
-
-    Attributes:
-        path: folder of report.html, results.json and results.md.
-        comparisons: results by name of each comparison of a grid; outside of a grid the name is "".
-    """
+    """A finished comparison: its folder `path`, and results by name of each comparison of a grid, else ""."""
 
     path: Path
     comparisons: Mapping[str, Results]

@@ -46,7 +46,7 @@ class DataConfig(Part):
     """Use this many test samples."""
     validation: Annotated[int | None, Range(least=0)] = None
     """Hold out this many training samples (scenes, questions) to choose the best epoch; 0 keeps the last epoch.
-    Default: a tenth of the samples used, at most 10,000; none if a tenth is fewer than 10."""
+    If not given, a tenth of the samples used, at most 10,000; no sample if a tenth is fewer than 10."""
     workers: Annotated[int, Range(least=0, most=256)] = field(default=0, metadata=RESUMABLE)
     """Processes that load samples."""
 
@@ -62,7 +62,7 @@ class ModelConfig(Part):
     model_kwargs: Pairs = field(default_factory=dict)
     """Arguments of the model, for example --model-kwargs depth=6 drop_path_rate=0.1."""
     pretrained: bool = False
-    """Start from published weights of a timm or torchvision model or backbone; for other weights use --init-from."""
+    """Start from published weights of a timm, torchvision or transformers model or backbone; else use --init-from."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str):
@@ -226,9 +226,9 @@ class LoopConfig(BudgetConfig):
     recipe: Annotated[str, named("NAME")] | None = None
     """A recipe by name or file; options on the command line override it. See recipes/."""
     devices: Annotated[int | None, Range(least=1)] = field(default=None, metadata=FREE)
-    """Processes on this machine, one per device; default: torchrun's number, else 1."""
+    """Processes on this machine, one per device; torchrun's number, else 1, if not given."""
     num_nodes: Annotated[int | None, Range(least=1)] = field(default=None, metadata=FREE)
-    """Machines; default: torchrun's number, else 1."""
+    """Machines; torchrun's number, else 1, if not given."""
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     """How processes share the work: ddp (auto) replicates the model, fsdp shards it."""
     token_parallel: Annotated[int, Range(least=1)] = 1

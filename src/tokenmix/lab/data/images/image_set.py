@@ -286,7 +286,10 @@ def channel_statistics(parts: Iterable[Tensor]) -> tuple[tuple[float, ...], tupl
 
 @dataclass(frozen=True)
 class ImageData(DataSet[ImageSet]):
-    """Labelled images of one size; `mean` and `std` per channel, in 0..1, are measured on the training images."""
+    """Labelled images of one size; `mean` and `std` per channel, in 0..1, of the training images.
+
+    Photographs, which are not decoded at the start, have ImageNet's `mean` and `std`.
+    """
 
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()

@@ -161,12 +161,7 @@ def _sample(key: str, parts: dict[str, tuple[int, int]], handle: int) -> Found:
 
 
 class ShardImages(LazyImages):
-    """Images of shards, each read by its offset; the index comes from the cache `root` if no shard has changed.
-
-    Attributes:
-        skipped: entries that are no sample.
-        again: names of samples that repeat a key of their shard.
-    """
+    """Images of shards, read by offset with a cached index; `skipped` are no samples, `again` repeat a key."""
 
     reads_in_order = True
 

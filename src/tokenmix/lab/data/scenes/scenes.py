@@ -307,14 +307,10 @@ TRIED = 10
 
 
 class SceneSamples(IndexedDataset[Batch]):
-    """Scenes as a task takes them; see `PixelSamples` and `ObjectSamples`.
+    """Scenes as a task takes them, with `augment` in training; see `PixelSamples` and `ObjectSamples`.
 
     An unreadable scene is left out of its batch, with a message on stderr. If a whole batch is unreadable, the next
     readable scene replaces it.
-
-    Args:
-        scenes: `data.train` or `data.test`.
-        augment: augmentation for training; None for unchanged whole images.
     """
 
     unit = "images"

@@ -12,10 +12,10 @@ class ClassificationOptions(TeacherOptions, ClassOptions):
     """Preprocessing, augmentation and losses."""
 
     img_size: Annotated[int | None, Range(least=1, most=16384)] = None
-    """Side in pixels of the square that images are resized to; default: that of the --init-from run.
+    """Side in pixels of the square that images are resized to; that of the --init-from run if not given.
     Without such a run the data set's own: 64 for folder, 224 for imagefolder and wds."""
     in_chans: Literal[1, 3] | None = None
-    """Channels of the images: 1 for grey, 3 for RGB; default: the data set's own, and 3 for your own files."""
+    """Channels of the images: 1 for grey, 3 for RGB; the data set's own if not given, and 3 for your own files."""
     crop_pct: float | None = None
     """Share of a photograph that the centre crop keeps in evaluation; 0.875 if not given."""
     augment: Annotated[str, named("NAME")] = "light"

@@ -13,7 +13,7 @@ class FindingOptions(Part):
     """Image size, inference, and which predictions count."""
 
     min_size: Annotated[Numbers | None, Range(least=1)] = None
-    """Shorter side of an image in pixels; default: --img-size, or the model's own.
+    """Shorter side of an image in pixels; --img-size, or the model's own, if not given.
     Of several, one is drawn for each training image, and the last is used for evaluation."""
     max_size: Annotated[int | None, Range(least=1)] = None
     """Limit of the longer side in pixels."""
@@ -24,7 +24,7 @@ class FindingOptions(Part):
     detections: Annotated[int, Range(least=1)] = 100
     """Maximum number of predictions per image, also in evaluation; 100 in COCO."""
     window: Annotated[int | None, Range(least=16)] = None
-    """Evaluate and predict larger images in sliding windows of this side, in pixels; default: whole images."""
+    """Evaluate and predict larger images in sliding windows of this side, in pixels; whole images if not given."""
     overlap: Annotated[float, Range(least=0, below=1)] = 0.25
     """Overlap of neighbouring windows, as a share of their side."""
     shown: Annotated[float, Range(least=0, most=1)] = 0.5
@@ -44,7 +44,7 @@ class ObjectOptions(FindingOptions, TaskOptions):
     color_jitter: Annotated[float, Range(least=0)] = 0.0
     """Strength of the random change of brightness, contrast and saturation, in addition to light."""
     crop: Annotated[int | None, Range(least=0)] = None
-    """Side of the random training crops in pixels; default: the data set's own; 0 for whole images."""
+    """Side of the random training crops in pixels; the data set's own if not given, 0 for whole images."""
     crops: Annotated[int, Range(least=1)] = 1
     """Samples per training image and epoch, each augmented differently; for few large images."""
     scales: Annotated[Factors, Range(above=0)] = (1.0,)

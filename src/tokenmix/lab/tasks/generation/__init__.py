@@ -38,7 +38,7 @@ class GenerationOptions(JudgeOptions, TaskOptions):
     evaluation: ClassVar[type[Part]] = JudgeOptions
 
     img_size: Annotated[int | None, Range(least=1, most=16384)] = None
-    """Side in pixels of the square that images are resized to, 32, 64 or 128; default: the data set's own."""
+    """Side in pixels of the square that images are resized to, 32, 64 or 128; the data set's own if not given."""
     crop_pct: float | None = None
     """Share of a photograph that the centre crop keeps; 0.875 if not given."""
     augment: Literal["none", "light"] = "light"

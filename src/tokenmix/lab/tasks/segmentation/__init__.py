@@ -17,9 +17,9 @@ class Inference(Part):
     auto: whole unless the model takes only one size.
     Except with whole, images above 2^22 pixels or 2^28 logits are processed in overlapping tiles of 2^18 pixels."""
     window: Annotated[Numbers | None, Range(least=1)] = None
-    """Side of a window in pixels, or height,width; default: the model's image size."""
+    """Side of a window in pixels, or height,width; the model's image size if not given."""
     stride: Annotated[Numbers | None, Range(least=1)] = None
-    """Step between windows in pixels; default: two thirds of a window."""
+    """Step between windows in pixels; two thirds of a window if not given."""
     scales: Annotated[Factors, Range(above=0)] = (1.0,)
     """Test-time augmentation: scale factors, separated by commas, whose probabilities are averaged."""
     mirror: Literal["no", "yes"] = "no"
@@ -50,7 +50,7 @@ class SegmentationOptions(Inference, TaskOptions):
     evaluation: ClassVar[type[Part]] = Inference
 
     crop: Annotated[Numbers | None, Range(least=1)] = None
-    """Side of the training crops in pixels, or height,width; default: the data set's own."""
+    """Side of the training crops in pixels, or height,width; the data set's own if not given."""
     crops: Annotated[int, Range(least=1)] = 1
     """Samples per training image and epoch, each augmented differently; for few large images."""
     train_scales: Annotated[Factors, Range(above=0)] = (1.0,)

@@ -14,7 +14,7 @@ class TextOptions(TaskOptions):
 
     tokenizer: Path | None = None
     """Folder of the tokenizer; it is copied to the run folder.
-    Default: that of --init-from or the teacher, else a new one is trained on the texts."""
+    If not given, that of --init-from or the teacher; else a new one is trained on the texts."""
     vocab_size: Annotated[int, Range(least=1)] = 8000
     """Vocabulary size of a newly trained tokenizer."""
     seq_len: Annotated[int, Range(least=1)] = 128

@@ -160,12 +160,13 @@ class CloudSamples(IndexedDataset):
 
     Each cloud is centred on the mean of its points and scaled to a farthest distance of 1. Clouds with more than
     `num_points` are subsampled (`choice`: the first, random, or farthest-point sampling). Smaller clouds are padded
-    with zeros, which the mask excludes. Augmentation per cloud, with the values of PCT and PointNet++; the defaults
-    change nothing:
+    with zeros, which the mask excludes. Augmentation per cloud, which the defaults switch off:
 
-    - Coordinates are multiplied by a factor per axis, uniform in 1 / `scale`..`scale`; the papers use 3/2. - An offset
-    per axis, uniform in -`shift`..`shift`, is added; the papers use 0.2. - Each point becomes a copy of the first with
-    a probability that is uniform in 0..`point_dropout`; 0.875 to classify.
+    - A factor per axis, uniform in 1 / `scale`..`scale`, multiplies the coordinates.
+    - An offset per axis, uniform in -`shift`..`shift`, is added.
+    - Each point becomes a copy of the first with a probability, itself uniform in 0..`point_dropout`.
+
+    PointNet++ and PCT train with scale 3/2 and shift 0.2, and classification with dropout 0.875.
 
     Normals stay perpendicular to a scaled surface: they are divided by the factors and normalised. The papers leave
     them unchanged. A cloud without the requested normals or parts is a `UserError`.

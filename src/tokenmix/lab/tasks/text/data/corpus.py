@@ -58,8 +58,8 @@ class Corpus(DataSet[Iterable[str]]):
 def load_text(spec: str, *, root: Path | None = None) -> Corpus:
     """Training and held-out documents of a corpus, streamed, so that it may exceed the memory.
 
-    The split never depends on a seed. Held out are a tenth of a folder's files, the last tenth of a single file, a
-    tenth of a table's rows, or whole books, speeches or chapters of a named corpus.
+    The split never depends on a seed. The held-out part is a tenth of a folder's files, the last tenth of a single
+    file, a tenth of a table's rows, or whole books, speeches or chapters of a named corpus.
 
     Args:
         spec: `text:PATH`; `jsonl:PATH#column`, also csv and parquet, or `hf:NAME[:CONFIG]#column`, with the column

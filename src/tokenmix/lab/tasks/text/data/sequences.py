@@ -79,10 +79,7 @@ class EncodedText(IndexedDataset):
     """[CLS] text [SEP], or [CLS] text [SEP] text_pair [SEP], truncated to `max_length`; in a pair the longer one first.
 
     A batch: input_ids, attention_mask and token_type_ids int64 (B, N) with N of its longest, labels int64 (B,) or
-    float32 (B,), index int64 (B,).
-
-    Attributes:
-        cut: number of truncated texts.
+    float32 (B,), index int64 (B,). `cut` is the number of truncated texts.
     """
 
     unit = "sequences"
