@@ -86,7 +86,7 @@ def choose_cells(cells: Sequence[Run], only: Sequence[str]) -> list[Run]:
 
 
 def merge_settings(config: CompareConfig, folders: Sequence[Path]) -> CompareConfig:
-    """Settings of the folders to merge, with all their mixers, seeds, data sets and sizes; `UserError` if others differ."""
+    """Settings of the folders to merge, with all their mixers, seeds, data and sizes; `UserError` if others differ."""
     defaults = comparison_config(config.task).flat()
     given = [name for name, value in config.flat().items() if value != defaults[name] and name not in MERGING]
     if given:
