@@ -1,1 +1,1 @@
-"""The lab: data, training, tasks, comparison and the command. The library outside never imports it."""
+"""The lab: data, training, tasks, comparison and the command. The library never imports the lab."""

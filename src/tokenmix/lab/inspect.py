@@ -1,4 +1,4 @@
-"""Inspect a model's mixers: the map that each used on given images, as numbers and figures; `tokenmix inspect`."""
+"""`tokenmix inspect`: the maps of a model's mixers on given images, as numbers and figures."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -33,16 +33,16 @@ TILES = 15
 
 @torch.no_grad()
 def attention_maps(model: nn.Module, images: Tensor) -> list[BlockMap]:
-    """The maps of a model's mixers on images, from the first block to the last, in the model's present mode.
+    """Maps of a model's mixers on images, from the first block to the last, in the model's current mode.
 
-    They are computed by each layer's own `attention_map` from the input that it got, so it works with fused attention.
+    Each layer's `attention_map` computes its map from the layer's input, so fused attention works too.
 
     Args:
         model: one of ours, or any module that calls tokenmix mixers.
-        images: what the model takes.
+        images: input of the model.
 
     Raises:
-        UserError: the model has no token mixer, or called none of them; the answer is never empty.
+        UserError: the model has no token mixer, or called none; the result is never empty.
     """
     own = getattr(model, "attention_maps", None)
     maps: list[BlockMap] = own(images) if callable(own) else _watched(model, images)
@@ -56,7 +56,7 @@ def attention_maps(model: nn.Module, images: Tensor) -> list[BlockMap]:
 
 
 def _watched(model: nn.Module, images: Tensor) -> list[BlockMap]:
-    """Run a model that is not ours and ask every mixer, in the order of the calls, about the input that it got."""
+    """Run a third-party model and collect each mixer's map on its input, in the order of the calls."""
     mixers = {module: name for name, module in model.named_modules() if isinstance(module, Mixer)}
     inside = {inner for outer in mixers for inner in outer.modules() if inner is not outer}
     found: list[BlockMap] = []
@@ -82,18 +82,18 @@ def _watched(model: nn.Module, images: Tensor) -> list[BlockMap]:
 
 @dataclass(frozen=True)
 class MapNumbers:
-    """One block's map in numbers, means over images, heads and tokens. Gates are read as |W| with rows summing to 1.
+    """Numbers of one block's map, means over images, heads and tokens. Gates are read as |W| with rows summing to 1.
 
     Attributes:
         name: the mixer's path in the model.
         kind: slots, tokens or gate.
-        shape: of the map.
-        entropy: of a row over its logarithm's bound: 0 = one column takes all, 1 = all columns alike.
-        effective_columns: exp(entropy of the mean row): how many slots (or tokens) are in use.
-        saturation: share of a row's mass on its largest column.
-        diagonality: share of a row's mass on the token itself; None for slots.
-        distance: 1 - linear CKA with the map of the block before: 0 = tokens are distinguished in the same way, 1 =
-            unrelated; None for the first block and for a map whose rows are all alike.
+        shape: shape of the map.
+        entropy: entropy of a row over its upper bound: 0 = all weight on one column, 1 = uniform.
+        effective_columns: exp(entropy of the mean row): number of slots (or tokens) in use.
+        saturation: share of a row's weight on its largest column.
+        diagonality: share of a row's weight on the token itself; None for slots.
+        distance: 1 - linear CKA with the previous block's map: 0 = tokens are distinguished in the same way, 1 =
+            unrelated; None for the first block and for a map with equal rows.
     """
 
     name: str
@@ -107,7 +107,7 @@ class MapNumbers:
 
 
 def map_numbers(maps: list[BlockMap]) -> list[MapNumbers]:
-    """The numbers of each block's map, from the first block to the last."""
+    """Numbers of each block's map, from the first block to the last."""
     found: list[MapNumbers] = []
     previous: Tensor | None = None
     for block in maps:
@@ -141,7 +141,7 @@ def _entropy(p: Tensor) -> Tensor:
 
 
 def _distance(rows: Tensor, previous: Tensor) -> float | None:
-    """1 - CKA, the mean over images; the heads' columns are side by side as the features of a token."""
+    """1 - CKA, mean over images; the concatenated columns of the heads are the features of a token."""
     size = max(rows.shape[0], previous.shape[0])
     flat = (r.permute(0, 2, 1, 3).flatten(2) for r in (rows, previous))
     mine, other = ((f - f.mean(1, keepdim=True)).expand(size, -1, -1) for f in flat)
@@ -150,14 +150,14 @@ def _distance(rows: Tensor, previous: Tensor) -> float | None:
     shared = (mine.transpose(1, 2) @ other).square().sum((1, 2))
     norms = [(f.transpose(1, 2) @ f).square().sum((1, 2)).sqrt() for f in (mine, other)]
     scale = norms[0] * norms[1]
-    # Rows that are all alike leave nothing after centring but rounding.
+    # Equal rows leave only rounding errors after centring.
     if (scale < 1e-20).any():
         return None
     return (1 - shared / scale).mean().item()
 
 
 SIGNED = "coolwarm"
-"""matplotlib's colours of signed numbers in every figure of maps and gates: positive red, negative blue."""
+"""matplotlib's colour map of signed numbers in all figures: positive red, negative blue."""
 
 
 @dataclass(frozen=True)
@@ -165,11 +165,11 @@ class Tile:
     """One small figure.
 
     Attributes:
-        label: what is seen.
+        label: title.
         values: (h, w), on the tokens' grid, or a whole matrix.
-        signed: has negative values, so that 0 is the neutral colour.
-        mark: place of the token whose row this is, (row, column).
-        on_image: `values` are drawn over the image.
+        signed: whether values may be negative, with 0 as the neutral colour.
+        mark: position (row, column) of the token whose row is shown.
+        on_image: whether `values` are drawn over the image.
     """
 
     label: str
@@ -182,9 +182,9 @@ class Tile:
 def tiles_of(block: BlockMap, image: int = 0, limit: int = 8) -> list[Tile]:
     """At most `limit` tiles of one block's map on one image of the batch.
 
-    Self-attention: what the centre token looks at, then what is looked at, for as many heads as fit. Slots: those
-    whose share varies most over the image. Gates: the whole matrix, then rows on the grid, the centre token's first.
-    A class token is left out: it has no place on the image.
+    Self-attention: the centre token's row and the mean weight on each token, for as many heads as fit. Slots: those
+    whose weight varies most over the image. Gates: the whole matrix, then rows on the grid, the centre token's first. A
+    class token has no position on the image and is left out.
     """
     values = (block.map if block.kind == "gate" else block.map[image]).detach().float().cpu()
     values = values[..., block.prefix :, :]
@@ -195,10 +195,10 @@ def tiles_of(block: BlockMap, image: int = 0, limit: int = 8) -> list[Tile]:
 
 
 def _token_tiles(values: Tensor, grid: tuple[int, int], limit: int) -> list[Tile]:
-    """values (H, N, M): M may be a coarser grid than N, where keys are pooled."""
+    """values (H, N, M): the grid of M may be coarser than that of N, if keys are pooled."""
     heads = min(values.shape[0], max(1, limit // 2))
     row, column = grid[0] // 2, grid[1] // 2
-    # The grid of the keys: the tokens' own, or the same with both sides divided by one number.
+    # Grid of the keys: the tokens' grid, or both sides divided by one factor.
     factor = round((grid[0] * grid[1] / values.shape[-1]) ** 0.5)
     keys = grid[0] // factor, grid[1] // factor
     mark = (row, column) if keys == grid else None
@@ -227,16 +227,17 @@ def _gate_tiles(matrix: Tensor, grid: tuple[int, int], limit: int) -> list[Tile]
 
 @dataclass(frozen=True)
 class Inspection:
-    """What the mixers of a model did with one input.
+    """Behaviour of a model's mixers on one input.
 
     Attributes:
         target: run folder or model.
-        file: the input: an image's path, or a sentence; None if there was none.
+        file: path of the image, or the sentence; None without input.
         trained: False for a model by name, whose weights are random.
         answer: the run's prediction for the image.
-        blocks: numbers of each block, from the first to the last: fields of `MapNumbers`, or of text the gate's.
+        blocks: numbers of each block, from the first to the last: fields of `MapNumbers`, or of the gates of a text
+            model.
         maps: attention maps, slots and gates of the image; empty for text.
-        figures: matplotlib figures by name: "block-00" and others, "depth"; of text "gates" and "attention".
+        figures: matplotlib figures by name: "block-00" and others, "depth"; for text "gates" and "attention".
     """
 
     target: str
@@ -248,7 +249,7 @@ class Inspection:
     figures: Mapping[str, Figure]
 
     def write(self, out: str | Path) -> Path:
-        """Write each figure as PNG, and numbers.json; returned is the folder."""
+        """Write each figure as PNG, and numbers.json; return the folder."""
         out = user_path(out)
         make_folder(out)
         for name, figure in self.figures.items():
@@ -258,20 +259,19 @@ class Inspection:
         return out
 
     def to_pandas(self) -> "pd.DataFrame":
-        """A row for each block; pandas has to be installed."""
+        """A row per block; needs pandas."""
         with needs("to_pandas"):
             import pandas as pd
 
         return pd.DataFrame(self.blocks)
 
     def plot(self, name: str | None = None) -> Figure:
-        """One of `figures`, the last one if no name is given: of images the numbers over depth."""
+        """One of `figures`; by default the last, which for images shows the numbers over depth."""
         if name is not None and name not in self.figures:
             raise unknown_name("figure", name, self.figures)
         return self.figures[[*self.figures][-1] if name is None else name]
 
     def rows(self) -> list[list[str]]:
-        """Cells of the table of `blocks`, a header first."""
         names = [name for name in (self.blocks[0] if self.blocks else {}) if name not in ("shape", "kind")]
         return [names, *([_cell(block[name]) for name in names] for block in self.blocks)]
 
@@ -290,17 +290,17 @@ def _cell(value: object) -> str:
 
 @from_caller
 def inspect(target: str | Path, file: str | Path | None = None) -> Inspection:
-    """Show what a model's mixers do with an image, or those of a text model with a sentence.
+    """Show what a model's mixers do with an image, or a text model's with a sentence.
 
     Args:
-        target: a run folder; or the name of a model of images, which then has random weights.
-        file: an image; for a run on text a sentence, which only attention maps need.
+        target: a run folder; or the name of an image model, which then has random weights.
+        file: an image; for a run on text a sentence, needed only for attention maps.
 
     Returns:
         `.blocks`, `.maps`, `.figures`, `.to_pandas()`, `.plot()`; `.write(folder)` writes PNG files and numbers.json.
 
     Raises:
-        UserError: neither a run folder nor a model; an image that cannot be read; a model without token mixers.
+        UserError: neither a run folder nor a model; an unreadable image; a model without token mixers.
     """
     if isinstance(target, nn.Module):
         raise UserError(
@@ -343,12 +343,12 @@ def inspect(target: str | Path, file: str | Path | None = None) -> Inspection:
 
 
 def toeplitz_share(matrix: Tensor) -> float:
-    """Share of a square matrix's variance that its diagonals' means explain.
+    """Share of a square matrix's variance that the means of its diagonals explain.
 
         1 - sum_ij (W_ij - mean of diagonal i - j)^2 / sum_ij (W_ij - mean of W)^2
 
-    1 for a Toeplitz matrix that is not constant; 2 / (n + 1) in the mean for independent entries, since 2n - 1 means
-    fit that much of noise. Of a constant matrix, which has no variance, nan.
+    1 for a Toeplitz matrix that is not constant. 2 / (n + 1) on average for independent entries, since 2n - 1 means fit
+    this share of noise. nan for a constant matrix, which has no variance.
     """
     if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
         raise UserError(f"toeplitz_share needs a square matrix, got {tuple(matrix.shape)}")
@@ -365,7 +365,7 @@ def toeplitz_share(matrix: Tensor) -> float:
 
 
 def _inspect_text(task: "TextTask", title: str, given: str | None) -> Inspection:
-    """The gates, with a sentence also the attention; `UserError` where there is nothing to show."""
+    """The gates, and with a sentence the attention; `UserError` if there is nothing to show."""
     model: Any = task.model.float().cpu().eval()
     if "architecture" in task.data:
         raise UserError(f"{title} is a model of transformers; its maps come from output_attentions=True in Python")
@@ -399,7 +399,7 @@ COLUMNS = 4
 
 
 def draw_tiles(image: Tensor, tiles: Sequence[Tile], title: str) -> Figure:
-    """One figure: the image, then every tile over it, each on its own colour scale (its range is printed below)."""
+    """One figure: the image, then each tile over the image, with its own colour scale (range printed below)."""
     values = image.detach().float().cpu()
     values = (values - values.min()) / (values.max() - values.min()).clamp_min(1e-8)
     values = values if values.shape[0] in (1, 3) else values.mean(0, keepdim=True)
@@ -429,7 +429,6 @@ def draw_tiles(image: Tensor, tiles: Sequence[Tile], title: str) -> Figure:
 
 
 def _panel(count: int, title: str) -> tuple[Figure, list[Axes]]:
-    """A figure with axes for at least `count` images, without ticks or frames."""
     rows = -(-count // COLUMNS)
     figure = Figure(figsize=(2.1 * COLUMNS, 2.35 * rows + 0.4), layout="constrained")
     figure.suptitle(title, fontsize=11)
@@ -452,7 +451,7 @@ def draw_matrices(matrices: Sequence[Tensor], titles: Sequence[str], title: str)
 
 
 def draw_depth(numbers: Sequence[MapNumbers], title: str) -> Figure:
-    """Saturation, entropy, diagonality and distance to the block before, over depth."""
+    """Saturation, entropy, diagonality and distance to the previous block, over depth."""
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axis = figure.subplots()
     depth = range(len(numbers))

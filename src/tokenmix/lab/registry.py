@@ -21,12 +21,11 @@ class TaskEntry(Entry):
         task: its `TaskModule` class.
         options: dataclass of the task's own options, a `TaskOptions` of lab/train/config.py in a module without
             PyTorch.
-        optim: dataclass of optimiser and learning rate, where the task does without some of the usual ones.
-        defaults: values of options that this task starts from, `model` and `data` above all; a task without them has to
-            be given these two.
+        optim: dataclass of optimiser and learning rate, if the task lacks some of the usual options.
+        defaults: default values of options, above all `model` and `data`; users must give these two if they have no
+            default.
         skeleton: the model of a comparison; that of `defaults` if empty.
-        other_models: function of a name that returns whether it may be a model that the task takes though the registry
-            does not have it.
+        other_models: function of a name that returns whether the task may take a model outside the registry.
     """
 
     task: Target
@@ -38,8 +37,8 @@ class TaskEntry(Entry):
 
 
 Kind = Literal["images", "classes", "boxes", "masks", "clouds", "parts", "corpus", "labelled-text", "questions"]
-"""What a data set holds: labelled images, images with a class for each pixel, with boxes or with masks of objects,
-point clouds with a class or with parts, running text, labelled texts, questions about texts."""
+"""Content of a data set: labelled images; images with a class per pixel, boxes or masks of objects; point clouds with
+a class or with parts; running text, labelled texts, questions about texts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,19 +46,17 @@ class DataEntry(Entry):
     """A data set, or a layout of files on the user's disk.
 
     Attributes:
-        name: what `--data` begins with.
-        kinds: what it holds; a task reads those that it can learn from.
-        about: how much there is, in what layout, and megabytes to fetch; for files of the user's it begins with
-            `name:PATH`.
-        load: the reader, called with a `tokenmix.lab.data.DataRequest`. It returns what `load_images`, `load_scenes` or
-            their like are written for: `ImageData`, `SceneData`, `PointData`, `Corpus`, `LabelledData` or
-            `QuestionData`.
-        licence: of the content.
-        origin: where it comes from, in the order of trying.
-        variant: what follows the name and a colon. A path must; patterns of shards must; a number or a name, which the
-            reader checks, may.
+        name: prefix of the value of `--data`.
+        kinds: its content; a task reads the kinds that it can learn from.
+        about: size, layout, and megabytes to fetch; for users' files it begins with `name:PATH`.
+        load: the reader, called with a `tokenmix.lab.data.DataRequest`. It returns `ImageData`, `SceneData`,
+            `PointData`, `Corpus`, `LabelledData` or `QuestionData`, as for `load_images`, `load_scenes` and the like.
+        licence: licence of the content.
+        origin: sources, in the order of trying.
+        variant: text after the name and a colon. Required for a path and patterns of shards; optional for a number or a
+            name, which the reader checks.
         stored: names in the cache; empty if nothing is fetched.
-        img_size: side of labelled images in pixels, unless another is asked for; None if only the reader knows it.
+        img_size: default side of labelled images in pixels; None if only the reader knows it.
     """
 
     kinds: tuple[Kind, ...]
@@ -72,7 +69,6 @@ class DataEntry(Entry):
 
 
 def _load() -> None:
-    """Import what registers: our own packages, and the installed plug-ins."""
     for package in ("tokenmix.lab.data", "tokenmix.lab.tasks"):
         importlib.import_module(package)
     load_plugins()
@@ -94,23 +90,16 @@ def register_dataset(
     stored: tuple[str, ...] = (),
     img_size: int | None = None,
 ) -> None:
-    """Make a data set known as `--data NAME`; the arguments are the attributes of `DataEntry`.
-
-    Raises:
-        UserError: another data set has the name.
-    """
+    """Register a data set as `--data NAME` with the attributes of `DataEntry`; `UserError` if the name is in use."""
     DATA_SETS.register(DataEntry(**locals()))
 
 
 RECIPES = Path(__file__).parents[3] / "recipes"
-"""In a checkout, its recipes; the wheel has none."""
+"""Recipes of a checkout; the wheel has none."""
 
 
 def register_recipes() -> None:
-    """Register the data sets of a checkout's recipes, a package that is imported by its file and not by `sys.path`.
-
-    A folder of the user's may be called `recipes` too, or as another folder of the checkout.
-    """
+    """Register the data sets of a checkout's recipes, by file, since users' folders may have the same name."""
     name, file = "recipes.datasets", RECIPES / "datasets" / "__init__.py"
     if name in sys.modules or not file.is_file():
         return
@@ -122,17 +111,17 @@ def register_recipes() -> None:
 
 
 def list_tasks() -> list[str]:
-    """The names of the tasks."""
+    """Names of the tasks."""
     return TASKS.names()
 
 
 def get_task(name: str) -> Any:
-    """The class of a task; `UserError` with the nearest names if there is none."""
+    """The class of a task; `UserError` with the nearest names for an unknown one."""
     return load_object(TASKS[name].task)
 
 
 def check_model(task: str, model: str) -> None:
-    """Raise `UserError` unless the task trains this model, without PyTorch; of others that it may take it decides."""
+    """Raise `UserError` unless the task trains this model, or may take it from elsewhere; without PyTorch."""
     if not model:
         raise UserError(f"{task} has no default model; give --model with a name of: tokenmix list models")
     fitting, other = list_models(task=task), TASKS[task].other_models
@@ -141,7 +130,7 @@ def check_model(task: str, model: str) -> None:
 
 
 def incompatible_model_error(task: str, model: str) -> UserError:
-    """What the model is for and one that fits the task, or the nearest names if there is no such model."""
+    """The error for a model that the task does not train: its tasks and a fitting model, or the nearest names."""
     fitting = list_models(task=task)
     if model not in MODELS:
         return unknown_name("model", model, fitting)

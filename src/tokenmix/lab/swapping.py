@@ -1,7 +1,4 @@
-"""What `tokenmix swap` works on, by a name or a folder, and its `--rank`; and `tokenmix distill`.
-
-The latter converts a folder of Hugging Face: some attention replaced, and distilled from the original on texts.
-"""
+"""`tokenmix swap` by name or folder, with its `--rank`; and `tokenmix distill` of a Hugging Face folder on texts."""
 
 import copy
 import itertools
@@ -46,7 +43,7 @@ NOT_KEPT = ("config.json", "model.safetensors.index.json", "distill.json")
 
 
 def read_texts(file: Path) -> list[str]:
-    """The lines of a file, without those that are empty or repeated."""
+    """Lines of a file, without empty and repeated ones."""
     texts = list(dict.fromkeys(filter(None, map(str.strip, read_text(file).splitlines()))))
     if len(texts) < 2 * MOST_HELD_OUT:
         raise UserError(f"{file} has {len(texts)} different lines; give at least {2 * MOST_HELD_OUT}, one text in each")
@@ -54,10 +51,7 @@ def read_texts(file: Path) -> list[str]:
 
 
 class TextBatches:
-    """Texts as batches of a tokenizer's arguments, in random order; a batch has texts of about the same length.
-
-    The order is PyTorch's own random state's, another in each pass.
-    """
+    """Texts as batches of similar length in random order, new in each pass by PyTorch's random state."""
 
     def __init__(
         self, tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], batch_size: int, max_length: int
@@ -77,26 +71,24 @@ class TextBatches:
                 yield self.encoded(batches[i])
 
     def encoded(self, texts: Sequence[str]) -> Mapping[str, Tensor]:
-        """One batch, padded to its longest text."""
         return self.tokenizer(
             list(texts), padding=True, truncation=True, max_length=self.max_length, return_tensors="pt"
         )
 
     def in_order(self) -> list[Mapping[str, Tensor]]:
-        """All batches in the order of the texts."""
         starts = range(0, len(self.texts), self.batch_size)
         return [self.encoded(self.texts[start : start + self.batch_size]) for start in starts]
 
 
 def split_texts(texts: Sequence[str], held_out: int, seed: int) -> tuple[list[str], list[str]]:
-    """Texts to learn from and held-out ones, at random; at most a tenth is held out."""
+    """Random split into training texts and held-out texts; at most a tenth is held out."""
     order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(seed)).tolist()
     count = min(held_out, len(texts) // MOST_HELD_OUT)
     return [texts[i] for i in order[count:]], [texts[i] for i in order[:count]]
 
 
 def open_folder(folder: Path) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
-    """The model and the tokenizer of a folder; no code in it is run, and nothing is fetched."""
+    """Model and tokenizer of a folder; no code in the folder is run, and nothing is fetched."""
     import transformers
 
     model = _open_model(folder)
@@ -121,7 +113,7 @@ def _open_model(folder: Path) -> "PreTrainedModel":
 
 @contextmanager
 def _opening(folder: Path) -> Iterator[None]:
-    """Raise `UserError` for whatever transformers raises for a folder that it does not know."""
+    """Raise `UserError` if transformers cannot open the folder."""
     unknown = as_user_error(f"{folder} cannot be opened by transformers (", "); give a complete folder")
     with unknown, quiet_transformers():
         yield
@@ -137,13 +129,13 @@ def _is_of_transformers(folder: Path) -> bool:
 
 
 def longest(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", wanted: int) -> int:
-    """The number of tokens that is wanted, or the most that the model takes."""
+    """The requested number of tokens, limited to the model's maximum."""
     positions = getattr(model.config, "max_position_embeddings", None) or wanted
     return min(wanted, positions, tokenizer.model_max_length)
 
 
 def is_no_embedding(model: nn.Module) -> Callable[[str, nn.Parameter], bool]:
-    """All that is trained but tables of embeddings, which a text changes in a few rows only."""
+    """Selects all parameters except embedding tables, of which a text changes only a few rows."""
     tables = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
     return lambda name, parameter: id(parameter) not in tables
 
@@ -168,9 +160,9 @@ def convert_folder(
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> tuple[SwapReport, DistillReport]:
-    """Replace attention of a text model and distill it from the original; leaves a folder of the same form.
+    """Replace attention of a text model and distill it from the original; writes a folder in the same format.
 
-    The arguments are the options of `tokenmix distill`; `progress` is given lines.
+    The arguments are the options of `tokenmix distill`; `progress` receives lines.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists already; give another --out")
@@ -213,10 +205,10 @@ def convert_folder(
     with new_folder(out) as partial:
         with quiet_transformers():
             student.save_pretrained(partial)
-        # transformers leaves it readable for its owner alone.
+        # transformers makes it readable for its owner only.
         for file in partial.glob("*.safetensors"):
             file.chmod((partial / "config.json").stat().st_mode)
-        # The tokenizer, and what sentence-transformers keeps, such as the folder 1_Pooling.
+        # The tokenizer, and files of sentence-transformers, such as the folder 1_Pooling.
         for entry in sorted(folder.iterdir()):
             if entry.is_symlink() or entry.name in NOT_KEPT:
                 continue
@@ -233,11 +225,10 @@ BATCH, HELD_OUT, MAX_LENGTH = 32, 512, 128
 
 
 def load_model(target: str, img_size: int | None) -> tuple[nn.Module, tuple[object, ...] | None]:
-    """A model of ours or timm's, or `torchvision:NAME`, with shapes only; of `module:factory`; or of a folder.
+    """A model by name or folder, and its forward arguments; None if the model knows its own.
 
-    The folder is a run's, or of Hugging Face.
-
-    With it the arguments of a forward pass, which a run's data tells; None for those that the model tells itself.
+    Models of ours or timm's and `torchvision:NAME` have shapes only. Others are `module:factory`, a run folder, whose
+    data gives the arguments, or a folder of Hugging Face.
     """
     folder = user_path(target)
     if _is_of_transformers(folder):
@@ -266,11 +257,10 @@ def load_model(target: str, img_size: int | None) -> tuple[nn.Module, tuple[obje
 
 
 def rank_folder(folder: Path, to: str, where: str, text: Path | None, steps: int, swap: Arguments) -> LayerRanking:
-    """Rank the layers of a run on images by its own data, or those of a text model of Hugging Face by a file.
+    """Rank the layers of a run on images by its own data, or of a Hugging Face text model by a file.
 
-    A run's layers are compared by its logits, a text model's by the mean of the tokens, on samples that nothing was
-    fitted to; a run's are training samples or, where it has them, validation samples. `swap` are arguments of
-    `swap_attention`.
+    A run's layers are compared by logits, a text model's by the mean of the tokens, on samples outside the fit. For a
+    run these are validation samples if there are any, else training samples. `swap` are arguments of `swap_attention`.
     """
     if _is_of_transformers(folder):
         if text is None:

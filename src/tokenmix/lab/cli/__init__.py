@@ -1,7 +1,6 @@
-"""The `tokenmix` command: verbs only; each is a few lines over the library.
+"""The `tokenmix` command: each verb is a few lines over the library.
 
-Heavy modules are imported inside the verbs, so that `tokenmix --help` is immediate; what reads the command line is
-imported by `main`, so that an installation without it says so in one line.
+Verbs import heavy modules themselves, and `main` the parser, so that `tokenmix --help` is immediate.
 """
 
 import errno
@@ -14,7 +13,7 @@ from tokenmix.errors import MissingExtra, needs
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command; return the exit code."""
     try:
         with needs("the tokenmix command"):
             from tokenmix.lab.cli.command import run_command
@@ -22,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MissingExtra as error:
         print(f"tokenmix: {error}", file=sys.stderr)
     except Exception as error:
-        # An import, a library or a loader process can meet this limit, each in words of its own.
+        # Imports, libraries and loader processes meet this limit, each with its own message.
         if not any(words in str(error) for words in (os.strerror(errno.EMFILE), "ancdata")):
             raise
         print("tokenmix: too many open files for the limit of this shell; raise it: ulimit -n 1024", file=sys.stderr)

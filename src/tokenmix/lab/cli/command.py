@@ -1,7 +1,6 @@
-"""From the words of a command line to a verb, and from what it raises to an exit code.
+"""From a command line to a verb, and from an exception to an exit code.
 
-A user's mistake is one line on stderr and exit code 2; an interrupted run is 130; anything else is a bug of ours and
-keeps its traceback.
+A user's mistake gives one line on stderr and 2, an interrupted run 130. Other exceptions are bugs, with a traceback.
 """
 
 import platform
@@ -32,7 +31,7 @@ class Verb(Protocol):
     """A verb with its options."""
 
     def run(self) -> int | None:
-        """Do it, and return the exit code if it is not 0."""
+        """Run the verb; return the exit code if it is not 0."""
 
 
 VERBS: dict[str, type[Verb]] = {
@@ -56,22 +55,19 @@ VERBS: dict[str, type[Verb]] = {
 
 
 def parse(argv: Sequence[str]) -> Verb:
-    """The command that argv asks for; `UserError` with one line for a mistake.
-
-    What comes after `--import` in front of the verb is left to `run_command`.
-    """
+    """The command of argv; `UserError` for a mistake. `run_command` reads `--import` in front of the verb."""
     _, argv = split_imports(argv)
     if sum(word.startswith("wds:") for word in argv) > 1:
         raise UserError("the shell has expanded the pattern of shards; quote it: --data 'wds:PATTERN'")
     if not argv or argv[0] not in VERBS:
         return parse_verb(VERBS, argv, ABOUT)
     verb, prog, rest = VERBS[argv[0]], f"tokenmix {argv[0]}", list(argv[1:])
-    # Verbs whose options depend on the task, the recipe or the run.
+    # The options of some verbs depend on the task, the recipe or the run.
     return verb.parse(prog, rest) if hasattr(verb, "parse") else parse_into(verb, prog, rest)
 
 
 def split_imports(argv: Sequence[str]) -> tuple[list[str], Sequence[str]]:
-    """The modules and files after each `--import` in front of the verb, and the words from the verb on."""
+    """Modules and files of each `--import` in front of the verb, and the words from the verb on."""
     named = []
     while argv and argv[0].partition("=")[0] == "--import":
         word, equals, value = argv[0].partition("=")
@@ -85,7 +81,7 @@ def split_imports(argv: Sequence[str]) -> tuple[list[str], Sequence[str]]:
 
 
 def run_command(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command; return the exit code."""
     arguments, command = list(sys.argv[1:] if argv is None else argv) or ["--help"], None
     if arguments[0] == "--version":
         print(f"tokenmix {__version__}, torch {version('torch')}, Python {platform.python_version()}")
@@ -114,7 +110,7 @@ def run_command(argv: Sequence[str] | None = None) -> int:
         disk = error.errno in DISK_ERRORS
         if not disk and error.filename is None:
             raise
-        # A write that fails, unlike an opening, does not say of which file.
+        # A failed write, unlike a failed open, does not name the file.
         place = str(error.filename or getattr(command, "out", None) or "while writing")
         shown = place if len(place) < 300 else f"{place[:300]}..."
         return _fail(
@@ -124,7 +120,7 @@ def run_command(argv: Sequence[str] | None = None) -> int:
 
 def _fail(message: str) -> int:
     line = printable(" ".join(message.split()))
-    # A value that was given, or the names of all that there is, may be of any length; the remedy is at the end.
+    # A value, or a list of known names, may be of any length; the remedy is at the end.
     shown = line if len(line) <= MOST_SHOWN else f"{line[: MOST_SHOWN // 2]} ... {line[-MOST_SHOWN // 2 :]}"
     print(f"tokenmix: {shown}", file=sys.stderr)
     return 2

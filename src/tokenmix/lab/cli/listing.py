@@ -1,4 +1,4 @@
-"""What `tokenmix list` and `tokenmix info` print, and tables for the other verbs."""
+"""Output of `tokenmix list` and `tokenmix info`, and tables for other verbs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -18,7 +18,7 @@ from tokenmix.registry import MODELS, Arguments, check_models, is_foreign
 
 def show(what: str, *, as_json: bool = False) -> None:
     """Print the table of mixers, models, tasks or data sets."""
-    # What fits a terminal; --json has all of it.
+    # Columns that fit a terminal; --json has all.
     short: list[Values] | None = None
     if what == "mixers":
         from tokenmix.layers.table import MIXERS
@@ -33,7 +33,7 @@ def show(what: str, *, as_json: bool = False) -> None:
         from tokenmix.lab.data import list_data
 
         rows = [asdict(entry) for entry in list_data()]
-        # Files of the user's own, or of the hub, are not in the cache.
+        # Users' files and the hub's are not in the cache.
         elsewhere = {entry.name for entry in DATA_SETS if entry.variant != "none" and not entry.stored}
         short = [
             {key: row[key] for key in ("name", "about", "licence")}
@@ -51,11 +51,11 @@ def show(what: str, *, as_json: bool = False) -> None:
 
 
 MOST_NAMED, MOST_LISTED = 40, 6
-"""Entries by name, and in a row, that are printed without --json."""
+"""Entries by name, and entries in a row, printed without --json."""
 
 
 def print_result(result: Arguments | Sequence[Values]) -> None:
-    """Print a dict as two columns, or a list of dicts as a table; what is long is left to --json, and said so."""
+    """Print a dict as two columns, or a list of dicts as a table; long values are replaced by a hint to --json."""
     if isinstance(result, Mapping):
         table = Table("", "", show_header=False, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for key, value in result.items():
@@ -68,7 +68,7 @@ def print_result(result: Arguments | Sequence[Values]) -> None:
 
 
 def print_rows(rows: Sequence[Values]) -> None:
-    """Print dicts of the same keys as a table."""
+    """Print dicts with equal keys as a table."""
     if not rows:
         print("nothing to list")
         return
@@ -96,14 +96,14 @@ def _cell(value: object) -> str:
 
 
 def info(name: str, *, sizes: Arguments, model_kwargs: Arguments, as_json: bool) -> None:
-    """Print what a model has and takes; `sizes` are those of its input that were asked for."""
+    """Print a model's summary; `sizes` are the requested sizes of its input."""
     if user_path(name).is_dir():
         raise UserError(
             f"{name} is a folder and no model's name; the model of a run is measured by: tokenmix cost {name}"
         )
     check_models([name])
     summarize = get_task(MODELS[name].tasks[0]).summarize_model if name in MODELS else _summarize_foreign
-    # Here, since the help for a verb needs no PyTorch.
+    # Imported here: a verb's help needs no PyTorch.
     from tokenmix.lab.train.task import built_with
 
     with built_with(name, model_kwargs):
@@ -118,7 +118,7 @@ def info(name: str, *, sizes: Arguments, model_kwargs: Arguments, as_json: bool)
 
 
 def _summarize_foreign(name: str, sizes: Arguments, model_kwargs: Arguments) -> Values:
-    """Parameters and multiply-adds of a model from elsewhere on a colour image, of its own size or of 224 pixels."""
+    """Parameters and multiply-adds of a third-party model on a colour image, of its own size or 224 pixels."""
     import torch
 
     from tokenmix.models.foreign import IMAGENET, load_foreign
@@ -136,14 +136,14 @@ def _summarize_foreign(name: str, sizes: Arguments, model_kwargs: Arguments) -> 
     else:
         try:
             model = create_on_meta(name, **model_kwargs, **({} if size is None else {"img_size": size}))
-        except TypeError as error:  # Convolutional networks have no such argument.
+        except TypeError as error:  # Convolutional networks lack this argument.
             if "img_size" not in str(error):
                 raise
             model = create_on_meta(name, **model_kwargs)
         example: Any = example_of(model, size)
         (image,) = example
         height, width = image.shape[2:]
-    # Whatever a stranger's forward pass may raise.
+    # A third-party forward pass may raise anything.
     with as_user_error(f"{name} does not run on a colour image of {height} x {width} (", "); give --img-size"):
         macs = model_macs(model, (image,))
     parameters = sum(p.numel() for p in model.parameters())
@@ -166,7 +166,7 @@ def _print_blocks(summary: Values) -> None:
         soft_wrap=True,
     )
     rows: list[Values] = []
-    # Neighbouring rows that differ only in the number of their block are one row, for example "0 to 3, each".
+    # Neighbouring rows that differ only in their block number become one row, such as "0 to 3, each".
     for _, equal in groupby(summary["blocks"], key=lambda row: {name: row[name] for name in row if name != "block"}):
         first, *others = map(dict, equal)
         if others and "block" in first:
@@ -183,7 +183,7 @@ def _print_blocks(summary: Values) -> None:
 
 
 def _published(summary: Values) -> str:
-    """The paper's figures next to ours in a sentence, and where they come from."""
+    """A sentence on the paper's figures and ours, with the source."""
     theirs = summary["published"]
     if theirs is None:
         return "Ours are counted from the equations; nothing is published for this model."

@@ -1,4 +1,4 @@
-"""Verbs that need no run: on mixers, models and data sets by their names, and on a layer of the user's own."""
+"""Verbs without a run: on mixers, models and data sets by name, and on users' layers."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +38,7 @@ Threads = Annotated[int | None, Range(least=1), tyro.conf.arg(help_behavior_hint
 
 
 def _words(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Names between spaces, or between commas as those of --mixers; a folder's may have a comma in it."""
+    """Names separated by spaces, or by commas as in --mixers; an existing folder's name may contain a comma."""
     parts = ([name] if user_path(name).exists() else name.split(",") for name in names)
     return tuple(word for part in parts for word in part if word)
 
@@ -70,9 +70,9 @@ class Info(Printed):
     model: ModelName
     """A name of `tokenmix list models`, torchvision:NAME, or module:factory."""
     img_size: Size | None = None
-    """Side of the image in pixels, or height x width as in 224x160; the model's own if not given."""
+    """Side of the image in pixels, or height x width such as 224x160; the model's own if not given."""
     num_points: int | None = None
-    """Points of the cloud, for models of point clouds; 1024 if not given, 2048 for parts."""
+    """Points of the cloud, for point-cloud models; if not given 1024, or 2048 for parts."""
     model_kwargs: Pairs = field(default_factory=dict)
     """Arguments of the model, for example mixer=external."""
 
@@ -92,11 +92,11 @@ class Cost(Printed):
     names: Annotated[
         Positional[tuple[str, ...]], tyro.conf.arg(metavar="NAME ...", help_behavior_hint="(required without --table)")
     ] = ()
-    """Mixers; or models of tokenmix, timm or torchvision, and run folders."""
+    """Mixers; or models of tokenmix, timm or torchvision, or run folders."""
     tokens: Annotated[Numbers | None, tyro.conf.arg(help_behavior_hint="(default: 196,1024,4096)")] = None
     """Numbers of tokens, separated by commas. For mixers."""
     img_size: Annotated[Numbers | None, tyro.conf.arg(help_behavior_hint="(default: the model's own)")] = None
-    """Sides of the image in pixels, separated by commas. For models."""
+    """Image sizes in pixels, separated by commas. For models."""
     dim: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: 256)")] = None
     """Width of the tokens. For mixers."""
     device: Literal["cpu", "cuda"] = "cpu"
@@ -106,7 +106,7 @@ class Cost(Printed):
     threads: Threads = None
     """CPU threads of PyTorch, at most the CPUs of this machine."""
     table: Annotated[Literal["eanet"] | None, tyro.conf.arg(help_behavior_hint="(default: none)")] = None
-    """Our counts at the sizes of a paper's table, instead of a measurement."""
+    """Multiply-adds and parameters at the sizes of a paper's table, counted by tokenmix, instead of a measurement."""
     out: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: none is written)")] = None
     """Folder for cost.json, cost.md, cost.png and cost.svg."""
 
@@ -155,7 +155,7 @@ class Swap(Printed, Part):
     mixer_kwargs: Pairs = field(default_factory=dict)
     """Arguments of the mixer, for example num_slots=32."""
     drop: Literal["positions"] | None = None
-    """positions: leave out rotary and relative positions inside the attention, without which it cannot be replaced."""
+    """positions: drop rotary and relative positions inside the attention; attention with them cannot be replaced."""
     rank: bool = False
     """Fit a mixer for each layer and rank the layers by how well it replaces them.
     For a run on images, or a folder of Hugging Face with --text."""
@@ -189,7 +189,7 @@ class Swap(Printed, Part):
 
 @dataclass(frozen=True)
 class Doctor(Printed):
-    """Run our property tests on your own layer; exit code 1 if one fails."""
+    """Run our property tests on your own layer; exit code 1 if a test fails."""
 
     target: Annotated[Positional[str], tyro.conf.arg(metavar="LAYER")]
     """module:Class, module:function that builds the layer, or a name of tokenmix list mixers."""
@@ -211,7 +211,7 @@ class Data(Printed):
     """List data sets, or fetch one from its publisher or its package."""
 
     action: Positional[Literal["list", "get"]]
-    """What to do."""
+    """list or get."""
     name: Annotated[Positional[str | None], tyro.conf.arg(metavar="[NAME]", help_behavior_hint="(with get)")] = None
     """The data set."""
 
@@ -228,7 +228,7 @@ class Data(Printed):
 
 @dataclass(frozen=True, kw_only=True)
 class Probe(Printed, Part):
-    """Train mixers on synthetic tasks with known answers, next to self-attention and to no mixing."""
+    """Train mixers on synthetic tasks with known answers, with self-attention and no mixing for comparison."""
 
     mixers: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="NAME ...", help_behavior_hint="(required)")]
     """Mixers of `tokenmix list mixers`, or module:Class."""
@@ -298,29 +298,29 @@ class Distill(Printed, Part):
     text: Path
     """A file with a text in each line."""
     out: Path
-    """Folder to write; it must not exist, or be empty."""
+    """Folder to write; must be new or empty."""
     layers: Annotated[Layers | None, tyro.conf.arg(help_behavior_hint="(default: all)")] = None
     """Attention layers to replace, by number from 0."""
     mixer_kwargs: Pairs = field(default_factory=dict)
     """Arguments of the mixer, for example num_slots=32."""
     drop: Literal["positions"] | None = None
-    """positions: leave out relative or rotary positions inside an attention, which no mixer has; else it is refused."""
+    """positions: drop relative or rotary positions inside the attention; attention with them is refused otherwise."""
     output: Literal["mean", "cls", "tokens"] = "mean"
-    """What is matched: the mean of the tokens, as in sentence embeddings, the first token, or every token."""
+    """What to match: the mean of the tokens, as in sentence embeddings, the first token, or every token."""
     loss: Literal["cosine", "mse"] = "cosine"
-    """cosine: of directions; mse: the squared error over the original's mean square."""
+    """cosine: cosine distance; mse: squared error relative to the original's mean square."""
     steps: Annotated[int, Range(least=0)] = 1000
     """Training steps; 0 replaces the layers and measures."""
     batch_size: Annotated[int, Range(least=1)] = 32
-    """Texts a step."""
+    """Texts per step."""
     lr: Annotated[float, Range(above=0)] = 1e-3
     """Learning rate."""
     max_length: Annotated[int, Range(least=1)] = 128
-    """Tokens at which texts are cut; the longest text of mixers with a matrix over tokens."""
+    """Texts are cut at this many tokens, the size of mixers with a matrix over tokens."""
     held_out: Annotated[int, Range(least=1)] = 500
-    """Texts on which fidelity is measured, at most a tenth of all."""
+    """Texts that measure fidelity, at most a tenth of all."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16: by autocast; faster on processors that have it."""
+    """bf16: autocast; faster on processors with bfloat16."""
     threads: Threads = None
     """CPU threads of PyTorch."""
     seed: int = 0

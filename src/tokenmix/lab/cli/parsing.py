@@ -1,8 +1,7 @@
-"""Command lines to options, with tyro; and a mistake as one line: what is wrong, the value, the nearest right name.
+"""Parse options with tyro; report a mistake in one line: what is wrong, the value, the nearest valid name.
 
-Mistakes in names and paths are found before PyTorch is imported, which takes seconds. tyro reports a failure as an
-event that carries the data, but in a private module, which may change in any release: tested with tyro 1.0.17. Where it
-is missing, tyro prints its own message; the exit code is 2 either way.
+Names and paths are checked before the slow import of PyTorch. Failures come as events of a private module of tyro,
+tested with tyro 1.0.17. Without these events tyro prints its own message, also with exit code 2.
 """
 
 import ast
@@ -36,17 +35,16 @@ except ImportError:
 def one_line_errors(
     known: Sequence[str], unknown: Callable[[str, Sequence[str]], UserError], args: Sequence[str] = ()
 ) -> Iterator[None]:
-    """Raise `UserError` for what tyro refuses in the block.
+    """Raise `UserError` if tyro refuses the arguments in the block.
 
-    `known` are the options, as typed, or the verbs; `unknown` makes the error for a word that is none of them; `args`
-    are the words that are parsed.
+    `known` are the options as typed, or the verbs. `unknown` makes the error for other words. `args` are all words.
     """
     if events is None or not hasattr(events, "on_parse_error"):
         yield
         return
 
     def refuse(event: Any) -> None:
-        # An event of an unknown kind is left to tyro.
+        # tyro handles unknown kinds of events.
         argument = getattr(event, "argument", None)
         name = "" if argument is None else _name(argument)
         if isinstance(event, events.UnrecognizedArgs):
@@ -59,12 +57,12 @@ def one_line_errors(
         if isinstance(event, events.InstantiationFailure):
             if argument is None:
                 raise UserError(event.message)
-            # Of an option with several types each has its reason, in a line of its own; the last is that of the value.
+            # For an option with several types, each type's reason is a line; the value's type is last.
             reason = re.split(r"'>: |\)\]: ", event.message.splitlines()[-1])[-1]
-            # Python's own of a number of 5,000 digits has one too.
+            # Python's message for a number of 5,000 digits has a semicolon too.
             if ";" in reason and not reason.startswith("Exceeds"):
                 raise UserError(f"{name}: {reason}")
-            # The rest is Python's or tyro's own sentence, which ends with the value as Python writes it.
+            # Other messages are Python's or tyro's, and end with the value's repr.
             found = re.search(r""".*\[(.*?)\] does not match choices|: ('.*'|".*")$|^(.*) is not none$""", reason)
             value = next(filter(None, found.groups())) if found else "what it was given"
             raise UserError(f"{name} cannot be {value}; give {_wanted(argument)}")
@@ -91,7 +89,7 @@ def one_line_errors(
 
 
 def stray(word: str, args: Sequence[str]) -> UserError:
-    """The error for a word that belongs to no option: the value of a flag, or one too many."""
+    """The error for a word without an option: the value of a flag, or a surplus word."""
     before = list(args[: args.index(word)]) if word in args else []
     place = next((i for i in reversed(range(len(before))) if before[i].startswith("-")), None)
     if place is None:
@@ -109,7 +107,7 @@ WORDS = {"FLOAT": "a number", "INT": "a whole number", "PATH": "a path", "STR": 
 
 
 def _wanted(argument: Any) -> str:
-    """What an option takes, from tyro's name for its type."""
+    """The values of an option, from tyro's name of its type."""
     metavar = argument.lowered.metavar or "a value"
     if metavar.startswith("none|{"):
         return f"none or one of {metavar[6:-1].replace(',', ', ')}"
@@ -168,7 +166,7 @@ _OURS: dict[str, tuple[str, ...]] = {
     "--num-tokens N": ("tokens", "seq-len"),
     "--tokens 196,1024": ("num-tokens", "seq-len"),
 }
-"""What to type with us, and other libraries' names for it; of several rows, the first whose option the verb has."""
+"""Our option, and its names in other libraries; of several rows, the first whose option the verb has."""
 
 _VERBS = {
     theirs: ours
@@ -189,7 +187,7 @@ _VERBS = {
 
 
 def our_option(word: str, known: Sequence[str]) -> UserError | None:
-    """The error for an option of another library, if the verb has an option for it."""
+    """The error for an option of another library, if the verb has an equivalent."""
     plain = word.lstrip("-")
     for ours, theirs in _OURS.items():
         if plain in theirs and ours.split()[0] in known:
@@ -198,7 +196,7 @@ def our_option(word: str, known: Sequence[str]) -> UserError | None:
 
 
 def our_verb(word: str) -> UserError | None:
-    """The error for a verb of another library, if there is one of ours for it."""
+    """The error for another library's verb, if we have an equivalent."""
     ours = _VERBS.get(word)
     return None if ours is None else UserError(f"unknown verb {word!r}; give tokenmix {ours}")
 
@@ -207,11 +205,11 @@ FILE = re.compile(r"\S+\.(png|jpe?g|webp|bmp|gif|tiff?|ply|off|obj|npz|npy|txt|t
 
 
 def check_data(spec: str) -> None:
-    """Raise `UserError` for a data set that does not exist, or a path that does not."""
+    """Raise `UserError` for an unknown data set, or a missing path."""
     if not spec:
         return
     entry, variant = parse_spec(spec)
-    # Columns of a table come after its path; a pattern is expanded by the reader.
+    # A table's columns follow its path; the reader expands patterns.
     path = variant.partition("#")[0]
     local = entry.variant == "path" and not is_url(path) and not re.search(r"[*?\[{,]", path)
     if local and not user_path(path).exists():
@@ -219,7 +217,7 @@ def check_data(spec: str) -> None:
 
 
 def check_mixers(names: Iterable[str]) -> None:
-    """Raise `UserError` for a name that is not in the table of mixers; `module:Class` is left to its import."""
+    """Raise `UserError` for an unknown mixer name; `module:Class` is checked by its import."""
     known = known_mixers()
     for name in names:
         if ":" not in name and name not in known:
@@ -227,7 +225,7 @@ def check_mixers(names: Iterable[str]) -> None:
 
 
 def known_mixers() -> list[str]:
-    """The names in layers/__init__.py, read from its source unless it has been imported: its classes need PyTorch."""
+    """Names in layers/__init__.py, read from its source unless imported, because its classes need PyTorch."""
     MODELS.names()  # imports the plug-ins, which may register mixers
     table = sys.modules.get("tokenmix.layers.table")
     if table is not None:
@@ -243,7 +241,7 @@ def known_mixers() -> list[str]:
 
 
 def check_files(words: Iterable[str]) -> None:
-    """Raise `UserError` for a word that names a file, by its suffix, which does not exist; a sentence names none."""
+    """Raise `UserError` for a missing file among the words; words without a file suffix are text."""
     for word in words:
         path = word.rpartition("=")[2]
         if FILE.fullmatch(path) and not user_path(path).exists() and not Path(word).exists():
@@ -259,7 +257,6 @@ UNKNOWN_OPTION = functools.partial(unknown_name, "option")
 
 @OPTION_TYPES.primitive_rule
 def _none(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[None] | None:
-    """none, as in recipes, and None, as in Python."""
     if info.type is not type(None):
         return None
 
@@ -272,7 +269,6 @@ def _none(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[None] | None:
 
 @OPTION_TYPES.primitive_rule
 def _path(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Path] | None:
-    """A path with `~` expanded."""
     return option("PATH", Path, lambda args: user_path(args[0])) if info.type is Path else None
 
 
@@ -284,16 +280,15 @@ class Printed:
     """Print JSON instead of a table."""
 
     def print(self, result: Arguments | Sequence[Values]) -> None:
-        """Print it so."""
         from tokenmix.lab.cli.listing import print_result
 
         print(to_json(result)) if self.json else print_result(result)
 
 
 def parse_into(kind: type[T], prog: str, args: Sequence[str], default: T | None = None, about: str = "") -> T:
-    """An instance of the dataclass from the words after its verb; options that are not given are those of `default`.
+    """A dataclass instance from the words after its verb; other options are those of `default`.
 
-    `--help` of a document shows its usual options, `--help-all` all of them. A mistake is a `UserError` of one line.
+    `--help` of a document shows its usual options, `--help-all` all options. A mistake is a `UserError` of one line.
     """
     if "--help-all" in args:
         args = ["--help"]
@@ -308,7 +303,7 @@ def parse_into(kind: type[T], prog: str, args: Sequence[str], default: T | None 
 
 
 def parse_usual(document: TrainConfig | CompareConfig, prog: str, about: str) -> None:
-    """Print the help of the document's usual options, those of its task first, and exit."""
+    """Print help for the document's usual options, those of its task first, and exit."""
     task = document.task
     usual = {"task", *OF_RUN, *OF_MIXERS, *OF_TASK.get(task, vars(document.options))}
     changed: dict[str, tuple[Any, Any]] = {}
@@ -332,7 +327,6 @@ def parse_usual(document: TrainConfig | CompareConfig, prog: str, about: str) ->
 
 
 def _retyped(part: Any, changed: Mapping[str, tuple[Any, Any]], *bases: type) -> Any:
-    """The dataclass's instance with new types and values of some fields."""
     types = [(name, kind) for name, (kind, _) in changed.items()]
     made = dataclasses.make_dataclass(type(part).__name__, types, bases=(type(part), *bases), frozen=True, kw_only=True)
     return made(**{**vars(part), **{name: value for name, (_, value) in changed.items()}})
@@ -343,18 +337,17 @@ def _hidden(kind: Any) -> Any:
 
 
 def _described(prog: str, about: str, *more: str) -> str:
-    """What a verb does, and its examples."""
     return "\n".join([about, "", "Examples:", *(f"  {line}" for line in more), *EXAMPLES[prog.split()[1]]])
 
 
 def parse_known(kind: type[T], prog: str, args: Sequence[str]) -> T:
-    """The same from only those words that the dataclass has options for."""
+    """`parse_into` for only the words that the dataclass has options for."""
     with one_line_errors(_options(kind), UNKNOWN_OPTION, args):
         return _cli(kind, prog=prog, args=list(args), return_unknown_args=True, add_help=False)[0]
 
 
 def parse_verb(verbs: Mapping[str, Any], argv: Sequence[str], about: str) -> Any:
-    """Help for all verbs, or the error for an unknown one."""
+    """Print help for all verbs, or raise the error for an unknown verb."""
     words = ["--help" if word == "--help-all" else word for word in argv]
     with one_line_errors(list(verbs), functools.partial(unknown_name, "verb")):
         return tyro.extras.subcommand_cli_from_dict(
@@ -363,7 +356,7 @@ def parse_verb(verbs: Mapping[str, Any], argv: Sequence[str], about: str) -> Any
 
 
 def _options(kind: Any) -> list[str]:
-    """The options of a dataclass, or of an instance and its parts, as they are typed."""
+    """Options as typed, of a dataclass, or of an instance and its parts."""
     found = []
     for field in dataclasses.fields(kind):
         value = None if isinstance(kind, type) else getattr(kind, field.name)
@@ -375,7 +368,7 @@ def _options(kind: Any) -> list[str]:
 
 
 EXAMPLES: dict[str, list[str]] = {}
-"""Of each verb, three command lines."""
+"""Three command lines for each verb."""
 for _line in """
 tokenmix list mixers
 tokenmix list models
@@ -428,7 +421,7 @@ tokenmix train-tokenizer --data text:PATH --kind wordpiece --lowercase yes --out
 """.strip().splitlines():
     EXAMPLES.setdefault(_line.split()[1], []).append(f"  {_line}")
 
-# What `--help` shows of train and compare: options of every run, of mixers and comparisons, of a task.
+# Options in `--help` of train and compare: of every run, of mixers and comparisons, of a task.
 OF_RUN = ("data", "model", "epochs", "batch_size", "lr", "lr_g", "lr_d", "seed", "device", "init_from", "out", "resume")
 OF_MIXERS = ("swap", "insert", "insert_after", "mixers", "seeds", "config", "jobs")
 OF_TASK: dict[str, tuple[str, ...]] = {
@@ -443,7 +436,7 @@ OF_TASK: dict[str, tuple[str, ...]] = {
     "text-classification": ("tokenizer", "seq_len", "class_weights", "teacher"),
     "question-answering": ("tokenizer", "seq_len", "doc_stride"),
 }
-# The user's own files, in the example.
+# Layouts of users' files, for the examples.
 LAYOUTS = {
     "image-classification": "folder:PATH",
     "semantic-segmentation": "masks:PATH",

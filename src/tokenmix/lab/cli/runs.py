@@ -1,4 +1,4 @@
-"""Verbs that make a run, a comparison or a tokenizer, and those that need a run folder."""
+"""Verbs that make a run, a comparison or a tokenizer, and verbs on a run folder."""
 
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass, replace
@@ -27,13 +27,13 @@ RunArgument = Annotated[
 
 @dataclass(frozen=True)
 class Train:
-    """Train a model; leaves a run folder."""
+    """Train a model; writes a run folder."""
 
     config: TrainConfig
 
     @classmethod
     def parse(cls, prog: str, args: Sequence[str]) -> "Train":
-        """A run with the options of its task; options not given are the recipe's, or the resumed run's."""
+        """A run with its task's options; other options come from the recipe or the resumed run."""
         task = args[0] if args and not args[0].startswith("-") else None
         source = parse_known(Source, prog, args)
         base = base_config(task, source.recipe, source.resume, None if source.model else source.init_from)
@@ -46,7 +46,7 @@ class Train:
             check_data(self.config.data.data)
         from tokenmix.lab.train.run import finish_run, run_folder, train
 
-        # torchrun starts the processes again when one of them is lost (--max-restarts above 0).
+        # torchrun restarts the processes after losing one (--max-restarts above 0).
         if number_in("TORCHELASTIC_MAX_RESTARTS") > 0 and self.config.loop.resume is None:
             finish_run(self.config.replace(out=run_folder(self.config)))
         else:
@@ -55,7 +55,7 @@ class Train:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """The options on which the defaults of the others depend."""
+    """Options that determine the defaults of the others."""
 
     recipe: str | None = None
     config: str | None = None
@@ -66,13 +66,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Compare:
-    """Compare mixers on any task: train variants that differ only in the mixer, at equal budget; leaves a report."""
+    """Compare mixers on any task: train variants that differ only in the mixer, at equal budget; writes a report."""
 
     config: CompareConfig
 
     @classmethod
     def parse(cls, prog: str, args: Sequence[str]) -> "Compare":
-        """A comparison with the options of its task."""
         if "--task" in args[:-1]:
             raise UserError(
                 f"the task is the first word: {prog} {args[args.index('--task') + 1]} ...; leave --task out"
@@ -83,7 +82,7 @@ class Compare:
         start = None if source.model else source.init_from
         base = load_comparison(source.config) if source.config else base_comparison(task or CompareConfig.task, start)
         given = _parse_config(CompareConfig, prog, args, base, cls.__doc__ or "")
-        # Not the command line's parser but the file has them.
+        # The file has them, not the parser.
         given = given.replace(variants=base.variants)
         if not any(word.partition("=")[0] == "--mixers" for word in args):
             from tokenmix.lab.compare.variants import with_usual_mixers
@@ -102,13 +101,13 @@ class Compare:
 
 
 def _axis(word: str, after: str) -> str:
-    """The option's name as it is for several values: --img-size 144,288 is an axis, --img-size 144 an option."""
+    """The option's name for several values: --img-size 144,288 is an axis, --img-size 144 an option."""
     name, _, value = word.partition("=")
     return word.replace(name, "--img-sizes", 1) if name == "--img-size" and "," in (value or after) else word
 
 
 def _parse_config(kind: type[D], prog: str, args: Sequence[str], base: D, about: str) -> D:
-    """The config with the options that are given; `UserError` if the task, on which they depend, is not the first."""
+    """The config with the given options; `UserError` unless the task, which they depend on, comes first."""
     given = parse_into(kind, prog, args, base, about)
     if given.task != base.task and given.task not in TASKS:
         raise stray(given.task, args)
@@ -120,15 +119,15 @@ def _parse_config(kind: type[D], prog: str, args: Sequence[str], base: D, about:
 
 @dataclass(frozen=True, kw_only=True)
 class RunCommand(Printed):
-    """Base of verbs on a run folder that take the options of its task's evaluation as well."""
+    """Base of verbs on a run folder that also take its task's evaluation options."""
 
     run_folder: RunArgument
-    """A run folder; options of its task come after it, see tokenmix VERB RUN --help."""
+    """A run folder. Options of its task follow, see tokenmix VERB RUN --help."""
     options: Annotated[Any, tyro.conf.arg(name="task")] = field(default_factory=Part)
 
     @classmethod
     def parse(cls, prog: str, args: Sequence[str]) -> Self:
-        """The command; options of the task that are not given are the run's own."""
+        """The command; other options of the task are the run's own."""
         plain = [field for field in fields(cls) if field.name not in ("run_folder", "inputs", "options")]
         shared = [(field.name, field.type, field) for field in plain]
         folder = make_dataclass("Folder", [("words", Positional[tuple[str, ...]], ()), *shared], kw_only=True)
@@ -150,7 +149,7 @@ class Eval(RunCommand):
     data: Annotated[str, named("DATA")] | None = None
     """Another data set than the run's own."""
     optimize: Literal["float32", "bfloat16", "int8"] | None = None
-    """Evaluate the copy for CPUs by tokenmix.optimize in this dtype, with training images as its example."""
+    """Evaluate the CPU copy by tokenmix.optimize in this dtype, with training images as its example."""
 
     def run(self) -> None:
         if self.optimize is not None and self.options != self.run_folder.config.options.for_evaluation():
@@ -170,7 +169,7 @@ class Predict(RunCommand):
     ]
     """Images or point clouds; for a run on text, sentences or files of them."""
     out: Path | None = None
-    """Folder for predictions that are files: masks, boxes, overlays."""
+    """Folder for predictions as files: masks, boxes, overlays."""
 
     def run(self) -> None:
         check_files(self.inputs)
@@ -181,7 +180,7 @@ class Predict(RunCommand):
 
 @dataclass(frozen=True)
 class Generate(Printed):
-    """Generate images with a run of image-generation, as PNG files and as a grid."""
+    """Generate images with a run of image-generation, as PNG files and a grid."""
 
     run_folder: RunArgument
     """A run folder."""
@@ -194,10 +193,10 @@ class Generate(Printed):
     seed: int = 0
     """Seed of the noise."""
     interpolate: int | None = None
-    """Also write strips.png: this many interpolated images between two, for each class."""
+    """Also write strips.png: for each class, this many images interpolated between two."""
 
     def run(self) -> None:
-        self.run_folder.config  # noqa: B018  what is wrong with it is said at once
+        self.run_folder.config  # noqa: B018  report a damaged config now
         from tokenmix.lab.tasks.generation.task import generate
 
         made = generate(
@@ -218,12 +217,12 @@ class Inspect:
     target: Annotated[Positional[str], tyro.conf.arg(metavar="RUN|MODEL")]
     """A run folder, or the name of a model."""
     file: Annotated[Positional[str | None], tyro.conf.arg(metavar="[INPUT]", help_behavior_hint="(optional)")] = None
-    """An image; for a run on text a sentence, which only attention maps need."""
+    """An image; for a run on text a sentence, needed only for attention maps."""
     out: Path = Path("inspect")
     """Folder for figures and numbers."""
 
     def run(self) -> None:
-        is_run(self.target)  # what is wrong with it is said at once
+        is_run(self.target)  # report a wrong target now
         check_files([self.file] if self.file else [])
         from tokenmix.lab.cli.listing import print_rows
         from tokenmix.lab.inspect import inspect
@@ -239,19 +238,19 @@ class Inspect:
 
 @dataclass(frozen=True)
 class Export:
-    """Write a run's model for another runtime or for the hub, and check that it gives the same outputs there."""
+    """Export a run's model to another runtime or the hub, and check that its outputs are the same."""
 
     run_folder: RunArgument
     """A run folder."""
     format: Literal["onnx", "torch-export", "hub"] = "onnx"
-    """hub: a folder in the form of timm or transformers, with a model card."""
+    """hub: a folder in the format of timm or transformers, with a model card."""
     out: Path | None = None
     """File or folder to write; model.onnx, model.pt2 or hub in the run folder if not given."""
     push: Annotated[str, named("OWNER/NAME")] | None = None
-    """With --format hub: upload the folder to this repository of the Hugging Face hub, OWNER/NAME."""
+    """With --format hub: upload the folder to this repository of the Hugging Face hub."""
 
     def run(self) -> None:
-        self.run_folder.config  # noqa: B018  what is wrong with it is said at once
+        self.run_folder.config  # noqa: B018  report a damaged config now
         if self.push is not None and self.format != "hub":
             raise UserError(f"--push {self.push} goes with --format hub, got --format {self.format}")
         from tokenmix.lab.train.export import TOLERANCE, export, export_to_hub
@@ -266,19 +265,19 @@ class Export:
 
 @dataclass(frozen=True)
 class TrainTokenizer:
-    """Train a tokenizer on text; leaves a folder in Hugging Face's form."""
+    """Train a tokenizer on text; writes a folder in Hugging Face's format."""
 
     data: Annotated[str, named("DATA")]
-    """A corpus of tokenmix data list, text:PATH, or jsonl:PATH#column, csv and parquet alike; its training part."""
+    """A corpus of tokenmix data list, text:PATH, or jsonl:PATH#column, also csv and parquet; uses its training part."""
     out: Path
-    """Folder to write; it must not exist, or be empty."""
+    """Folder to write; must be new or empty."""
     kind: Literal["bpe", "wordpiece", "unigram"] = "bpe"
     vocab_size: int = 8000
-    """Number of pieces, with the five special ones."""
+    """Number of pieces, including the five special ones."""
     lowercase: Literal["yes", "no"] = "no"
-    """Lowercase the text; wordpiece then drops accents too."""
+    """Lowercase the text; wordpiece then also drops accents."""
     max_length: int = 512
-    """Longest text in tokens, kept in the tokenizer's config."""
+    """Longest text in tokens, stored in the tokenizer's config."""
 
     def run(self) -> None:
         check_data(self.data)

@@ -1,4 +1,4 @@
-"""The simplest methods on a task's data, scored with the task's own metric: what a network has to beat."""
+"""Simple baselines on a task's data, scored with the task's metric."""
 
 import time
 import warnings
@@ -14,18 +14,18 @@ from tokenmix.lab.train.metrics import Rows, joined
 from tokenmix.lab.train.task import TaskData, TaskModule
 
 MOST = 10_000
-"""Training samples that a baseline is fitted to."""
+"""Largest number of training samples for a baseline."""
 MOST_TREES = 200
 SMALLEST = 1e-6
-"""Probability of a class that never occurred, so that its logarithm is finite."""
+"""Probability of a class without training samples, for a finite logarithm."""
 
 Features = Tensor | list[str] | None
 Predictor = Callable[[Features, Tensor], Tensor]
-"""Logarithms of probabilities (n, classes, ...) for features of n samples and targets (n, ...) of that shape."""
+"""Log-probabilities (n, classes, ...) for features of n samples and targets (n, ...) of that shape."""
 
 
 def fit_baselines(task: TaskModule, data: TaskData) -> dict[str, float]:
-    """The score of each baseline that the task names or has of its own, on the test samples."""
+    """Score of each baseline of the task on the test samples."""
     scores: dict[str, float] = {}
     start = time.monotonic()
     for name, rows in (*_fitted(task, data), *task.plain_answers(data).items()):
@@ -36,10 +36,10 @@ def fit_baselines(task: TaskModule, data: TaskData) -> dict[str, float]:
 
 
 def _fitted(task: TaskModule, data: TaskData) -> Iterator[tuple[str, Rows]]:
-    """What each baseline that the task names says of the test samples, fitted to at most `MOST` training samples."""
-    if not task.baselines or task.data.get("classes") == []:  # Numbers for labels are of no class.
+    """Evaluation rows of each named baseline on the test samples, fitted to at most `MOST` training samples."""
+    if not task.baselines or task.data.get("classes") == []:  # Numeric labels have no classes.
         return
-    # Targets that are one for each of several places are flat.
+    # Targets with several positions are flattened.
     given, wanted, seen = list[Any](), list[Tensor](), 0
     for some, true in task.plain_samples(data, "train"):
         given.append(some)
@@ -61,7 +61,7 @@ def _fitted(task: TaskModule, data: TaskData) -> Iterator[tuple[str, Rows]]:
 
 
 def frequencies(features: Features, targets: Tensor, classes: int) -> Predictor:
-    """How often each class occurs, for every sample: the majority class, or the unigram model of words."""
+    """Class frequencies for every sample: the majority class, or the unigram model of words."""
     known = targets[(targets >= 0) & (targets < classes)]
     counts = torch.bincount(known, minlength=classes).double().clamp_min(SMALLEST * max(1, len(known)))
     logs = (counts / counts.sum()).log().float()
@@ -73,7 +73,7 @@ def frequencies(features: Features, targets: Tensor, classes: int) -> Predictor:
 
 
 def nearest_mean(features: Features, targets: Tensor, classes: int) -> Predictor:
-    """The class whose mean of the standardized features is nearest."""
+    """The class with the nearest mean of the standardised features."""
     assert isinstance(features, Tensor)
     mean, scale = features.mean(0), features.std(0).clamp_min(1e-6)
     scaled = (features - mean) / scale
@@ -90,7 +90,7 @@ def nearest_mean(features: Features, targets: Tensor, classes: int) -> Predictor
 
 
 def by_sklearn(name: str, features: Features, targets: Tensor, classes: int) -> Predictor:
-    """Multinomial logistic regression on standardized features, or on TF-IDF of words and pairs of words; or trees."""
+    """Logistic regression on standardised features, or on TF-IDF of words and word pairs; or a random forest."""
     from sklearn.ensemble import RandomForestClassifier
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
@@ -105,7 +105,7 @@ def by_sklearn(name: str, features: Features, targets: Tensor, classes: int) -> 
         "TF-IDF": make_pipeline(words, LogisticRegression(max_iter=200, C=10)),
     }[name]
 
-    # One thread: several wait long for each other where another program runs.
+    # One thread: several threads wait long for each other if another program runs.
     with warnings.catch_warnings(), threadpool_limits(1):
         warnings.simplefilter("ignore")
         model.fit(features.numpy() if isinstance(features, Tensor) else features, targets.numpy())

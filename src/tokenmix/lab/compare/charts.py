@@ -1,4 +1,4 @@
-"""The figures of a report as inline SVG: their colours come from the style sheet, so they follow light and dark."""
+"""Figures of a report as inline SVG, coloured by the style sheet, so that they follow light and dark mode."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ FLOOR, END = HEIGHT - BOTTOM, WIDTH - RIGHT
 
 @dataclass(frozen=True)
 class Series:
-    """The points of a variant; `index` picks colour and marker, `error` is half the length of a vertical bar."""
+    """Points of a variant; `index` sets colour and marker, `error` is half the length of a vertical bar."""
 
     name: str
     index: int
@@ -27,7 +27,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Axis:
-    """A linear or logarithmic axis: its label, how values are written, and what is where once values are known."""
+    """A linear or logarithmic axis: label, format of values, and range and marks once values are known."""
 
     label: str
     text: Callable[[float], str]
@@ -39,7 +39,7 @@ class Axis:
     marks: list[float] = field(default_factory=list)
 
     def over(self, values: Sequence[float], *, across: bool) -> "Axis":
-        """The axis over these values: over the width, linear from 0; or over the height."""
+        """The axis for these values: over the width (linear from 0) or over the height."""
         low, high = min(values), max(values)
         if self.log:
             low, high = low / 1.25, high * 1.25
@@ -55,7 +55,7 @@ class Axis:
 
 
 def ticks(low: float, high: float, wanted: int = 6, *, log: bool = False) -> list[float]:
-    """Round numbers within [low, high], about as many as wanted; on a logarithmic axis three or more."""
+    """About `wanted` round numbers within [low, high]; at least three on a logarithmic axis."""
     if not high > low:
         return [low]
     if log:
@@ -73,7 +73,6 @@ def ticks(low: float, high: float, wanted: int = 6, *, log: bool = False) -> lis
 
 
 def line_chart(series: Sequence[Series], x: Axis, y: Axis) -> str:
-    """Lines with markers at their points."""
     drawn = [one for one in series if len(one.xs)]
     if not drawn:
         return '<p class="empty">No curve to draw: no run finished, or nothing was held out for validation.</p>'
@@ -90,17 +89,16 @@ def line_chart(series: Sequence[Series], x: Axis, y: Axis) -> str:
 
 
 def scatter_chart(points: Sequence[Series], x: Axis, y: Axis, levels: Mapping[str, float], least: float = 0.0) -> str:
-    """Single points with their names next to them; `levels` are horizontal lines by their name.
+    """Single points with their names; `levels` are named horizontal lines, left out if they would compress the points.
 
-    The height spans at least `least`, so that what chance explains looks small. A level far from the points is left
-    out: it would press them together.
+    The height spans at least `least`, so that differences by chance look small.
     """
     if not points:
         return '<p class="empty">No run finished: there is no point to draw.</p>'
     heights = [p.ys[0] + side * (p.error or 0) for p in points for side in (-1, 1)]
     low, high = min(heights), max(heights)
     if high - low < least:
-        # A share stays between 0 and 1.
+        # Limit a share to 0 to 1.
         bottom, top = 0.0 if low >= 0 else -math.inf, 1.0 if high <= 1 else math.inf
         low, high = max(bottom, (low + high - least) / 2), min(top, (low + high + least) / 2)
         heights += [low, high]
@@ -110,7 +108,7 @@ def scatter_chart(points: Sequence[Series], x: Axis, y: Axis, levels: Mapping[st
     y = y.over([*heights, *near.values()], across=False)
     drawn, above = [], -12.0
     for name, value in sorted(near.items(), key=lambda level: y(level[1])):
-        # Below its line where the name of the line above is in the way.
+        # Below its line if the name of the line above is too near.
         place = y(value) + (11 if y(value) - above < 12 else -4)
         above = y(value)
         drawn.append(f'<path class="level" d="M{LEFT},{y(value):.1f}H{END}"/>')
@@ -125,12 +123,12 @@ def scatter_chart(points: Sequence[Series], x: Axis, y: Axis, levels: Mapping[st
 
 
 def place_labels(places: Sequence[tuple[float, float]], names: Sequence[str]) -> list[tuple[float, float]]:
-    """Left end of each label's base line: next to its marker, where it covers other markers and labels least."""
+    """Left end of each label's baseline, next to its marker, with the least overlap with markers and labels."""
     taken = [(a - 6, b - 6, a + 6, b + 6) for a, b in places]
     found = []
 
     def hidden(spot: tuple[float, float]) -> float:
-        """Area that a label there shares with those taken; leaving the frame counts as covering much."""
+        """Overlap area of a label at this spot; leaving the frame counts as a large overlap."""
         left, top, right, bottom = spot[0], spot[1] - 9, spot[0] + width, spot[1] + 3
         outside = max(0.0, LEFT - left) + max(0.0, right - WIDTH) + max(0.0, -top) + max(0.0, bottom - FLOOR)
         shared = (
@@ -148,7 +146,7 @@ def place_labels(places: Sequence[tuple[float, float]], names: Sequence[str]) ->
 
 
 def marker(index: int, x: float, y: float, told: str = "") -> str:
-    """The mark of a series, of a shape of its own, so that colour is not needed to tell them apart."""
+    """Marker of a series; shapes differ, so that colour is not needed to distinguish series."""
     shapes = (
         '<circle r="4"/>',
         '<rect x="-3.6" y="-3.6" width="7.2" height="7.2"/>',
@@ -177,7 +175,7 @@ def _chart(x: Axis, y: Axis, drawn: Sequence[str]) -> str:
 
 
 def _group(index: int, drawn: str) -> str:
-    """Colours repeat after eight; `t` names the series itself."""
+    """Colours repeat after eight series; the class `t` identifies the series."""
     return f'<g class="s s{index % 8} t{index}">{drawn}</g>'
 
 
@@ -190,7 +188,7 @@ def _short(value: float) -> str:
 
 
 def learning_curves(results: Results) -> list[str]:
-    """Score and loss, each over the samples seen and over the seconds: means over the finished runs."""
+    """Score and loss over samples and over seconds, as means over the finished runs."""
     over = {"samples": Axis(f"training {results.unit} seen", count), "seconds": Axis("seconds of training", _short)}
     charts = []
     for pick, label in (("score_curve", f"validation {results.measure}"), ("loss_curve", "training loss")):
@@ -198,7 +196,7 @@ def learning_curves(results: Results) -> list[str]:
             series = []
             for i, variant in enumerate(results.variants):
                 curves: list[Curve] = [getattr(run, pick) for run in variant.runs if run.status == "finished"]
-                # As far as every run has points.
+                # Up to the last point that all runs have.
                 xs, ys = ([fmean(v) for v in zip(*(getattr(c, part) for c in curves))] for part in (name, "values"))
                 series.append(Series(variant.name, i, xs, ys))
             charts.append(line_chart(series, x, Axis(label, _short)))
@@ -206,7 +204,7 @@ def learning_curves(results: Results) -> list[str]:
 
 
 def growth_charts(results: Results) -> list[str]:
-    """Time and memory of a layer's forward pass over the number of tokens; none if no layer was measured."""
+    """Time and memory of a layer's forward pass over the number of tokens; none without measured layers."""
     grown = [(v.name, i, v.growth) for i, v in enumerate(results.variants) if v.growth.tokens]
     if not grown:
         return []
@@ -221,10 +219,10 @@ def growth_charts(results: Results) -> list[str]:
 
 
 def cost_charts(results: Results) -> list[str]:
-    """The score over multiply-adds and over the time of a step."""
+    """The score over multiply-adds and over the step time."""
     charts, best = [], results.ranked()[:2]
     found = results.difference(*best) if len(best) == 2 else None
-    # What may be chance fills half of the height at most.
+    # Differences by chance fill at most half of the height.
     least = 2 * found.critical if found is not None and found.known and not found.same else 0.0
     cost: Callable[[Variant], float | None]
     for label, text, cost in (
@@ -242,10 +240,7 @@ def cost_charts(results: Results) -> list[str]:
 
 
 def bars(results: Results, column: Column) -> list[tuple[str, int, float, str]]:
-    """A column as bars, of the variants that have it: mixer, index, length in percent of the longest, and text.
-
-    After a time comes half the distance between its quartiles.
-    """
+    """Bars of a column: variant, index, length in percent of the longest, and text, with half the IQR of a time."""
     values = [(i, variant, v) for i, variant in enumerate(results.variants) if (v := column.value(variant)) is not None]
     largest, found = max((v for _, _, v in values), default=0) or 1, []
     for i, variant, value in values:
@@ -256,7 +251,7 @@ def bars(results: Results, column: Column) -> list[tuple[str, int, float, str]]:
 
 
 def confusions(results: Results) -> dict[str, list[list[int]]]:
-    """By the name of each variant that has one its confusion matrix, summed over the seeds."""
+    """Confusion matrix of each variant that has one, summed over the seeds."""
     found = {v.name: [run.confusion for run in v.runs if run.confusion] for v in results.variants}
     return {
         name: [[sum(counts) for counts in zip(*rows)] for rows in zip(*matrices)]

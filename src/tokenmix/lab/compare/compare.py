@@ -1,4 +1,4 @@
-"""Variants that differ only in their mixer, trained at equal budget, measured side by side, reported."""
+"""Train variants that differ only in their mixer at equal budget, measure and report them."""
 
 import json
 import shlex
@@ -56,10 +56,10 @@ from tokenmix.trust import from_caller
 
 @dataclass(frozen=True)
 class Comparison:
-    """Variants of one model on one data set: what is known before they are trained. `name` is "" outside of a grid.
+    """Variants of one model on one data set. `name` is "" outside of a grid.
 
-    `measured` are the costs of the variants, `tuned` scores on validation samples by variant and learning rate, `runs`
-    what the cells hold once they are trained, `warning` what disturbed the measuring.
+    `measured` are the variants' costs. `tuned` are validation scores by variant and learning rate. `runs` are the
+    results of the cells after training. `warning` says what disturbed the measurement.
     """
 
     name: str
@@ -76,17 +76,15 @@ class Comparison:
 
     @property
     def task(self) -> TaskModule:
-        """The first variant, which is asked about the task."""
         return next(iter(self.variants.values()))
 
     @property
     def first(self) -> dict[str, Cell]:
-        """The first run of each variant that has one."""
         return _first_of_each(self.cells)
 
 
 Stage = Sequence[tuple[Comparison, str, Cell]]
-"""Runs that are trained together: the comparison, the name of the variant, and the run."""
+"""Runs that are trained together: comparison, name of the variant, and run."""
 
 
 @from_caller
@@ -118,36 +116,35 @@ def compare(
 ) -> ComparisonResult:
     """Train variants of a model that differ only in their mixer at equal budget, measure them, and report.
 
-    A model with an argument `mixer` gets the mixers there; in any other they replace the attention layers, or are
-    inserted after the module that `insert_after` names. The same call again continues where it stopped: finished runs
-    are not repeated, and mixers or seeds may be added. With several data sets or sizes there is a report for each of
-    them, and a table of all.
+    A model with an argument `mixer` gets the mixers there. In any other model the mixers replace the attention layers,
+    or are inserted after the module `insert_after`. The same call again continues an unfinished comparison: finished
+    runs are kept, and mixers or seeds may be added. Several data sets or sizes have a report each, and a common table.
 
     Args:
-        config: all options in one object, or a TOML file of them; options that are given as well replace its own.
+        config: all options in one object, or their TOML file; options given separately override it.
         mixers: names of `tokenmix.list_mixers()`, or "module:Class".
-        data: a data set of `tokenmix list data`, or files of the user's, such as "folder:photos".
+        data: a data set of `tokenmix list data`, or your files, such as "folder:photos".
         task: a name of `tokenmix.list_tasks()`.
-        model: the network; that of `init_from` or the task's own small one if not given.
+        model: the network; default: the model of `init_from`, else a small model of the task.
         model_kwargs: arguments of the model.
-        seeds: one run of each variant for each seed.
+        seeds: each variant has one run per seed.
         epochs, max_steps, batch_size, lr: of every run.
         limit, limit_eval: use this many training and test samples.
-        swap_where: glob over the attention layers that are replaced.
+        swap_where: glob over the attention layers to replace.
         insert_after: glob over the modules after which a block is inserted.
         init_from: a safetensors file or run folder to start from.
         controls: also train the network without mixing, and fit the task's simplest baselines; True if not given.
         out: folder of the report.
-        device, threads: where, and with how many threads of the CPU.
-        jobs: runs at a time, see `tokenmix compare --help`.
+        device, threads: device, and CPU threads.
+        jobs: concurrent runs, see `tokenmix compare --help`.
         quiet: print nothing.
-        **options: any other option of the command, by its name with underlines.
+        **options: any other option of the command, by its name with underscores.
 
     Returns:
-        What was found: `.results`, `.path`, `.best`, `.to_pandas()`, `.plot()`; a notebook shows the table.
+        `.results`, `.path`, `.best`, `.to_pandas()`, `.plot()`; a notebook shows the table.
 
     Raises:
-        UserError: a mistake that is known before the first training; or no run finished.
+        UserError: a mistake that is found before the first training, or no run finished.
     """
     values = {name: value for name, value in locals().items() if name not in ("config", "task", "quiet", "options")}
     if isinstance(config, str | Path):
@@ -178,7 +175,7 @@ def compare(
     engine = make_engine(config.engine, logs, jobs) if waiting else in_turn
     claims = [partial(claim_folder, one.out, one.config) for one in comparisons]
     if len(comparisons) > 1:
-        # The folders of the comparisons in it hold what may not differ.
+        # The folders of its comparisons store the settings that must not differ.
         claims.insert(0, partial(claim_folder, out, merged, "grid.json", tuple(merged.flat())))
     for claim in claims:
         claim(write=False)
@@ -193,7 +190,7 @@ def compare(
     with one_writer(out):
         for claim in claims:
             claim(write=True)
-        # Of the runs that `--only` leaves out, those of before are in the report.
+        # For runs that `--only` leaves out, earlier results are in the report.
         wanted = {cell.name for cell in chosen}
         kept = [[cell for cell in one.cells if cell.name in wanted or cell.folder.exists()] for one in comparisons]
         with _progress(lambda: "measuring", console):
@@ -202,7 +199,7 @@ def compare(
         stage = [(one, name, cell) for one, some in zip(comparisons, trials) for (name, _), cell in some.items()]
         if stage:
             finish(stage, "validation")
-            # A cluster's connection is closed when its runs have ended.
+            # A cluster connection closes at the end of its runs.
             engine = make_engine(config.engine, logs, jobs) if waiting else in_turn
             comparisons = [_with_rates(one, some) for one, some in zip(comparisons, trials)]
         stage = [(one, variant_of(cell), cell) for one in comparisons for cell in one.cells if cell.name in wanted]
@@ -245,7 +242,7 @@ def _prepare(name: str, config: CompareConfig, out: Path) -> Comparison:
 
 
 def _with_rates(one: Comparison, trials: schedule.Trials) -> Comparison:
-    """With the learning rate of each variant that was best on the validation samples."""
+    """The comparison with each variant's best learning rate on the validation samples."""
     tuned, cells = schedule.trial_scores(trials, one.task.monitor), []
     for cell in one.cells:
         scores = tuned.get(variant_of(cell), {})
@@ -262,7 +259,7 @@ def _first_of_each(cells: Iterable[Cell]) -> dict[str, Cell]:
 
 
 def _new_variants(config: CompareConfig, cells: Sequence[Cell], data: TaskData) -> dict[str, TaskModule]:
-    """A fresh task for each variant, built and run once before any training so that a mistake is reported at once."""
+    """A new task for each variant, built and run once before any training, so that mistakes are reported at once."""
     variants = {}
     description = json.loads(to_json(data.describe()))
     for name, cell in _first_of_each(cells).items():
@@ -288,10 +285,7 @@ def _device(config: CompareConfig) -> torch.device:
 
 
 def _measure(one: Comparison, jobs: int) -> Comparison:
-    """With what each variant costs, and the steps that its budget allows.
-
-    Measured with the threads that runs are trained with: one where `jobs` of them are trained side by side.
-    """
+    """The comparison with each variant's cost and steps. One thread if `jobs` run concurrently, as in the runs."""
     config, before, data = one.cells[0].config, torch.get_num_threads(), one.data
     size = make_plan(config, data.num_train).batch_size
     torch.set_num_threads(1 if jobs else config.loop.threads or before)
@@ -299,7 +293,7 @@ def _measure(one: Comparison, jobs: int) -> Comparison:
     try:
         batch, load = _timed_batch(data.train_batches(batch_size=size, epoch=0, start=0))
         test, load_test = _timed_batch(data.test_batches(batch_size=size))
-        # The steps of a variant may come from the costs of another.
+        # A variant's steps may depend on another variant's costs.
         names = one.variants if one.config.budget != "images" else one.first
         variants = {name: one.variants[name] for name in names}
         measured, evaluate = measure_variants(variants, batch, test, config, _device(one.config))
@@ -323,7 +317,7 @@ def _measure(one: Comparison, jobs: int) -> Comparison:
 
 
 def _timed_batch(batches: Iterable[object]) -> tuple[object, float]:
-    """The first batch, and the seconds that a later one takes to load: the first one fills caches."""
+    """The first batch, and the load time of a later one in seconds: the first batch fills caches."""
     found = iter(batches)
     first, start, number = next(found), time.monotonic(), 0
     for _ in islice(found, 3):
@@ -334,10 +328,9 @@ def _timed_batch(batches: Iterable[object]) -> tuple[object, float]:
 def _train_all(
     stage: Stage, engine: Engine, jobs: int, config: CompareConfig, console: Console, part: str
 ) -> dict[str, str]:
-    """Each run to its end, with a line for each; returns by name what went wrong.
+    """Train each run to its end and print a line for each; return error messages by name.
 
-    The engine is not used where its processes would take longer to start than the runs take. `part` of a run's result
-    has the score that is told.
+    Short runs train in this process, without the engine. `part` is the part of a result with the printed score.
     """
     cells, failures = [cell for _, _, cell in stage], dict[str, str]()
     waiting = [cell for cell in cells if not cell.is_finished]
@@ -390,7 +383,7 @@ def _duration(seconds: float) -> str:
 
 @contextmanager
 def _progress(line: Callable[[], str], console: Console) -> Iterator[None]:
-    """Says what has been done and for how long it runs: next to a spinner on a terminal, in a log each minute."""
+    """Show progress and elapsed time: with a spinner on a terminal, each minute in a log."""
     start, over, live = time.monotonic(), threading.Event(), console.is_terminal
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     shown = Progress(*columns, console=console, transient=True, disable=console.quiet or not live)
@@ -420,15 +413,14 @@ def _label(cell: Cell) -> str:
 
 
 def _with_runs(one: Comparison, failures: Mapping[str, str]) -> Comparison:
-    """With what the runs hold that failed or left a folder."""
+    """The comparison with the results of runs that failed or have a folder."""
     cells = [cell for cell in one.cells if cell.name in failures or cell.folder.exists()]
     runs = [read_run(cell, failures.get(cell.name, ""), one.task.monitor, one.out) for cell in cells]
     return replace(one, cells=cells, runs=runs)
 
 
 def _report(one: Comparison, console: Console) -> Results:
-    """Write and print what was found of the variants that were trained."""
-    # What was not trained is not in the report.
+    # The report omits variants without a run.
     first, runs = one.first, list(zip(one.cells, one.runs))
     names = [name for name in one.variants if name in first]
     config, task, description = one.cells[0].config, one.task, one.data.describe()
@@ -484,7 +476,7 @@ def _report(one: Comparison, console: Console) -> Results:
 
 
 def repeat_command(config: CompareConfig) -> str:
-    """The command line that runs this comparison again."""
+    """The command line that repeats this comparison."""
     own = config.task != CompareConfig.task
     source = config.config
     words = ["tokenmix", "compare", *([config.task] if own and source is None else [])]

@@ -1,4 +1,4 @@
-"""What each variant of a comparison costs: counted, timed in turns with the others, watched by the allocator."""
+"""Costs of the variants of a comparison: counted, timed in turns, and with peak memory."""
 
 import copy
 import time
@@ -27,14 +27,12 @@ from tokenmix.profiling.target import layer_for, mixer_with_input
 from tokenmix.swap.probe import model_macs
 
 SECONDS = 4.0
-"""About as long is spent on each of the two timings."""
+"""Approximate seconds for each of the two timings."""
 TOKENS = (64, 256, 1024, 4096)
-"""Numbers of tokens at which layers are measured: 64 is a small image, 4,096 one of 1,024 pixels in patches of 16."""
+"""Numbers of tokens for measuring layers: 64 is a small image, 4,096 an image of 1,024 pixels in patches of 16."""
 
 
 class _Bench:
-    """One variant with a batch, one sample and an optimiser of its own."""
-
     def __init__(self, module: TaskModule, batch: object, config: TrainConfig, device: torch.device) -> None:
         self.dtype = dtype = torch.bfloat16 if config.loop.precision == "bf16" else None
         self.module, self.config, self.device = module.to(device, dtype), config, device
@@ -71,22 +69,18 @@ def _placed(given: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
 
 
 def one_sample(task: TaskModule) -> tuple[object, ...]:
-    """Arguments of a forward pass of the task's model on one sample; `UserError` for a task without an example."""
+    """Forward arguments of the task's model for one sample; `UserError` for a task without an example."""
     return task.swap_example() or tuple(given[:1] for given in task.example().values())
 
 
 def measure_variants(
     variants: Mapping[str, TaskModule], batch: object, test: object, config: TrainConfig, device: torch.device
 ) -> tuple[list[Variant], dict[str, float]]:
-    """Count and measure new variants, which have no runs yet, on a training and a test batch; their weights change.
-
-    Also returns the seconds in which each evaluates the test batch.
-    """
+    """Count and measure new variants, changing their weights; also return the seconds of each to evaluate `test`."""
     macs, inserting = {}, any(task.config.swap.insert for task in variants.values())
     for name, task in variants.items():
-        # From the model's own equations, else counted in a forward pass of one sample, as with an inserted block.
+        # From the model's own equations, else counted in a forward pass of one sample. Equations omit inserted blocks.
         # A detector finds no boxes on the meta device.
-        # A model's own equations do not know of inserted blocks.
         count: Any = getattr(task.model, "counted_macs", None) if inserting else task.macs
         own = None if count is None else count()
         macs[name] = own or model_macs(task.model, one_sample(task), torch.device("cpu"))
@@ -120,10 +114,7 @@ def measure_variants(
 
 
 def measure_slowdown(task: TaskModule, batch: object, config: TrainConfig) -> float:
-    """How many times as long a training step on the CPU takes while another network trains as well; 1 at least.
-
-    Cores share memory, caches and power, and some are halves of one. Copies of the task are measured, in two threads.
-    """
+    """Factor by which a CPU training step slows down while a second network trains in another thread; at least 1."""
     here = torch.device("cpu")
     benches = [_Bench(copy.deepcopy(task).train(), batch, config, here) for _ in range(2)]
 
@@ -142,7 +133,7 @@ def measure_slowdown(task: TaskModule, batch: object, config: TrainConfig) -> fl
 
 
 def skeleton_of(variants: Mapping[str, TaskModule]) -> Values:
-    """What is known of the common network: tokens, width, depth, and for images their size and the patch size."""
+    """Description of the common network: tokens, width, depth, and for images the image and patch sizes."""
     task = next(iter(variants.values()))
     model: Any = task.model
     found = input_sizes(model, task.data.get("img_size"))
@@ -154,10 +145,7 @@ def skeleton_of(variants: Mapping[str, TaskModule]) -> Values:
 
 
 def _measure_layers(variants: Mapping[str, TaskModule], device: torch.device) -> dict[str, Values]:
-    """One layer of each variant's mixer, as wide as in the model: multiply-adds, crossover, and over numbers of tokens.
-
-    Of variants whose mixer the table does not have, and in models whose width is not known, there is nothing.
-    """
+    """Multiply-adds, crossover and growth of each variant's layer; none for an unknown mixer or model width."""
     names = [name for name in variants if is_mixer(name)]
     sizes = skeleton_of(variants)
     modules = [module for task in variants.values() for module in task.model.modules() if isinstance(module, Mixer)]
@@ -172,7 +160,7 @@ def _measure_layers(variants: Mapping[str, TaskModule], device: torch.device) ->
             macs = layer_for(name, width, tokens, **kwargs).macs(tokens) if isinstance(tokens, int) else None
             crossover = None if name == "self" else str(find_crossover(name, width, **kwargs))
         except UserError:
-            continue  # A layer of the user's that is not built from a width and a number of tokens alone.
+            continue  # A user's layer that needs more than a width and a number of tokens.
         found[name] = {"layer_macs": macs, "crossover": crossover, "growth": Growth()}
     for n in TOKENS if found else ():
         calls = {
@@ -189,7 +177,7 @@ def _measure_layers(variants: Mapping[str, TaskModule], device: torch.device) ->
 
 
 def _time(functions: Mapping[str, Callable[[], None]], device: torch.device) -> dict[str, Timing]:
-    """As many rounds as the time allows, five at least."""
+    """Time as many rounds as the budget allows, at least five."""
     first = time_interleaved(functions, repeats=1, warmup=1, device=device)
     rounds = int(SECONDS / max(1e-6, sum(timing.median for timing in first.values())))
     return time_interleaved(functions, repeats=min(101, max(5, rounds)), warmup=1, device=device)

@@ -1,4 +1,4 @@
-"""A comparison over data sets, sizes and numbers of tokens: one for each combination, and a table over all of them."""
+"""A comparison over data sets, sizes and numbers of tokens: one per combination, and a common table."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -21,17 +21,17 @@ from tokenmix.registry import list_models
 from tokenmix.trust import from_file
 
 FILES = ("grid.json", "compare.json")
-"""What says which grid, or which comparison, a folder is of."""
+"""Files that identify the grid, or the comparison, of a folder."""
 AXES = ("patch", "img_sizes")
 MERGING = ("merge", "out", "device", "threads")
-"""Settings that `--merge` takes; all others are those of the folders."""
+"""Settings allowed with `--merge`; all others come from the folders."""
 
 
 def split_grid(config: CompareConfig) -> tuple[Path, dict[str, tuple[CompareConfig, Path]]]:
-    """The folder, and by name each comparison of one data set, size, patch and image size with its own folder.
+    """The folder, and by name each comparison of one data set, size, patch and image size, with its own folder.
 
-    If there is only one, its name is "" and its folder the folder itself. Where and how it is trained is left out of
-    the comparisons, since it changes nothing in their results.
+    A single comparison has the name "" and the folder itself. Engine settings are removed from the comparisons because
+    they do not change results.
 
     Raises:
         UserError: an unknown size, or two data sets of one name.
@@ -54,7 +54,7 @@ def split_grid(config: CompareConfig) -> tuple[Path, dict[str, tuple[CompareConf
 
 
 def _inputs(config: CompareConfig) -> dict[str, Values]:
-    """The options of each patch and image size, by a label that names those of which there are several."""
+    """Options of each patch and image size, by a label that names the sizes that vary."""
     patches, sides = (tuple(dict.fromkeys(axis)) for axis in (config.patch, config.img_sizes))
     found: dict[str, Values] = {}
     for patch, side in product(patches or (None,), sides or (None,)):
@@ -65,7 +65,7 @@ def _inputs(config: CompareConfig) -> dict[str, Values]:
 
 
 def _models(config: CompareConfig) -> list[str]:
-    """The model of each size: the name of the model with another size after its last underline."""
+    """The model of each size: the model's name with another size after the last underscore."""
     if not config.sizes:
         return [config.model.model]
     family = config.model.model.rpartition("_")[0]
@@ -77,7 +77,7 @@ def _models(config: CompareConfig) -> list[str]:
 
 
 def choose_cells(cells: Sequence[Run], only: Sequence[str]) -> list[Run]:
-    """The cells that `--only` names, all if it names none; `UserError` for a name or pattern without a cell."""
+    """The cells that `--only` selects, all if it is empty; `UserError` for a name or pattern without a cell."""
     names = [cell.name for cell in cells]
     for pattern in only:
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -86,11 +86,7 @@ def choose_cells(cells: Sequence[Run], only: Sequence[str]) -> list[Run]:
 
 
 def merge_settings(config: CompareConfig, folders: Sequence[Path]) -> CompareConfig:
-    """The settings of the folders to merge, with the mixers, seeds, data sets and sizes of all of them.
-
-    Raises:
-        UserError: a folder without a comparison, folders with other settings, or settings given next to `--merge`.
-    """
+    """Settings of the folders to merge, with all their mixers, seeds, data and sizes; `UserError` if others differ."""
     defaults = comparison_config(config.task).flat()
     given = [name for name, value in config.flat().items() if value != defaults[name] and name not in MERGING]
     if given:
@@ -134,11 +130,7 @@ def _settings(folder: Path) -> CompareConfig:
 
 
 def copy_runs(folders: Sequence[Path], cells: Sequence[Run]) -> None:
-    """Copy the finished runs of the folders that are cells, unless they are there already.
-
-    Raises:
-        UserError: a run has other settings than the cell.
-    """
+    """Copy finished runs of the folders to new cells; `UserError` if a run has other settings than its cell."""
     sources: dict[tuple[object, ...], list[Path]] = {}
     for folder in folders:
         for one, place in split_grid(_settings(folder))[1].values():
@@ -147,7 +139,7 @@ def copy_runs(folders: Sequence[Path], cells: Sequence[Run]) -> None:
         for place in sources.get(_place(cell.config), []):
             run = place / cell.folder.parent.name / cell.folder.name
             if (run / "result.json").is_file() and not cell.is_finished:
-                # A finished run is only compared with the config.
+                # For a finished run this only compares the config.
                 finish_run(cell.config.replace(out=run))
                 make_folder(cell.folder.parent)
                 with new_folder(cell.folder) as partial:
@@ -155,16 +147,13 @@ def copy_runs(folders: Sequence[Path], cells: Sequence[Run]) -> None:
 
 
 def _place(config: CompareConfig | TrainConfig) -> tuple[object, ...]:
-    """What differs between the comparisons of a grid."""
+    """Settings that distinguish the comparisons of a grid."""
     patch, side = config.model.model_kwargs.get("patch_size"), getattr(config.options, "img_size", None)
     return config.data.data, config.model.model, patch, side
 
 
 def write_grid(results: Mapping[str, Results], out: Path) -> Path:
-    """Write results.md and report.html: the score of each variant in every comparison, which is linked, and its costs.
-
-    The names of the comparisons are those of their folders in `out`.
-    """
+    """Write results.md and report.html: scores, linked to the comparisons' folders in `out`, and costs."""
     names = dict.fromkeys(variant.name for one in results.values() for variant in one.variants)
     scores = {name: [_score(one, one.variant(name)) for one in results.values()] for name in names}
     costs = {"tokens": [_tokens(one) for one in results.values()]}
@@ -180,13 +169,13 @@ def write_grid(results: Mapping[str, Results], out: Path) -> Path:
 
 
 def _tokens(results: Results) -> Cell:
-    """Of one sample; of a network of several stages the tokens of each."""
+    """Tokens of one sample; for a network with several stages, of each stage."""
     tokens = results.skeleton.get("num_tokens", "–")
     return Cell(", ".join(map(str, tokens)) if isinstance(tokens, list) else str(tokens))
 
 
 def _score(results: Results, variant: Variant | None) -> Cell:
-    """A score with its spread, and whether chance could have put it first among several seeds."""
+    """A score with its spread; best if, with several seeds, the variant is among the leaders."""
     if variant is None or variant.score is None:
         return Cell("–")
     several = len(results.variants) > 1 and len(results.config["seeds"]) > 1

@@ -1,4 +1,4 @@
-"""The sentences of a report: what was held equal, and how far the numbers carry."""
+"""Sentences of a report: the equal budget, and the limits of the numbers."""
 
 from tokenmix.lab.compare.results import ORIGINAL, Results, Variant
 from tokenmix.lab.train.task import size_note
@@ -9,7 +9,7 @@ CALLED = {"self": "self-attention", ORIGINAL: "the original model"}
 
 
 def budget_sentence(results: Results) -> str:
-    """What every variant had in common."""
+    """Sentence on the setup that all variants share."""
     config, skeleton, unit = results.config, results.skeleton, results.unit
     augment = config.get("augment")
     augmented = {None: "", "none": " and no augmentation"}.get(augment, f" and augmentation {augment}")
@@ -47,7 +47,7 @@ def budget_sentence(results: Results) -> str:
 
 
 def finding_sentence(results: Results) -> str:
-    """The headline result: the best variant, or that there is none; and whether this data tests mixing at all."""
+    """The main result: the best variant, or a tie; and whether this data tests mixing at all."""
     leaders, reference = results.leaders(), results.variant(results.reference)
     if not leaders:
         return "No variant finished."
@@ -79,7 +79,7 @@ def finding_sentence(results: Results) -> str:
 
 
 def difference_sentence(results: Results, a: Variant, b: Variant) -> str:
-    """How much better `a` is than `b`: of two mixers after several seeds, of two networks after one."""
+    """Advantage of `a` over `b`: between mixers if there are several seeds, between two networks with one seed."""
     found = results.difference(a, b)
     if found.same:
         return f"{a.name} and {b.name} predict the same."
@@ -98,13 +98,13 @@ def difference_sentence(results: Results, a: Variant, b: Variant) -> str:
 
 
 def mixing_sentence(results: Results) -> list[str]:
-    """What the control without mixing says of this data and model; nothing where mixing is shown to be of use."""
+    """Conclusion from the control without mixing; empty if mixing is shown to help."""
     found, none, some = results.mixing(), results.control(), results.attention()
     if none is None or some is None or found is None or not found.known:
         return []
     control, other = f"{none.name}, which mixes no tokens,", CALLED.get(some.name, some.name)
     if found.value > found.critical:
-        # A column of the confusion matrix is a class that was predicted.
+        # A column of the confusion matrix is a predicted class.
         guesses = [run.confusion for run in none.runs if run.confusion]
         if not guesses or any(sum(map(any, zip(*matrix))) > 1 for matrix in guesses):
             return []
@@ -127,7 +127,7 @@ def mixing_sentence(results: Results) -> list[str]:
 
 
 def notes(results: Results) -> list[str]:
-    """What a reader must know before quoting a number."""
+    """Notes that a reader needs before quoting a number."""
     counted = ", the confusion matrix" if any(run.confusion for v in results.variants for run in v.runs) else ""
     return [
         *failed_runs(results),
@@ -144,12 +144,12 @@ def notes(results: Results) -> list[str]:
 
 
 def failed_runs(results: Results) -> list[str]:
-    """What happened to the runs that did not finish."""
+    """Messages of the runs that did not finish."""
     return [f"{variant.name} failed, {variant.message}" for variant in results.variants if variant.message]
 
 
 def uncertainty(results: Results) -> list[str]:
-    """By how much scores differ by chance, and which curves had not ended."""
+    """Uncertainty of the scores, and curves that were still improving."""
     again = "by the same command; finished runs are kept."
     warning = results.warning or f"quartiles of a time are over {SPREAD:.0%} of its median apart; measure again"
     found = [] if results.steady else [f"Warning: {warning} {again}"]
@@ -180,7 +180,6 @@ def uncertainty(results: Results) -> list[str]:
 
 
 def _resolution(results: Results, best: Variant, second: Variant) -> list[str]:
-    """What this comparison can and cannot tell, at its two best variants."""
     one, metric = results.difference(best, second), results.measure
     if not one.known:
         return []
@@ -202,7 +201,7 @@ def _resolution(results: Results, best: Variant, second: Variant) -> list[str]:
 
 
 def still_learning(results: Results, variant: Variant) -> bool:
-    """Whether the validation score still improved in the last quarter of training, by a tenth of all it gained."""
+    """Whether the validation score still improved in the last quarter of training, by a tenth of its whole gain."""
     sign = 1 if results.higher else -1
     late = whole = 0.0
     for run in variant.runs:
@@ -214,7 +213,7 @@ def still_learning(results: Results, variant: Variant) -> bool:
 
 
 def _cost(results: Results) -> list[str]:
-    """How the mixers' layers compare with self-attention's here, and at which N they take fewer multiply-adds."""
+    """Cost of the mixers' layers relative to self-attention, and the N from which they need less."""
     reference = results.variant("self")
     others = [variant for variant in results.variants if variant is not reference and variant.crossover]
     if reference is None or not reference.layer_macs or not all(variant.layer_macs for variant in others) or not others:

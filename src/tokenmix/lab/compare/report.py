@@ -1,7 +1,7 @@
-"""A comparison as one HTML file that needs nothing else: no network, no other file.
+"""A comparison as one self-contained HTML file, without a network or other files.
 
-The page is the template report.html, which escapes what it is given; charts come as SVG. It shows selected test samples
-with each variant's prediction, and of images the maps that it used.
+The template report.html escapes its values; charts are SVG. The page shows selected test samples with each variant's
+prediction, and for images the attention maps.
 """
 
 import base64
@@ -50,7 +50,7 @@ TILES = 4
 
 @dataclass(frozen=True)
 class ExampleMaps:
-    """What the report shows of one test image: `image` is uint8 (C, H, W); `tiles` by mixer, then by block."""
+    """A test image of the report: `image` is uint8 (C, H, W); `tiles` by mixer, then by block."""
 
     known: Example
     image: Tensor
@@ -58,17 +58,13 @@ class ExampleMaps:
 
     @property
     def url(self) -> str:
-        """The image as a data URL."""
         values = self.image.expand(3, -1, -1) if self.image.shape[0] == 1 else self.image[:3]
         return _png(values.permute(1, 2, 0).numpy())
 
 
 @dataclass(frozen=True)
 class ShownExample:
-    """A test sample as its task shows it: images, or words; `input` is None where the others show it as well.
-
-    `legend` has the colours of the classes in its images by name.
-    """
+    """A test sample as its task shows it, as images or text; see `Shown`."""
 
     index: int
     input: Image.Image | str | None
@@ -77,7 +73,7 @@ class ShownExample:
     legend: Mapping[str, str]
 
     def pictures(self) -> list[tuple[str, bool, str]]:
-        """What stands in a row: what it is, whether it is an image, and the words or the image as a data URL."""
+        """A row's entries: title, whether it is an image, and the text or the image's data URL."""
         found = []
         for name, one in {"sample": self.input, "truth": self.truth, **self.predictions}.items():
             if isinstance(one, str):
@@ -90,11 +86,7 @@ class ShownExample:
 
 
 def tile_url(tile: Tile) -> str:
-    """A map as a data URL.
-
-    Signed values are blue below 0 and red above, stronger with size. Others have a scale of their own, and low ones
-    let the image through.
-    """
+    """A map as a data URL: signed values as in `signed`, others on their own scale with low values transparent."""
     values = tile.values.numpy()
     if tile.signed:
         return _png(signed(values))
@@ -105,7 +97,7 @@ def tile_url(tile: Tile) -> str:
 
 
 def color_bars(examples: Sequence[ExampleMaps]) -> list[tuple[str, str, str]]:
-    """What the lowest value is called, the colours from there on as a data URL, and the highest; of scales in use."""
+    """Name of the lowest value, colour bar as a data URL, and name of the highest value, for each scale in use."""
     tiles = [tile for maps in examples for blocks in maps.tiles.values() for block in blocks for tile in block]
     kinds = {False: ("low", "high", 0.0), True: ("negative", "positive", -1.0)}
     found = []
@@ -117,7 +109,7 @@ def color_bars(examples: Sequence[ExampleMaps]) -> list[tuple[str, str, str]]:
 
 
 def signed(values: np.ndarray) -> np.ndarray:
-    """RGBA: blue below 0, red above, stronger with size, 0 transparent."""
+    """RGBA: blue below 0, red above, opacity by size, 0 transparent."""
     scaled = values / max(abs(values).max(), 1e-12)
     return _coloured(SIGNED, (scaled + 1) / 2, 0.92 * abs(scaled))
 
@@ -132,7 +124,7 @@ def _coloured(scale: str, values: np.ndarray, opacity: np.ndarray) -> np.ndarray
 def make_examples(
     trained: Mapping[str, TaskModule], data: TaskData, number: int = 4
 ) -> Sequence[ExampleMaps | ShownExample]:
-    """Predictions of trained variants on a few test samples: as the task shows them, of other images with maps."""
+    """Predictions of trained variants on a few test samples: as the task shows them, or images with maps."""
     images, task = getattr(data, "images", None), next(iter(trained.values()))
     if type(task).show is not TaskModule.show:
         rows: dict[str, list[Shown]] = {name: [] for name in trained}
@@ -164,7 +156,7 @@ def make_examples(
     maps = dict[str, list[BlockMap]]()
     for name, one in trained.items():
         mixers = [module for module in one.model.modules() if isinstance(module, Mixer)]
-        # Mixers may have no map to show, or be another library's attention.
+        # Mixers may lack a map, or be another library's attention.
         drawable = any(mixer.capabilities.map is not None for mixer in mixers)
         maps[name] = attention_maps(one.model, inputs[chosen]) if drawable else []
     found = list[ExampleMaps]()
@@ -176,11 +168,10 @@ def make_examples(
 
 
 def choose_images(right: Tensor, labels: Tensor, number: int) -> list[int]:
-    """Half images that all variants get right, half on which they disagree most; of different classes while there are
-    any.
+    """Half images that all variants predict correctly, half with most disagreement, from different classes.
 
     Shape:
-        right (variants, images), whether a variant's prediction is right, and labels (images,).
+        right (variants, images), whether a variant's prediction is correct, and labels (images,).
     """
     share, chosen = right.float().mean(0), list[int]()
     for size, rank in (((number + 1) // 2, -share), (number, (share - 0.5).abs())):
@@ -199,15 +190,14 @@ def _png(pixels: np.ndarray) -> str:
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-# The probe of all mixers. A checkout has it; an installed wheel does not.
+# The probe of all mixers, in a checkout only.
 PROBE = Path(__file__).parents[4] / "dev" / "probe.json"
 
 
 def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps | ShownExample] = ()) -> Path:
-    """Write report.html.
+    """Write report.html; `examples` are maps of test images, or samples as the task shows them.
 
-    The page's policy allows its own style, script and embedded images only, so that a name in it can start nothing.
-    `examples` are maps of test images, or samples as the task shows them.
+    The page's policy allows only its own style, script and embedded images, so names in the page cannot run code.
     """
     machine, data, number = results.environment, results.data, len(results.variants)
     what = f"{number} variant{'s' if number > 1 else ''} of {results.config['model']}"
@@ -256,7 +246,7 @@ def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps | 
 
 
 def _probed(results: Results) -> ProbeReport | None:
-    """The probe of those variants that are mixers of it; None if there are fewer than two, or no measured file."""
+    """The probe of the variants that it includes; None for fewer than two, or without a measured file."""
     if not PROBE.is_file():
         return None
     report = ProbeReport.from_json(PROBE.read_text())
@@ -267,7 +257,7 @@ def _probed(results: Results) -> ProbeReport | None:
 
 
 def write_page(file: Path, template: str, **values: Any) -> Path:
-    """Write one HTML file with the style of reports from a template of this folder, which escapes the values."""
+    """Write one HTML file with the report's style from a template of this folder, which escapes the values."""
     page = _templates().get_template(template).render(style=_part("css"), **values)
     replace_file(file, page.encode())
     return file
@@ -279,7 +269,6 @@ def _templates() -> Environment:
     )
 
     def digest(text: str) -> str:
-        """As a Content-Security-Policy names what is inline."""
         return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
     pages.filters["digest"] = digest
@@ -292,28 +281,23 @@ def _part(kind: str) -> str:
 
 @dataclass(frozen=True, repr=False)
 class ComparisonResult(os.PathLike[str]):
-    """A comparison that has ended.
-
-    Attributes:
-        path: folder of report.html, results.json and results.md.
-        comparisons: what was found, by the name of each comparison of a grid; outside of a grid the name is "".
-    """
+    """A finished comparison: its folder `path`, and results by name of each comparison of a grid, else ""."""
 
     path: Path
     comparisons: Mapping[str, Results]
 
     @property
     def results(self) -> Results:
-        """What was found; in a grid by the first comparison."""
+        """Results; in a grid, those of the first comparison."""
         return next(iter(self.comparisons.values()))
 
     @property
     def best(self) -> Variant:
-        """The variant of the best score, which chance may have put first: see `results.leaders()`."""
+        """The variant with the best score, possibly by chance: see `results.leaders()`."""
         return self.results.leaders()[0]
 
     def to_pandas(self) -> "pd.DataFrame":
-        """A row for each run: score, times and costs; pandas has to be installed."""
+        """A row per run with score, times and costs; needs pandas."""
         with needs("to_pandas"):
             import pandas as pd
 
@@ -363,6 +347,5 @@ class ComparisonResult(os.PathLike[str]):
         )
 
     def _repr_html_(self) -> str:
-        """The finding and the table, as a notebook shows them."""
         shown = {name: (finding_sentence(one), table_of(one)) for name, one in self.comparisons.items()}
         return _templates().get_template("notebook.html").render(shown=shown)

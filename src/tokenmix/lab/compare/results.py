@@ -1,4 +1,4 @@
-"""What a comparison found, as stored in results.json; and its tables: for terminal, pages and notebooks."""
+"""Results of a comparison, as stored in results.json; and their tables for terminal, pages and notebooks."""
 
 import statistics
 from collections.abc import Callable
@@ -19,12 +19,12 @@ from tokenmix.profiling.units import count, milliseconds, ratio, size, spread, t
 
 SCHEMA = 5
 IDENTITY, ORIGINAL, NONE = "identity", "original", "none"
-"""The control without mixing, the model without a swap, and the model without an inserted block."""
+"""The control without mixing, the unchanged model, and the model without an inserted block."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Values against training samples seen and against seconds of training."""
+    """Values over training samples and over seconds of training."""
 
     samples: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -33,10 +33,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Run:
-    """One training of one variant. `score` and `confusion` are of the last epoch; None if the run failed.
-
-    `rate` is training samples a second.
-    """
+    """One training of one variant; `rate` is training samples per second. Scores are of the last epoch, or None."""
 
     seed: int
     folder: str
@@ -52,7 +49,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Growth:
-    """A layer's forward pass over the number of tokens, for one sample: seconds, and bytes above weights and input."""
+    """Forward pass of a layer over the number of tokens, for one sample: seconds, and bytes above weights and input."""
 
     tokens: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -61,11 +58,11 @@ class Growth:
 
 @dataclass(frozen=True)
 class Variant:
-    """One variant: what it has, what it costs, and its runs. Memory is bytes above weights, optimiser and input.
+    """One variant, its costs and its runs. Memory is bytes above weights, optimiser and input.
 
-    `macs` are those of a forward pass of one sample, `layer_macs` those of one layer of its mixer, as wide and with as
-    many tokens as in the model; None where they are not known. `steps` and `learning_rate` are those of each run, and
-    `tuned` the scores on validation samples by the learning rates that were tried.
+    `macs` are those of a forward pass of one sample, `layer_macs` those of one layer of its mixer at the model's width
+    and number of tokens; None if unknown. `steps` and `learning_rate` are those of each run. `tuned` are the validation
+    scores of the learning rates that were tried.
     """
 
     name: str
@@ -86,7 +83,7 @@ class Variant:
 
     @property
     def scores(self) -> list[float]:
-        """Headline metric of the finished runs."""
+        """Scores of the finished runs, in the main metric."""
         return [run.score for run in self.runs if run.score is not None]
 
     @property
@@ -96,27 +93,27 @@ class Variant:
 
     @property
     def deviation(self) -> float | None:
-        """Sample standard deviation over seeds; None with fewer than two."""
+        """Sample standard deviation over seeds; None for fewer than two."""
         return statistics.stdev(self.scores) if len(self.scores) > 1 else None
 
     @property
     def forward_seconds(self) -> float | None:
-        """Median of a forward pass of one sample."""
+        """Median time of a forward pass of one sample."""
         return self.latency.median if self.latency else None
 
     def rate(self, batch_size: int) -> float | None:
-        """Training samples a second, from the median step."""
+        """Training samples per second, from the median step."""
         return batch_size / self.step.median if self.step else None
 
     @property
     def message(self) -> str:
-        """What happened to the runs that did not finish; empty if all did."""
+        """Messages of the runs that did not finish; empty if all did."""
         return "; ".join(f"seed {run.seed}: {run.message}" for run in self.runs if run.status != "finished")
 
 
 @dataclass(frozen=True)
 class Example:
-    """One test sample and each variant's prediction in words, with its probability where there is one."""
+    """One test sample and each variant's prediction as text, with its probability if known."""
 
     index: int
     label: str
@@ -125,13 +122,13 @@ class Example:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the scores of the runs vary together under the draw of the test samples.
+    """Covariance of the runs' scores under the draw of the test samples.
 
     Attributes:
-        samples: how many test samples all runs have in common.
-        unit: what a sample is, in the plural.
+        samples: number of test samples that all runs have in common.
+        unit: plural name of the samples.
         runs: folders of the runs with a score, in the order of the matrix.
-        covariance: of their scores.
+        covariance: covariance of their scores.
     """
 
     samples: int
@@ -145,21 +142,21 @@ class Results:
     """A comparison.
 
     Attributes:
-        command: what to type to repeat it.
-        metric: name of the headline metric; `higher` says whether more is better.
+        command: command line that repeats it.
+        metric: name of the main metric; `higher`: whether more is better.
         reference: name of the variant that the others are compared with.
-        unit: what a sample is, in the plural.
+        unit: plural name of the samples.
         config: the resolved configuration.
         data: the data's own description (data.json).
-        skeleton: what is known of the variants' common network: tokens, width, depth, size of images and patches.
-        train: training samples that each variant was given.
+        skeleton: description of the variants' common network: tokens, width, depth, size of images and patches.
+        train: training samples of each variant.
         test: test samples.
-        seen: training samples that each variant saw, one seen twice counted twice.
-        step_batch: samples of the training step that was timed and watched.
-        device: where it was trained and measured.
-        warning: that other programs took part of the CPU meanwhile; empty if they did not.
-        baselines: scores of simpler methods on the same data, by their names.
-        sampling: what the draw of the test samples does to the scores; None if the runs kept no predictions.
+        seen: training samples that each variant saw, with repetitions.
+        step_batch: samples of the training step that was measured.
+        device: device of training and measurement.
+        warning: other programs that used the CPU meanwhile; empty if none did.
+        baselines: scores of simpler methods on the same data, by name.
+        sampling: covariance of the scores under the draw of the test samples; None if the runs kept no predictions.
     """
 
     command: str
@@ -185,26 +182,24 @@ class Results:
     schema: int = SCHEMA
 
     def variant(self, name: str) -> Variant | None:
-        """The variant of that name, if it took part."""
         return next((variant for variant in self.variants if variant.name == name), None)
 
     @property
     def measure(self) -> str:
-        """The headline metric in words."""
         known = {"map": "mAP", "miou": "mIoU", "instance_miou": "instance mIoU", "f1": "F1", "macro_f1": "macro F1"}
         return known.get(self.metric, self.metric.replace("_", " "))
 
     @property
     def budget(self) -> str:
-        """What was equal for all variants."""
+        """The quantity that was equal for all variants."""
         return {"macs": "multiply-adds", "seconds": "seconds"}.get(self.config.get("budget", ""), self.unit)
 
     def different_samples(self) -> int:
-        """Different samples that each variant was trained on; `seen` counts one each time that it is seen."""
+        """Number of different training samples of each variant; `seen` counts repetitions."""
         return min(self.seen, self.train)
 
     def difference(self, a: Variant, b: Variant) -> Difference:
-        """How much better `a` is than `b`, over seeds and test samples; below 0 if it is worse."""
+        """Advantage of `a` over `b`, over seeds and test samples; negative if `a` is worse."""
         sign = 1 if self.higher else -1
         ours, theirs = ([sign * score for score in variant.scores] for variant in (a, b))
         folders = [run.folder for variant in (a, b) for run in variant.runs if run.score is not None]
@@ -215,50 +210,48 @@ class Results:
         return difference(ours, theirs, covariance, self.sampling.samples)
 
     def ranked(self) -> list[Variant]:
-        """The variants with a score, the best first."""
+        """The variants with a score, best first."""
         scored = [variant for variant in self.variants if variant.score is not None]
         return sorted(scored, key=lambda variant: variant.score or 0.0, reverse=self.higher)
 
     def leaders(self) -> list[Variant]:
-        """The variant of the best score, then those after it that chance can explain, by Holm at 5 %."""
+        """The best variant, then those whose difference from it chance can explain, by Holm at 5 %."""
         ranked = self.ranked()
         if not ranked:
             return []
         best, *others = ranked
         found = [self.difference(best, other) for other in others]
-        # Of two numbers, of which nothing else is known, only equal ones are a tie.
+        # Of two numbers without further knowledge only equal ones are a tie.
         adjusted = holm([one.probability if one.known else float(one.value == 0) for one in found])
         return [best, *(other for other, p in zip(others, adjusted) if p >= 1 - CONFIDENCE)]
 
     @property
     def steady(self) -> bool:
-        """Whether times can be compared: no other program was seen, and no time is noisy."""
+        """Whether times are comparable: no other program was seen, and no time is noisy."""
         timings = (timing for variant in self.variants for timing in (variant.latency, variant.step) if timing)
         return not self.warning and not any(timing.noisy for timing in timings)
 
     def control(self) -> Variant | None:
-        """The variant without mixing, if there is one."""
         return self.variant(IDENTITY) or self.variant(NONE)
 
     def attention(self) -> Variant | None:
-        """What the control is held against: the model as it is, else self-attention, else the best that mixes."""
+        """Counterpart of the control: the unchanged model, else self-attention, else the best that mixes."""
         mixing = (variant for variant in self.ranked() if variant.name not in (IDENTITY, NONE))
         return self.variant(ORIGINAL) or self.variant("self") or next(mixing, None)
 
     def mixing(self) -> Difference | None:
-        """How much better `attention()` is than no mixing; None if one of the two has no score."""
+        """Advantage of `attention()` over no mixing; None if one of them has no score."""
         none, some = self.control(), self.attention()
         if none is None or some is None or none.score is None or some.score is None:
             return None
         return self.difference(some, none)
 
     def save(self, file: Path) -> None:
-        """Write results.json."""
         write_json(file, asdict(self))
 
 
 def load_results(file: Path) -> Results:
-    """Read results.json back; `UserError` if it is of another schema."""
+    """Read results.json; `UserError` for another schema."""
     plain = read_json(file)
     if plain.get("schema") != SCHEMA:
         raise UserError(f"{file} has schema {plain.get('schema')!r} instead of {SCHEMA}; repeat the comparison")
@@ -266,7 +259,6 @@ def load_results(file: Path) -> Results:
 
 
 def _loaded(hint: Any, value: Any) -> Any:
-    """A value of JSON as its annotation has it."""
     origin, args = get_origin(hint), get_args(hint)
     if value is None or not (args or is_dataclass(hint)):
         return value
@@ -282,9 +274,9 @@ def _loaded(hint: Any, value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Column:
-    """A column: the number after a cell, that number as text, which way is better, and what it is.
+    """A column: the number of a variant, its text, which direction is better, and a description.
 
-    `short` is the heading on the terminal, "" for a column that is left out there; `timing` is what a time comes from.
+    `short` is the heading on the terminal, "" to omit the column there. `timing` is the source of a time.
     """
 
     heading: str
@@ -298,9 +290,9 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: text, ratio to the reference ("" if there is none to show), whether it is the column's best.
+    """One cell: text, ratio to the reference ("" for none), and whether it is the column's best.
 
-    Ties are all the best: scores that chance could have put first (with one seed none), times whose quartiles overlap.
+    Ties are all best: scores that chance could have put first (none with one seed), times with overlapping quartiles.
     """
 
     text: str
@@ -311,7 +303,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A row: what its name means and what happened to its runs; `aside` if it is no variant."""
+    """A row with a description of its name and messages of its runs; `aside` if it is no variant."""
 
     name: str
     cells: list[Cell]
@@ -322,7 +314,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Heading:
-    """The heading of a column; `short` on the terminal, "" for a column that is left out there."""
+    """Heading of a column; `short` as in `Column`."""
 
     text: str
     short: str = ""
@@ -333,14 +325,14 @@ class Heading:
 
 @dataclass(frozen=True)
 class Table:
-    """One table for the terminal, for Markdown and for the template table.html."""
+    """One table for the terminal, Markdown and the template table.html."""
 
     headings: list[Heading]
     rows: list[Row]
     title: str = ""
 
     def rich(self) -> rich.table.Table:
-        """For the terminal, 80 columns wide as long as names are short; the best of a column is bold and green."""
+        """For the terminal, 80 columns wide if names are short; the best of a column is bold and green."""
         table = rich.table.Table(title=self.title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column("variant", no_wrap=True)
         shown = [i for i, heading in enumerate(self.headings) if heading.short]
@@ -363,7 +355,6 @@ class Table:
 
 
 def columns(results: Results) -> list[Column]:
-    """The columns of this comparison."""
     batch, metric, unit = results.step_batch, results.measure, results.unit
     step, forward = f"peak of a training step, {batch} {unit}", "peak of a forward pass of one sample"
     rate, alone = f"forward, backward and update on {batch} {unit}, median", "one sample, median"
@@ -388,7 +379,6 @@ def columns(results: Results) -> list[Column]:
 
 
 def cells(results: Results, variant: Variant) -> list[Cell]:
-    """The cells of one variant."""
     reference, found = results.variant(results.reference), []
     for column in columns(results):
         value, scores = column.value(variant), column.heading == results.measure
@@ -412,7 +402,7 @@ def cells(results: Results, variant: Variant) -> list[Cell]:
 
 
 def table_of(results: Results) -> Table:
-    """A row for each variant and, with its score alone, for each baseline."""
+    """A row per variant, and per baseline with its score only."""
     shown = columns(results)
     rows = [Row(v.name, cells(results, v), about=v.about, message=v.message) for v in results.variants]
     empty = [Cell("")] * (len(shown) - 1)

@@ -1,7 +1,7 @@
-"""How long and at which learning rate each variant is trained: known before the training.
+"""Length and learning rate of each variant's training, set before the training.
 
-Samples, multiply-adds or seconds are made equal by the number of steps. Learning rates are chosen on validation samples
-by short runs.
+The number of steps makes samples, multiply-adds or seconds equal. Short runs choose learning rates on validation
+samples.
 """
 
 import math
@@ -22,25 +22,22 @@ from tokenmix.lab.train.schema import Range, fitted
 from tokenmix.lab.train.task import TaskData
 
 FILE = "steps.json"
-"""The steps of each variant: a time that is measured again is another."""
+"""File with the steps of each variant, because a repeated time measurement differs."""
 SEED = 0
-"""Of all short runs, so that other seeds of a comparison change no choice."""
+"""Seed of all short runs, so that other seeds of a comparison change no choice."""
 Trials = dict[tuple[str, float], Cell]
-"""The short runs by variant and learning rate."""
+"""Short runs by variant and learning rate."""
 Scores = dict[float, float | None]
-"""Scores on validation samples by learning rate; None where a run has none."""
+"""Validation scores by learning rate; None without a score."""
 START = 10.0
-"""Seconds that a process takes to start: shorter runs are trained in turn."""
+"""Seconds that a process takes to start; shorter runs train in turn."""
 SETUP = 1.0
-"""Seconds of a run outside of its data, steps and evaluations: the model, the first step, the files that it leaves."""
+"""Seconds of a run besides data, steps and evaluations: building the model, the first step, writing files."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Measured seconds of reading the data, and by variant of a training batch and a test batch with their loading.
-
-    `slowdown`: how many times as long a run takes beside another one.
-    """
+    """Measured seconds for the data, and per training and test batch by variant; `slowdown` with a concurrent run."""
 
     read: float
     step: Mapping[str, float] = field(default_factory=dict)
@@ -49,7 +46,7 @@ class Pace:
 
 
 def run_seconds(pace: Pace, variant: str, cell: Cell, data: TaskData) -> float:
-    """About how long a run takes, with its evaluations.
+    """Estimated seconds of a run, with its evaluations.
 
         read + setup + batches * step + (epochs * validation + 1.5 * test) / batch * evaluate
 
@@ -63,7 +60,7 @@ def run_seconds(pace: Pace, variant: str, cell: Cell, data: TaskData) -> float:
 
 
 def side_by_side(seconds: Sequence[float], jobs: int) -> float:
-    """How long runs take that begin in this order as soon as one of `jobs` processes is free; 0 for in turn."""
+    """Total time of runs that start in this order as `jobs` processes become free; 0: one after another."""
     ends = [0.0] * max(1, jobs)
     for one in seconds:
         ends[ends.index(min(ends))] += one + (START if jobs else 0.0)
@@ -71,12 +68,11 @@ def side_by_side(seconds: Sequence[float], jobs: int) -> float:
 
 
 def equal_steps(config: CompareConfig, out: Path, total: int, measured: Sequence[Variant]) -> dict[str, int]:
-    """Steps of each variant, {} if all have as many. They are kept in the folder, and taken from there again.
+    """Steps of each variant, {} if all have the same. The folder stores them for later calls.
 
         steps_v = total * cost_1 / cost_v
 
-    with the cost of a sample or a step, and the first variant's, which has `total` steps, in the numerator. `UserError`
-    for multiply-adds that are not known.
+    with the cost of a sample or a step. The first variant has `total` steps. `UserError` for unknown multiply-adds.
     """
     if config.budget == "images":
         return {}
@@ -95,7 +91,7 @@ def equal_steps(config: CompareConfig, out: Path, total: int, measured: Sequence
 
 
 def with_steps(cells: Sequence[Cell], steps: Mapping[str, int], num_train: int) -> list[Cell]:
-    """The runs with so many steps, in as many epochs as these take."""
+    """The runs with these steps, in as many epochs as needed."""
     found = []
     for cell in cells:
         number = steps.get(variant_of(cell))
@@ -109,7 +105,7 @@ def with_steps(cells: Sequence[Cell], steps: Mapping[str, int], num_train: int) 
 
 
 def rates_of(config: CompareConfig) -> tuple[float, ...]:
-    """The learning rates that are tried, the lowest first; () if none are. `UserError` for text of another form."""
+    """Learning rates to try, lowest first; () for none. `UserError` for text of another form."""
     if config.tune is None:
         return ()
     lr = config.optim.lr
@@ -118,7 +114,7 @@ def rates_of(config: CompareConfig) -> tuple[float, ...]:
         rates = (lr / 2, lr, 2 * lr) if config.tune == "auto" else tuple(map(float, listed.split(",")))
     except ValueError:
         rates = ()
-    # Six digits name the folder of a run.
+    # Six digits name a run's folder.
     different = sorted({float(f"{rate:g}") for rate in rates})
     if name not in ("lr", "auto") or len(different) < 2 or not all(0 < rate < math.inf for rate in different):
         raise UserError(
@@ -128,7 +124,7 @@ def rates_of(config: CompareConfig) -> tuple[float, ...]:
 
 
 def plan_trials(config: CompareConfig, first: Mapping[str, Cell], num_train: int, out: Path) -> Trials:
-    """A run of half the steps for each rate and each variant, of which `first` has the first run."""
+    """A run of half the steps for each rate and variant; `first` has each variant's first run."""
     trials: Trials = {}
     for variant, cell in first.items():
         steps = max(1, make_plan(cell.config, num_train).total_steps // 2)
@@ -140,7 +136,7 @@ def plan_trials(config: CompareConfig, first: Mapping[str, Cell], num_train: int
 
 
 def trial_scores(trials: Trials, metric: str) -> dict[str, Scores]:
-    """The scores of each variant's best epochs on validation samples; None for a run that has not finished."""
+    """Validation scores of each variant's best epochs; None for an unfinished run."""
     found: dict[str, Scores] = {}
     for (variant, rate), cell in trials.items():
         score = cell.run.result["validation"].get(metric) if cell.is_finished else None
@@ -149,7 +145,7 @@ def trial_scores(trials: Trials, metric: str) -> dict[str, Scores]:
 
 
 def best_rate(scores: Scores, lr: float, higher: bool) -> float:
-    """The rate of the best score, of equal ones the nearest to `lr`; `lr` if there is no score."""
+    """The rate with the best score, for ties the nearest to `lr`; `lr` without a score."""
     sign = 1 if higher else -1
     ranked = [(sign * score, -abs(math.log(rate / lr)), rate) for rate, score in scores.items() if score is not None]
     return max(ranked)[-1] if ranked else lr

@@ -4,11 +4,11 @@ A score varies with the seed, and with the draw of the test samples. With scores
 
     d = mean_s a_s - mean_s b_s,   Var d = s_A^2 / k_A + s_B^2 / k_B + V - V_twice,
 
-where V is the variance of d under the draw of the samples: of a metric that is a mean over samples Var_i(d_i) / n, with
-d_i the mean over seeds of what each sample contributes; of any other the variance over bootstrap resamples, the same
-for all runs. What a single run gets wrong on a single sample by chance varies with both, so that s^2 / k and V both
-have it. V_twice is the part that would be counted a second time; it is estimated from how runs of one variant differ
-from sample to sample (the residual of a two-way layout of seeds and samples).
+where V is the variance of d under the draw of the samples. For a metric that is a mean over samples, V = Var_i(d_i) /
+n, with d_i the mean over seeds of each sample's contribution. For any other metric, V is the variance over bootstrap
+resamples, the same for all runs. The random error of a single run on a single sample is part of both s^2 / k and V.
+V_twice is the part that would be counted twice. It is estimated from how runs of one variant differ from sample to
+sample (the residual of a two-way layout of seeds and samples).
 """
 
 import math
@@ -26,15 +26,15 @@ Matrix = np.ndarray
 
 @dataclass(frozen=True)
 class Difference:
-    """How far one variant is from another, and what that can be held against.
+    """Difference between two variants, with the variance of its parts.
 
     Attributes:
-        value: the difference of the means over seeds.
-        seeds: how many runs each has.
+        value: difference of the means over seeds.
+        seeds: number of runs of each.
         seed_variances: s^2 of the runs of each; None with one seed each, when only these two networks are compared.
         sample_variance: V - V_twice; None without predictions, when only these test samples are meant.
-        samples: how many test samples.
-        pooled: one of the variants has a single run, and is taken to vary as the other does.
+        samples: number of test samples.
+        pooled: whether one variant has a single run, with the other's variance assumed.
     """
 
     value: float
@@ -46,16 +46,16 @@ class Difference:
 
     @property
     def between_mixers(self) -> bool:
-        """Whether this speaks of mixers, trained with any seed; else of these two networks."""
+        """Whether this compares mixers, trained with any seed, rather than these two networks."""
         return self.seed_variances is not None
 
     @property
     def known(self) -> bool:
-        """Whether anything says how much of the difference is chance."""
+        """Whether the share of chance in the difference is known."""
         return self.seed_variances is not None or self.sample_variance is not None
 
     def parts(self, seeds: tuple[int, int] | None = None) -> list[tuple[float, float]]:
-        """The parts of the variance of `value` with their degrees of freedom, as if there were so many seeds."""
+        """Parts of the variance of `value` with their degrees of freedom, for this many seeds."""
         counts, found = seeds or self.seeds, list[tuple[float, float]]()
         if self.seed_variances is not None:
             shares = [variance / count for variance, count in zip(self.seed_variances, counts)]
@@ -69,7 +69,7 @@ class Difference:
 
     @property
     def error(self) -> float:
-        """The standard error of `value`; nan if nothing is known."""
+        """Standard error of `value`; nan if unknown."""
         return math.sqrt(sum(variance for variance, _ in self.parts())) if self.known else math.nan
 
     @property
@@ -78,22 +78,22 @@ class Difference:
         return freedom(self.parts())
 
     def interval(self) -> tuple[float, float]:
-        """The interval that contains the true difference, at 95 %."""
+        """Confidence interval of the difference, at 95 %."""
         return self.value - self.critical, self.value + self.critical
 
     @property
     def critical(self) -> float:
-        """The critical difference: a smaller one can be chance, at 95 %."""
+        """Critical difference at 95 %: a smaller one can be chance."""
         return _quantile(self.freedom, (1 + CONFIDENCE) / 2) * self.error
 
     @property
     def detectable(self) -> float:
-        """The minimum detectable effect: a true difference of this size is found in four of five experiments."""
+        """Minimum detectable effect at 80 % power: four of five experiments find a true difference of this size."""
         return _reach(self.parts())
 
     @property
     def probability(self) -> float:
-        """How often chance alone makes a difference of this size or more (p-value); nan if nothing is known."""
+        """p-value: probability of a difference of at least this size by chance; nan if unknown."""
         if not self.known:
             return math.nan
         if self.error == 0:
@@ -102,7 +102,7 @@ class Difference:
 
     @property
     def same(self) -> bool:
-        """Whether nothing tells the two apart: each test sample counts alike for both, with every seed."""
+        """Whether the two are indistinguishable: each test sample counts alike for both, with every seed."""
         return self.known and abs(self.value) < 1e-9 and self.error < 1e-9
 
     @property
@@ -117,9 +117,9 @@ class Difference:
         return abs(self.value) + _quantile(self.freedom, CONFIDENCE) * self.error < margin
 
     def more_seeds(self) -> int | None:
-        """How many more seeds of each would show a true difference of this size in four of five experiments.
+        """Further seeds of each that give a true difference of this size 80 % power.
 
-        None if no number of them would, since the test samples are too few, or if one seed says nothing of that.
+        None if no number of seeds suffices, because the test samples are too few, or if the seed variance is unknown.
         """
         if self.seed_variances is None or self.value == 0:
             return None
@@ -135,10 +135,10 @@ def difference(
     """The difference between the scores of two variants.
 
     Args:
-        a, b: of the runs of each, k_A and k_B.
+        a, b: scores of the runs of each, k_A and k_B.
         covariance: (k_A + k_B, k_A + k_B), of these scores under the draw of the test samples, see
-            `covariance_of_means` and `covariance_of_resamples`; None if it is not known.
-        samples: how many test samples.
+            `covariance_of_means` and `covariance_of_resamples`; None if unknown.
+        samples: number of test samples.
     """
     counts = len(a), len(b)
     several = [len(scores) > 1 for scores in (a, b)]
@@ -153,7 +153,7 @@ def difference(
         weights = np.array([1 / counts[0]] * counts[0] + [-1 / counts[1]] * counts[1])
         drawn = float(weights @ whole @ weights)
         if seeds is not None:
-            # The variance of one run's score around the mean of its variant's runs, under the draw of the samples.
+            # Variance of one run's score around the mean of its variant's runs, under the draw of the samples.
             residuals = [
                 float(np.trace(block) - block.mean() * len(block)) / (len(block) - 1) if len(block) > 1 else math.nan
                 for block in (whole[: counts[0], : counts[0]], whole[counts[0] :, counts[0] :])
@@ -171,17 +171,17 @@ def difference(
 
 
 def covariance_of_means(values: Matrix) -> Matrix:
-    """Of scores that are means over the samples: (runs, n) to (runs, runs)."""
+    """Covariance of scores that are means over the samples: (runs, n) to (runs, runs)."""
     return np.atleast_2d(np.cov(values)) / values.shape[1]
 
 
 def covariance_of_resamples(scores: Matrix) -> Matrix:
-    """Of any scores, from those of bootstrap resamples: (runs, R) to (runs, runs); undefined ones are left out."""
+    """Covariance of any scores from their bootstrap resamples: (runs, R) to (runs, runs), without undefined ones."""
     return np.atleast_2d(np.cov(scores[:, np.isfinite(scores).all(0)]))
 
 
 def resample(number: int, resamples: int = RESAMPLES, seed: int = 0, at_once: int = 50) -> Iterator[Matrix]:
-    """How often each of `number` samples is drawn, with replacement, in blocks float64 (B, number) of resamples."""
+    """Counts of `number` samples drawn with replacement, in blocks float64 (B, number) of resamples."""
     rng = np.random.default_rng(seed)
     for start in range(0, resamples, at_once):
         drawn = rng.integers(number, size=(min(at_once, resamples - start), number))
@@ -189,13 +189,13 @@ def resample(number: int, resamples: int = RESAMPLES, seed: int = 0, at_once: in
 
 
 def freedom(parts: Sequence[tuple[float, float]]) -> float:
-    """Welch and Satterthwaite's degrees of freedom of a sum of variances that have some each."""
+    """Welch and Satterthwaite's degrees of freedom of a sum of variances, given those of each."""
     total, weighted = (sum(variance for variance, _ in parts), sum(v * v / f for v, f in parts if f > 0))
     return total * total / weighted if weighted else math.inf
 
 
 def holm(probabilities: Sequence[float]) -> list[float]:
-    """p-values of several comparisons, adjusted by Holm so that all together err at most as often as one would."""
+    """p-values of several comparisons, adjusted by Holm to keep the family-wise error rate."""
     order, adjusted, largest = np.argsort(probabilities), [0.0] * len(probabilities), 0.0
     for rank, place in enumerate(order):
         largest = max(largest, (len(order) - rank) * probabilities[place])
@@ -204,7 +204,7 @@ def holm(probabilities: Sequence[float]) -> list[float]:
 
 
 def _quantile(degrees: float, share: float) -> float:
-    """Student's t."""
+    """Quantile of Student's t."""
     return float(stdtrit(min(degrees, 1e9), share))
 
 

@@ -1,4 +1,4 @@
-"""The variants of a comparison: a name each, the options of a run that differ, and the runs, read back."""
+"""Variants of a comparison: names, run options that differ, and results of their runs."""
 
 import csv
 import inspect
@@ -34,33 +34,32 @@ from tokenmix.lab.train.schema import Range, fitted
 from tokenmix.registry import MODELS, load_object
 
 START = ("init_from", "precision", "grad_checkpointing")
-"""The options of the loop that a variant may have; the others say where, on what and for how long all are trained."""
+"""Loop options that a variant may change; the others set device, data and length for all."""
 SHARED = {field.name for kind in (DataConfig, LoopConfig) for field in fields(kind)} - {*START} | {"task", "loop"}
-"""The options that all variants share."""
+"""Options that all variants share."""
 ADDING = ("mixers", "variants", "seeds", "sizes", "config", "controls", "only", "merge", "out")
 HARMLESS = ("workers", "threads", "log_every", "checkpoint_every", "logger")
 FREE = (*ADDING, *HARMLESS, *(field.name for field in fields(EngineConfig)))
-"""Settings that may differ when a comparison is taken up again: they add runs, or leave their results as they are."""
+"""Settings that may differ when a comparison continues: they add runs, or do not change results."""
 
 Amount = Annotated[float, Range(least=0)]
 Confusion = tuple[tuple[Annotated[int, Range(least=0)], ...], ...] | None
 Share = Annotated[float | None, Range(least=0, most=1)]
 SHARES = ("accuracy", "balanced_accuracy", "macro_f1", "f1", "auc", "miou", "instance_miou", "exact_match")
-"""Metrics that are shares."""
+"""Metrics in [0, 1]."""
 
 
 def plan_variants(config: CompareConfig) -> dict[str, Values]:
-    """By the name of each variant the options of `TrainConfig` that it has and the others do not.
+    """The `TrainConfig` options of each variant that differ from the others', by variant.
 
-    With `insert_after` they are inserted there, and the model without a block comes first. Else a model with an
-    argument `mixer` gets the mixers there. In any other model they replace the attention layers, and the model as it
-    is comes first. The control without mixing comes last.
-
-    The rows of `config.variants` come after them; arguments of the model are added to the shared ones.
+    With `insert_after` the mixers are inserted, and the model without a block comes first. A model with an argument
+    `mixer` gets the mixers there. In any other model the mixers replace the attention layers, and the unchanged model
+    comes first. The control without mixing comes last. The rows of `config.variants` follow; their model arguments are
+    added to the shared ones.
 
     Raises:
-        UserError: no mixer, an option that the model's way of varying does not have, or a row of `config.variants`
-            that has the name of another one or an option that all variants share.
+        UserError: no mixer, an option that does not apply to this model, or a row of `config.variants` with a name in
+            use or an option that all variants share.
     """
     shared, own = config.model.model_kwargs, dict[str, Values]()
     rows = _mixer_variants(config) if config.mixers or not config.variants else {}
@@ -80,7 +79,7 @@ def plan_variants(config: CompareConfig) -> dict[str, Values]:
 
 @contextmanager
 def naming(config: CompareConfig, name: str) -> Iterator[None]:
-    """Errors in the block begin with the variant's name and its file, if the variant is a row of a file."""
+    """Prefix errors in the block with the variant's name and, for a row of a file, the file."""
     try:
         yield
     except UserError as error:
@@ -91,7 +90,6 @@ def naming(config: CompareConfig, name: str) -> Iterator[None]:
 
 
 def _mixer_variants(config: CompareConfig) -> dict[str, Values]:
-    """Those of `config.mixers`."""
     mixers = tuple(dict.fromkeys(config.mixers))
     if not mixers:
         raise UserError("a comparison needs at least one mixer, for example --mixers self,external")
@@ -110,31 +108,31 @@ def _mixer_variants(config: CompareConfig) -> dict[str, Values]:
         names = dict.fromkeys((*mixers, *control))
         return {name: {"model_kwargs": {**config.model.model_kwargs, "mixer": name}} for name in names}
     names = dict.fromkeys(name for name in (*mixers, *control) if name not in (NONE, ORIGINAL))
-    # Of a layer without weights all others are trained, as in the model as it is.
+    # A layer without weights cannot be trained alone, so all layers are, as in the unchanged model.
     trained = {name: "all" if name == IDENTITY else config.train_only for name in names}
     where = {"swap_where": config.swap_where, "swap_drop": config.swap_drop}
     return {ORIGINAL: {}, **{name: {"swap": name, **where, "train_only": trained[name]} for name in names}}
 
 
 def with_usual_mixers(config: CompareConfig) -> CompareConfig:
-    """The config of a caller who named no mixers: without `self` where it would replace attention like itself."""
+    """The config of a caller who named no mixers, without `self` if it would only replace attention by itself."""
     if config.config or config.merge or config.insert_after or takes_mixer(config.model.model):
         return config
     return config.replace(mixers=tuple(name for name in config.mixers if name != "self"))
 
 
 def takes_mixer(model: str) -> bool:
-    """Whether the model of that name has an argument `mixer` for any mixer of the table."""
+    """Whether the model of that name has an argument `mixer`."""
     return model in MODELS and "mixer" in inspect.signature(load_object(MODELS[model].build)).parameters
 
 
 def reference_of(names: list[str]) -> str:
-    """What the others are compared with: self-attention, else the model as it is, else the first."""
+    """The reference variant: self-attention, else the unchanged model, else the first."""
     return next((name for name in ("self", ORIGINAL, NONE) if name in names), names[0])
 
 
 def plan_runs(config: CompareConfig, out: Path, name: str = "") -> list[Cell]:
-    """One run for each seed and variant, equal in all but its options; `name` is that of the comparison in a grid."""
+    """One run per seed and variant, equal except for its options; `name` is the comparison's name in a grid."""
     shared = {name: getattr(config, name) for name in ("task", "data", "model", "optim", "options")}
     budget = {field.name: getattr(config.loop, field.name) for field in fields(BudgetConfig)}
     cells, variants = [], plan_variants(config)
@@ -148,21 +146,17 @@ def plan_runs(config: CompareConfig, out: Path, name: str = "") -> list[Cell]:
 
 
 def variant_of(cell: Cell) -> str:
-    """The name of the variant that a run trains."""
     return cell.folder.name.rpartition("-seed")[0]
 
 
 def claim_folder(
     out: Path, config: CompareConfig, name: str = "compare.json", free: Sequence[str] = FREE, *, write: bool
 ) -> None:
-    """Raise `UserError` if a folder is for something else than this comparison; else write the file that says it.
-
-    The settings `free` may differ from those in the file. A folder is locked before it is written.
-    """
+    """`UserError` if a folder's settings, except `free`, differ from the comparison's; `write` stores them, locked."""
     file = out / name
     if file.exists():
         plain = json.loads(to_json(config.flat()))
-        # A folder of an older version does not name a newer setting, which was at its default.
+        # A folder of an older version lacks newer settings, which had their defaults.
         before = json.loads(to_json(comparison_config(config.task).flat())) | read_part(out, file.name)
         other = [key for key in plain if key not in free and plain[key] != before.get(key)]
         if other:
@@ -176,7 +170,7 @@ def claim_folder(
 
 
 def read_run(cell: Cell, failure: str, metric: str, out: Path) -> Run:
-    """What a run folder holds: score, times, curves, confusion matrix."""
+    """Content of a run folder: score, times, curves, confusion matrix."""
     with _damage_told(cell, "its results"):
         file = cell.folder / "metrics.csv"
         rows = list(csv.DictReader(read_text(file).splitlines())) if file.exists() else []
@@ -205,13 +199,7 @@ def read_run(cell: Cell, failure: str, metric: str, out: Path) -> Run:
 
 
 def read_sampling(runs: Sequence[tuple[Cell, Run]], metric: str, unit: str) -> Sampling | None:
-    """How the scores of the finished runs vary together under the draw of the test samples that all of them have.
-
-    None if a run kept no predictions, or the metric cannot be had from them.
-
-    Raises:
-        UserError: damaged predictions.
-    """
+    """Covariance of the runs' scores under the draw of common test samples; None if predictions do not give it."""
     scored = [(cell, run) for cell, run in runs if run.score is not None]
     found = list[tuple[Cell, Metric, dict[str, Tensor], Tensor | None]]()
     for cell, _ in scored:
@@ -263,5 +251,4 @@ def _curve(rows: Sequence[Mapping[str, str]], column: str) -> Curve:
 
 
 def _unit(names: Iterable[str]) -> str:
-    """What a run counted, from the name of its rate."""
     return next(name.removesuffix("_per_second") for name in names if name.endswith("_per_second"))

@@ -1,7 +1,4 @@
-"""Shared by all readers of data: data sets by name, fetching, the cache, the order of samples and the loader.
-
-Importing this package registers the sets of images and scenes, and those of a checkout's recipes, and nothing heavy.
-"""
+"""Shared data readers. Importing this package registers all image and scene sets, without heavy imports."""
 
 from tokenmix.lab.data.lookup import DataInfo, DataRequest, fetch_data, list_data
 from tokenmix.lab.registry import Kind, register_dataset, register_recipes
@@ -33,9 +30,9 @@ LAYOUTS: tuple[tuple[str, tuple[Kind, ...], str, str], ...] = (
         "scenes.label_maps:load_masks",
     ),
 )
-"""The user's own files: name, kinds, what follows name:PATH, and the reader."""
+"""Users' own files: name, kinds, text after name:PATH, and reader."""
 SIDES = {"folder": 64, "imagefolder": 224, "wds": 224}
-"""Pixels a side of labelled images, unless --img-size is given."""
+"""Side of labelled images in pixels, unless --img-size is given."""
 
 register_dataset(
     "fashion-mnist",

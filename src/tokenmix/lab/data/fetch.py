@@ -1,8 +1,4 @@
-"""Fetch files from a URL or a Debian package, without root.
-
-Whatever a source cannot do is a `FetchError` in a few words, so that the next source can be tried and the last message
-can name all of them.
-"""
+"""Fetch files from a URL or a Debian package, without root. A source that fails raises a short `FetchError`."""
 
 import hashlib
 import shutil
@@ -22,16 +18,16 @@ PACKAGE_SECONDS = 300
 
 
 class FetchError(Exception):
-    """Why a source could not be used, in a few words."""
+    """A short reason why a source could not be used."""
 
 
 def log(message: str) -> None:
-    """One line on stderr, without the control characters that a name from data may have."""
+    """One line on stderr, without control characters, which names in data may have."""
     print(printable(f"tokenmix: {message}"), file=sys.stderr, flush=True)
 
 
 def first_that_works(what: str, sources: Sequence[tuple[str, Callable[[], T]]]) -> T:
-    """The result of the first source that works; `FetchError` with each one's reason if none does."""
+    """Result of the first source that works; `FetchError` with all reasons if none does."""
     reasons = []
     for name, fetch in sources:
         log(f"fetching {what} from {name}")
@@ -44,7 +40,7 @@ def first_that_works(what: str, sources: Sequence[tuple[str, Callable[[], T]]]) 
 
 
 def check_digest(files: Sequence[Path], expected: str, algorithm: str = "sha256") -> None:
-    """`FetchError` unless the contents of these files, one after the other, have this checksum."""
+    """`FetchError` unless these files, concatenated, have this checksum."""
     digest = hashlib.new(algorithm)
     for path in files:
         with open_regular(path) as file:
@@ -56,7 +52,7 @@ def check_digest(files: Sequence[Path], expected: str, algorithm: str = "sha256"
 
 
 def download(url: str, path: Path) -> Path:
-    """Write what a URL gives to path, by pooch: one attempt, with a progress bar on a terminal; or `FetchError`."""
+    """Download a URL to a path by pooch: one attempt, with a progress bar on a terminal; `FetchError` if it fails."""
     import pooch
     import requests
 
@@ -64,7 +60,7 @@ def download(url: str, path: Path) -> Path:
     try:
         fetch(url, str(path), None)
     except requests.RequestException as error:
-        # What happened is wrapped three times.
+        # The cause is wrapped three times.
         cause: BaseException = error
         while cause.__context__ is not None:
             cause = cause.__context__
@@ -73,13 +69,13 @@ def download(url: str, path: Path) -> Path:
 
 
 def apt_package(package: str, folder: Path) -> tuple[Path, str]:
-    """Unpack a Debian package under folder; returns (root of its files, version)."""
+    """Unpack a Debian package under a folder; return the root of its files, and its version."""
     apt, dpkg = find_program("apt-get"), find_program("dpkg")
     options = ["-o", f"Acquire::http::Timeout={CONNECT_SECONDS}", "-o", "Acquire::Retries=1"]
     try:
         run_client([apt, *options, "download", package], folder)
     except FetchError:
-        # A fresh machine has no package lists; private ones need no root.
+        # A new machine has no package lists; private lists need no root.
         lists, cache = folder / "apt" / "lists", folder / "apt" / "cache"
         (lists / "partial").mkdir(parents=True)
         (cache / "archives" / "partial").mkdir(parents=True)
@@ -95,7 +91,7 @@ def apt_package(package: str, folder: Path) -> tuple[Path, str]:
 
 
 def find_program(name: str) -> str:
-    """Where a program is; `FetchError` if it is not on this machine."""
+    """Path of a program; `FetchError` if it is not installed."""
     path = shutil.which(name)
     if path is None:
         raise FetchError(f"{name} is not on this machine")
@@ -103,7 +99,7 @@ def find_program(name: str) -> str:
 
 
 def run_client(command: list[str], folder: Path) -> None:
-    """Run a package manager's client in a folder; `FetchError` with its last line if it fails."""
+    """Run a package manager in a folder; `FetchError` with its last line if it fails."""
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PACKAGE_SECONDS)
     except subprocess.TimeoutExpired:

@@ -1,7 +1,6 @@
-"""Data sets: samples that are read a batch at a time, which of them are used, and draws by the index alone.
+"""Indexed data sets: samples read by batch, selection of samples, and random draws by index.
 
-Batches come in an order that is a function of (seed, epoch). Other people's transforms draw from global random states;
-here they do so under a seed and leave no trace.
+The order of batches is a function of (seed, epoch). Third-party transforms leave the global random states unchanged.
 """
 
 import os
@@ -26,12 +25,12 @@ from tokenmix.trust import safe_children
 
 S = TypeVar("S")
 Batch = TypeVar("Batch")
-# A part that is held out: one sample in so many, none below the least (epochs could not be distinguished).
+# Validation share: one sample in SHARE, at most MOST; none below LEAST, since epochs could not be distinguished.
 SHARE, LEAST, MOST = 10, 10, 10_000
 
 
 def hash_indices(seed: int, epoch: int, indices: Tensor, purpose: int = 0) -> np.ndarray:
-    """64 random bits for each index, a pure function of (seed, epoch, index); others for each `purpose`.
+    """64 random bits per index, a pure function of (seed, epoch, index, purpose).
 
     The finaliser is splitmix64's (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014).
     """
@@ -47,13 +46,13 @@ def seed_all(bits: int) -> None:
     """Seed python, numpy and torch on the CPU."""
     random.seed(bits)
     np.random.seed(bits & 0xFFFFFFFF)
-    # Not torch.manual_seed, which notes a call for each GPU of a process that has not used one yet.
+    # torch.manual_seed would queue a call for each GPU of a process that has not used one yet.
     torch.default_generator.manual_seed(bits & 0x7FFFFFFFFFFFFFFF)
 
 
 @contextmanager
 def restored_random_state() -> Iterator[None]:
-    """Python's, numpy's and torch's random states as they were, once the block is over."""
+    """Restore the random states of python, numpy and torch after the block."""
     python, numpy, torches = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
     try:
         yield
@@ -64,11 +63,11 @@ def restored_random_state() -> Iterator[None]:
 
 
 class IndexedDataset(ABC, Generic[Batch]):
-    """Indexed samples; a batch is a function of the epoch and the indices in it, and of nothing else.
+    """Indexed samples. A batch depends only on the epoch and its indices.
 
     Attributes:
-        unit: what a sample is, in the plural.
-        reads_in_order: `training_order` is such that samples lie next to each other, as in shards.
+        unit: plural name of the samples.
+        reads_in_order: whether `training_order` keeps samples next to each other, as in shards.
     """
 
     unit: str = "samples"
@@ -76,47 +75,43 @@ class IndexedDataset(ABC, Generic[Batch]):
 
     @abstractmethod
     def __len__(self) -> int:
-        """The number of samples, the same in each epoch."""
+        """Number of samples, the same in each epoch."""
 
     @abstractmethod
     def read(self, indices: Tensor, epoch: int) -> Batch:
         """The batch of these samples, as the task takes it."""
 
     def chosen(self, indices: Tensor) -> "IndexedDataset[Batch]":
-        """The samples with these indices; each stays the function of its own index that it was."""
+        """The samples with these indices; each still depends only on its own index."""
         return self if len(indices) == len(self) else _Chosen(self, indices)
 
     def training_order(self, seed: int, epoch: int, rank: int, world_size: int) -> np.ndarray:
-        """The indices that one of `world_size` processes takes in an epoch, the same number for each.
-
-        Here every world_size-th of one permutation: together the processes read what one process would read with
-        batches as many times larger.
-        """
+        """Indices for one of `world_size` ranks in an epoch, equally many for each; here parts of one permutation."""
         order = np.random.default_rng([abs(seed), epoch]).permutation(len(self))
-        # Topped up from the start, so that every process takes the same number of steps.
+        # Repeated from the start, so that all ranks take the same number of steps.
         return np.resize(order, -(-len(self) // world_size) * world_size)[rank::world_size]
 
     def check_shares(self, world_size: int) -> None:
-        """Raise `UserError` if the samples cannot be shared among this many processes."""
+        """Raise `UserError` if the samples cannot be shared among this many ranks."""
         return
 
 
 def subset(dataset: IndexedDataset[Batch], count: int | None) -> IndexedDataset[Batch]:
-    """`count` of the samples, evenly spread over them, so that no document or place has them all; all for None."""
+    """`count` evenly spread samples, so that no document or place has them all; all for None."""
     return dataset.chosen(spread(len(dataset), count))
 
 
 def spread(length: int, count: int | None) -> Tensor:
-    """`count` indices evenly spread over `length`; all if there are no more, or for None."""
+    """`count` indices evenly spread over `length`; all for None, or if there are no more."""
     count = length if count is None else min(count, length)
     return torch.arange(count) * length // max(count, 1)
 
 
 def balanced_order(dataset: IndexedDataset[Batch], labels: Tensor, sampler: str) -> IndexedDataset[Batch]:
-    """The samples of these classes int64 (n,), which training takes in the order that `--sampler` names.
+    """The samples with these labels int64 (n,), for training in the order of `--sampler`.
 
-    shuffle is the order of the data set; in balanced an epoch takes as many of each class, give or take one, and as
-    many in all as there are. Samples that are read in an order of their own, such as shards, are not balanced.
+    shuffle keeps the data set's order. balanced takes equally many of each class (give or take one), and the same
+    total. Samples with their own order, such as shards, cannot be balanced.
     """
     if sampler == "shuffle":
         return dataset
@@ -129,7 +124,7 @@ def balanced_order(dataset: IndexedDataset[Batch], labels: Tensor, sampler: str)
 
 
 class _Chosen(IndexedDataset[Batch]):
-    """Samples of another data set by their indices; in a balanced order if their labels are given."""
+    """Samples of another data set by index; in balanced order if labels are given."""
 
     def __init__(self, dataset: IndexedDataset[Batch], indices: Tensor, labels: np.ndarray | None = None) -> None:
         self.dataset, self.indices, self.labels, self.unit = dataset, indices, labels, dataset.unit
@@ -155,10 +150,7 @@ class _Chosen(IndexedDataset[Batch]):
 
 
 def choose(labels: Tensor, limit: int | None, seed: int) -> Tensor:
-    """Indices of `limit` samples that keep the shares of the classes; of all if there are no more, or for None.
-
-    A larger limit under the same seed contains the smaller one's samples.
-    """
+    """Indices of `limit` samples in the class proportions, all for None; larger limits include smaller ones."""
     if limit is not None and limit < 1:
         raise UserError(f"a limit of {limit} leaves no images; give 1 or more, or none for all of them")
     if limit is None or limit >= len(labels):
@@ -174,8 +166,9 @@ def choose(labels: Tensor, limit: int | None, seed: int) -> Tensor:
 
 
 def validation_size(count: int, asked: int | None, limit: int | None = None) -> int:
-    """How many of `count` training samples are held out: as many as asked for, `UserError` if none would be left; else
-    a tenth of those that are used, 10,000 at most, and none where that is fewer than 10.
+    """Number of held-out samples out of `count`: as asked, with `UserError` if none would be left for training.
+
+    Default: a tenth of the samples used, at most 10,000; none if a tenth is fewer than 10.
     """
     if asked is None:
         tenth = min(count, limit or count) // SHARE
@@ -189,11 +182,7 @@ def validation_size(count: int, asked: int | None, limit: int | None = None) -> 
 
 
 def hold_out(labels: Tensor, asked: int | None, limit: int | None = None) -> tuple[Tensor, Tensor]:
-    """Indices of the samples to train on, and of those held out for validation, in the shares of the classes.
-
-    A function of labels and number alone: runs with other seeds hold out the same, and a larger part contains a
-    smaller one.
-    """
+    """Indices of training and validation samples, in the class proportions; the same for all seeds."""
     size = validation_size(len(labels), asked, limit)
     held = torch.zeros(len(labels), dtype=torch.bool)
     if size:
@@ -203,15 +192,15 @@ def hold_out(labels: Tensor, asked: int | None, limit: int | None = None) -> tup
 
 @dataclass(frozen=True)
 class DataSet(Generic[S]):
-    """Samples for training and testing, whatever a sample is: what a reader returns.
+    """Samples for training and testing, as a reader returns them.
 
     Attributes:
         train, test: the samples.
         classes: name of each label.
-        source: one line: which home or package, version, licence, path.
+        source: one line with origin, version, licence and path.
         skipped: files that were left out.
-        spec: what was asked for, which `load_data` fills in.
-        validation: those of the training samples that are held out to choose by; None if there are none.
+        spec: the requested data, set by `load_data`.
+        validation: training samples held out to choose the best epoch; None if there are none.
     """
 
     train: S
@@ -231,14 +220,14 @@ class DataSet(Generic[S]):
         validation: int | None = 0,
         seed: int = 0,
     ) -> Self:
-        """With samples held out for validation, and with limits; of samples that have a method `subset`.
+        """The data with held-out validation samples and limits; samples need a method `subset`.
 
         Args:
-            labels: of the training and of the test samples, whose shares are kept.
-            limit: keep this many training samples, chosen by the seed, of those that are not held out.
+            labels: labels of the training and test samples, whose proportions are kept.
+            limit: keep this many training samples, chosen by the seed, besides the held-out ones.
             limit_eval: keep this many test samples, the same for every seed.
-            validation: as `validation_size` takes it.
-            seed: chooses the samples that `limit` keeps, nothing else.
+            validation: as in `validation_size`.
+            seed: affects only the samples that `limit` keeps.
         """
         train: Any = self.train
         test: Any = self.test
@@ -258,11 +247,10 @@ Key = tuple[int, Tensor]
 
 @dataclass(eq=False)
 class EpochSampler(Sampler[Key]):
-    """Keys (epoch, indices) of the batches of one epoch for one of `world_size` processes.
+    """Keys (epoch, indices) of one epoch's batches for one of `world_size` ranks.
 
-    The epoch travels in the key, so that loader processes that outlive an epoch know it. While training, the data set
-    says what each rank takes, and it is as much for each; while evaluating, rank r takes each world_size-th sample
-    and none comes twice.
+    The key includes the epoch for loader processes that outlive an epoch. In training, the data set gives each rank
+    equally many samples. In evaluation, rank r takes each world_size-th sample, and no sample repeats.
     """
 
     dataset: IndexedDataset
@@ -276,7 +264,6 @@ class EpochSampler(Sampler[Key]):
     epoch: int = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch whose order comes next; Lightning calls it before each one."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -285,7 +272,7 @@ class EpochSampler(Sampler[Key]):
         return mine // self.batch_size if self.drop_last else -(-mine // self.batch_size)
 
     def __iter__(self) -> Iterator[Key]:
-        # Only the pass that a run is resumed in starts late.
+        # Only the first pass of a resumed run starts late.
         start, self.start_batch = self.start_batch, 0
         epoch = self.epoch
         if self.shuffle:
@@ -306,12 +293,12 @@ class _Batches(Dataset[object]):
 
 
 class EpochLoader(DataLoader[object]):
-    """A DataLoader whose batches are those of `IndexedDataset.read`, in the order of an `EpochSampler`."""
+    """A DataLoader over `IndexedDataset.read`, in the order of an `EpochSampler`."""
 
     def __init__(self, dataset: IndexedDataset, sampler: EpochSampler, *, workers: int, pin_memory: bool) -> None:
         super().__init__(
             _Batches(dataset),
-            # The sampler gives whole batches, so the loader itself must not collect any.
+            # The sampler gives whole batches, so the loader must not collect samples.
             batch_size=None,
             sampler=sampler,
             num_workers=workers,
@@ -319,17 +306,16 @@ class EpochLoader(DataLoader[object]):
             pin_memory=pin_memory,
             collate_fn=_same,
             worker_init_fn=_pass_over_sigterm,
-            # Without one of its own, each pass would draw from the global random state and break bit-equal resuming.
+            # Otherwise each pass would draw from the global random state and break bit-equal resuming.
             generator=torch.Generator(),
         )
 
     def __iter__(self) -> Any:
-        # Python starts the workers as new interpreters where it does not fork.
+        # Without fork, Python starts the workers as new interpreters.
         with safe_children():
             return super().__iter__()
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, on which the order and the samples depend."""
         assert isinstance(self.sampler, EpochSampler)
         self.sampler.set_epoch(epoch)
 
@@ -347,16 +333,16 @@ def make_loader(
     world_size: int = 1,
     pin_memory: bool = False,
 ) -> EpochLoader:
-    """A loader whose batches are a function of (seed, epoch, rank); nothing of it draws from the global random state.
+    """A loader whose batches are a function of (seed, epoch, rank), independent of the global random state.
 
     Args:
         dataset: for example `ImageSet.prepared`, or `PackedText`.
-        batch_size: samples of one batch of one process.
-        shuffle: in a new order each epoch (training); else in the set's own order.
-        seed: of the order.
-        workers: loader processes; the batches do not depend on it.
-        drop_last: leave out a last batch that is not full.
-        start_batch: the first pass begins at this batch without reading those before; `len` stays that of a whole pass.
+        batch_size: samples per batch and rank.
+        shuffle: use a new order each epoch (training), else the data set's order.
+        seed: seed of the order.
+        workers: loader processes; they do not affect the batches.
+        drop_last: leave out an incomplete last batch.
+        start_batch: first batch of the first pass; earlier ones are not read. `len` stays that of a whole pass.
         rank, world_size: this process among those that share the samples.
         pin_memory: copy batches to page-locked memory, for CUDA.
     """
@@ -376,7 +362,7 @@ def make_loader(
 
 
 def _check_open_files(workers: int) -> None:
-    """`UserError` where loader processes would wait for ever for a file descriptor, which carries each tensor."""
+    """`UserError` if loader processes would wait forever for file descriptors; each tensor takes one."""
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = 64 + 32 * workers
     if limit == resource.RLIM_INFINITY or limit >= needed:
@@ -388,7 +374,7 @@ def _check_open_files(workers: int) -> None:
 
 @contextmanager
 def worker_errors() -> Iterator[None]:
-    """Raise `UserError` where PyTorch reports, at any place within the block, that a loader process has ended."""
+    """Raise `UserError` if PyTorch reports within the block that a loader process has ended."""
     try:
         yield
     except RuntimeError as error:
@@ -403,7 +389,7 @@ def _same(batch: object) -> object:
 
 
 def _pass_over_sigterm(worker: int) -> None:
-    """Ignore a SIGTERM that all processes of a run get: the one that trains saves, and ends this one."""
+    """Ignore a SIGTERM to all processes of a run: the training process saves, and ends this one."""
     if hasattr(signal, "sigwaitinfo"):  # macOS has none: there the run stops without saving
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 

@@ -1,9 +1,9 @@
-"""Data sets by what follows --data: `name` or `name:variant`, paths, and files at URLs; nothing here imports PyTorch.
+"""Data sets by the value of --data: `name` or `name:variant`, paths, and URLs. No import of PyTorch.
 
-Files at URLs (https://, s3://, gs://, hf://) are fetched by fsspec into the cache, and read from there. fsspec's file
-systems list, sign, fetch and retry; their options come from their own environment variables and fsspec's configuration.
-This module decides which addresses may be read, where a copy is kept and when it is current. A copy is written under
-another name and renamed, so it is never a part of a file.
+fsspec fetches files at URLs (https://, s3://, gs://, hf://) into the cache. fsspec's file systems list, sign, fetch and
+retry; their environment variables and fsspec's configuration set their options. This module decides which addresses may
+be read, where copies are kept and whether a copy is current. A copy is written under another name and renamed, so the
+cache never has part of a file.
 """
 
 import contextlib
@@ -28,21 +28,21 @@ from tokenmix.registry import load_object
 from tokenmix.trust import check_typed, from_caller
 
 SCHEMES = ("https", "s3", "gs", "hf")
-"""fsspec has others, which read and write this machine's files or chain one address in another."""
+"""Allowed schemes; others of fsspec read and write local files, or chain one address in another."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-"""Hosts that http:// may name: it is neither encrypted nor signed."""
-# The folder of copies in the cache.
+"""Hosts allowed for http://, which is neither encrypted nor signed."""
+# Sub-folder of copies in the cache.
 COPIES = "remote"
-# Files that are fetched at a time.
+# Concurrent downloads.
 CONCURRENT = 8
-# s3fs 2026.9 resumes a body that was cut, but not where it reads one file by several requests.
+# s3fs 2026.9 resumes an interrupted body, but not if several requests read one file.
 OPTIONS = {"s3": {"max_concurrency": 1}}
-# What changes with a file's content in its description: by S3 and HTTP, Google, Hugging Face, and local disks.
+# Fields that change with a file's content: of S3 and HTTP, Google, Hugging Face, and local disks.
 VERSION = ("ETag", "Last-Modified", "etag", "generation", "blob_id", "mtime", "size")
 
 
 class RemoteFile(NamedTuple):
-    """A file at a URL, by file system and path, and its copy in the cache."""
+    """A file at a URL: file system, path, and copy in the cache."""
 
     url: str
     system: Any
@@ -53,33 +53,31 @@ class RemoteFile(NamedTuple):
 
     @property
     def mark(self) -> Path:
-        """The file that keeps the version of the copy."""
         return self.copy.with_name(f".{self.copy.name}.version")
 
     @property
     def current(self) -> bool:
-        """Whether the copy is of this version."""
         there = self.copy.is_file() and self.mark.is_file() and not self.copy.is_symlink()
         return there and read_text(self.mark) == self.version
 
 
 def is_url(address: str) -> bool:
-    """Whether it is a URL, such as s3://BUCKET/FILE, and not a path."""
+    """Whether the address is a URL such as s3://BUCKET/FILE, not a path."""
     return re.match(r"[a-z][a-z0-9+.-]*://", address) is not None
 
 
 _reaching: ContextVar[bool] = ContextVar("reaching", default=False)
-"""Whether a data set is read whose addresses are checked, so that it may derive others from them."""
+"""Whether a data set with checked addresses is being read, which may derive other addresses from them."""
 
 
 def check_address(address: str) -> None:
-    """`UserError` for a place on the network that a file names, and the user does not."""
+    """`UserError` for a network address that comes from a file, not from the user."""
     check_typed(address, "a place on the network", "read", "give the data yourself with --data")
 
 
 @from_caller
 def glob_urls(pattern: str) -> list[str]:
-    """The URLs that a pattern with * or ? matches, in order."""
+    """Sorted URLs that match a pattern with * or ?."""
     system, path = _file_system(pattern)
     with _one_line(pattern):
         return sorted(system.unstrip_protocol(name) for name in system.glob(path))
@@ -87,7 +85,7 @@ def glob_urls(pattern: str) -> list[str]:
 
 @from_caller
 def local_copies(urls: Sequence[str], cache: Path) -> list[Path]:
-    """Copies in the cache of the files at these URLs; what is missing or has changed is fetched, by one process."""
+    """Cached copies of the files at these URLs; one process fetches missing or changed files."""
     from filelock import FileLock
 
     places: list[tuple[str, Any, str]] = [(url, *_file_system(url)) for url in urls]
@@ -111,7 +109,7 @@ def local_copies(urls: Sequence[str], cache: Path) -> list[Path]:
 
 @from_caller
 def local_copy_if_any(url: str, cache: Path) -> Path | None:
-    """The copy in the cache of the file at a URL; None if there is no such file."""
+    """Cached copy of the file at a URL; None if there is no file."""
     system, path = _file_system(url)
     with _one_line(url):
         if not system.exists(path):
@@ -120,7 +118,7 @@ def local_copy_if_any(url: str, cache: Path) -> Path | None:
 
 
 def origin(path: Path, cache: Path) -> str:
-    """The URL of a copy in the cache, or of a folder of copies; the absolute path of anything else."""
+    """URL of a copy in the cache, or of a folder of copies; for other paths the absolute path."""
     path, copies = path.resolve(), (cache / COPIES).resolve()
     if not path.is_relative_to(copies):
         return str(path)
@@ -129,7 +127,7 @@ def origin(path: Path, cache: Path) -> str:
 
 
 def check_scheme(url: str) -> None:
-    """`UserError` for a URL of a scheme that is none of `SCHEMES`, and for one with steps upwards or others in it."""
+    """`UserError` for a URL with a scheme outside `SCHEMES`, with "..", or with another URL in it."""
     protocol, _, place = url.partition("://")
     if not is_url(url) or "::" in url or ".." in PurePosixPath(place).parts or "#" in place:
         raise UserError(f"{url!r} is not a plain URL; give one such as s3://BUCKET/FOLDER/FILE")
@@ -142,7 +140,7 @@ def check_scheme(url: str) -> None:
 
 
 def _file_system(url: str) -> tuple[Any, str]:
-    """The file system of a URL, and the path in it."""
+    """File system of a URL, and the path in it."""
     if not _reaching.get():
         check_address(url)
     check_scheme(url)
@@ -151,7 +149,7 @@ def _file_system(url: str) -> tuple[Any, str]:
 
     with _one_line(url):
         system, path = url_to_fs(url, **OPTIONS.get(protocol, {}))
-        # What was listed for an earlier call may have changed.
+        # Earlier listings may be outdated.
         system.invalidate_cache()
     return system, path
 
@@ -179,7 +177,7 @@ def _fetch(file: RemoteFile) -> None:
 
 @contextmanager
 def _one_line(url: str) -> Iterator[None]:
-    """What any file system raises as one line, but for a full disk."""
+    """Report errors of any file system in one line, except a full disk."""
     try:
         yield
     except FileNotFoundError:
@@ -187,7 +185,7 @@ def _one_line(url: str) -> Iterator[None]:
     except Exception as error:  # Errors of networks and services have no common class.
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
-        # fsspec hides which module it lacks behind its own words.
+        # fsspec's message hides which module is missing.
         cause = error.__cause__
         missing = missing_extra(url, cause) if isinstance(cause, ImportError) else None
         if missing is not None:
@@ -197,16 +195,16 @@ def _one_line(url: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class DataRequest:
-    """The request that a data reader gets.
+    """Request to a data reader.
 
     Attributes:
-        name: of the data set.
-        variant: what follows the name and a colon: a path, a number, a name, or nothing.
-        kind: which of the entry's kinds is wanted.
+        name: name of the data set.
+        variant: text after the name and a colon: a path, a number, a name, or empty.
+        kind: requested kind, one of the entry's.
         root: the cache; $TOKENMIX_DATA or ~/.cache/tokenmix/data if None.
-        seed: of training samples that are composed on the fly; what is for testing never depends on it.
+        seed: seed of training samples composed on the fly; test samples never depend on it.
         img_size: (height, width) of labelled images; the set's own if None.
-        channels: of labelled images, 1 or 3; the set's own if None.
+        channels: 1 or 3 for labelled images; the set's own if None.
     """
 
     name: str
@@ -219,18 +217,18 @@ class DataRequest:
 
     @property
     def spec(self) -> str:
-        """Name and variant as the user gives them."""
+        """Name and variant as the user writes them."""
         return f"{self.name}:{self.variant}" if self.variant else self.name
 
     @property
     def path(self) -> Path:
-        """The variant as a path; of the file at a URL its copy in the cache."""
+        """The variant as a path; for a URL, the path of the cached copy."""
         return local_path(self.variant, self.root)
 
 
 @dataclass(frozen=True)
 class DataInfo:
-    """One line of `tokenmix list data`; `cached` says that it can be read without a network."""
+    """One line of `tokenmix list data`; `cached` means readable without a network."""
 
     name: str
     kinds: tuple[Kind, ...]
@@ -241,7 +239,7 @@ class DataInfo:
 
 
 def parse_spec(spec: str, kind: Kind | None = None) -> tuple[DataEntry, str]:
-    """The entry and the variant of `name` or `name:variant`; `UserError` for what is unknown, or without `kind`."""
+    """Entry and variant of `name` or `name:variant`; `UserError` if it is unknown or lacks `kind`."""
     name, colon, variant = spec.partition(":")
     able = [entry for entry in DATA_SETS if kind is None or kind in entry.kinds]
     if not spec:
@@ -280,7 +278,7 @@ def load_data(
     img_size: tuple[int, int] | None = None,
     channels: int | None = None,
 ) -> Any:
-    """What the reader of a data set returns for this kind; `UserError` for a place on the network that a file names."""
+    """Result of a data set's reader for this kind; `UserError` for a network address that comes from a file."""
     entry, variant = parse_spec(spec, kind)
     img_size = img_size or (None if entry.img_size is None else (entry.img_size, entry.img_size))
     if entry.name == "hf":
@@ -297,7 +295,7 @@ def load_data(
 
 
 def fetch_data(spec: str, root: Path | None = None) -> str:
-    """Fetch a data set unless it is in the cache; returns the line that says where it came from."""
+    """Fetch a data set unless it is cached; return a line with its source."""
     entry, _ = parse_spec(spec)
     return load_data(spec, entry.kinds[0], root=root).source
 
@@ -311,7 +309,7 @@ def list_data(root: Path | None = None) -> list[DataInfo]:
 
 
 def data_sets(specs: str) -> list[str]:
-    """The data sets that are separated by commas; after data with a path only the name of one begins another."""
+    """Split data sets at commas; after data with a path, only a data set's name starts another one."""
     found: list[str] = []
     for piece in specs.split(","):
         before = found[-1].partition(":")[0] if found else ""
@@ -325,23 +323,23 @@ def data_sets(specs: str) -> list[str]:
 
 @from_caller
 def local_path(address: str, root: Path | None = None) -> Path:
-    """A path; of the file at a URL its copy in the cache, which is fetched if need be."""
+    """A path; for a URL, the path of the cached copy, fetched if needed."""
     return local_copies([address], cache_root(root))[0] if is_url(address) else user_path(address)
 
 
 def with_absolute_paths(spec: str) -> str:
-    """The same with full paths, so that a run can be evaluated from anywhere; URLs stay."""
+    """The spec with absolute paths, so that a run can be evaluated from anywhere; URLs stay."""
     name, _, variant = spec.partition(":")
     if not variant or name not in DATA_SETS or DATA_SETS[name].variant not in ("path", "shards"):
         return spec
-    # Shards are two patterns: for training, and for testing.
+    # Shards are two patterns, for training and testing.
     paths = variant.split(",") if DATA_SETS[name].variant == "shards" else [variant]
     full = (path if is_url(path) else str(user_path(path).absolute()) for path in paths)
     return f"{name}:{','.join(full)}"
 
 
 def short_name(spec: str) -> str:
-    """The data in a word or two, fit for the name of a folder."""
+    """Short name of the data, usable as a folder name."""
     name, _, variant = spec.partition(":")
     if not variant:
         return name
@@ -352,11 +350,11 @@ def short_name(spec: str) -> str:
 
 
 def cache_root(root: str | Path | None = None) -> Path:
-    """The folder of fetched data: `root`, else $TOKENMIX_DATA, else ~/.cache/tokenmix/data."""
+    """Folder of fetched data: `root`, else $TOKENMIX_DATA, else ~/.cache/tokenmix/data."""
     chosen = root or os.environ.get("TOKENMIX_DATA") or Path.home() / ".cache" / "tokenmix" / "data"
     return user_path(chosen)
 
 
 def stored_path(name: str, root: str | Path | None = None) -> Path:
-    """Where the data set of this name is, or will be."""
+    """Path of a data set in the cache, whether it exists or not."""
     return cache_root(root) / f"{name}.safetensors"

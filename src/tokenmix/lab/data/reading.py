@@ -1,7 +1,6 @@
-"""Untrusted files: regular ones, JSON, lists of names, folders with a sub-folder per class, and what is left out.
+"""Untrusted files: regular files, JSON, lists of names, and folders with a sub-folder per class.
 
-Links are followed, but each folder and each file is taken once. Files are sorted, so that the same files have the same
-numbers everywhere.
+Links are followed, but each folder and file is taken once, in sorted order.
 """
 
 import hashlib
@@ -30,14 +29,14 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Skipped:
-    """A file that was left out, and why."""
+    """A skipped file, and the reason."""
 
     path: str
     reason: str
 
 
 def log_skipped(skipped: Sequence[Skipped], where: str = "", unit: str = "file") -> None:
-    """Count on stderr what was left out, and name the first three."""
+    """Report the number of skipped files on stderr, with the first three."""
     if skipped:
         first = "; ".join(f"{s.path} {s.reason}" for s in skipped[:3])
         more = "; …" * (len(skipped) > 3)
@@ -47,10 +46,7 @@ def log_skipped(skipped: Sequence[Skipped], where: str = "", unit: str = "file")
 def read_each(
     items: Sequence[T], read: Callable[[T], R], path: Callable[[T], str], label: str, threads: int | None = 1
 ) -> tuple[list[tuple[T, R]], list[Skipped]]:
-    """The items that `read` can read, with what it returns, and the others; with a bar on a terminal if there are many.
-
-    `read` raises `UserError` or `UnreadableImage` for an item that is left out; `Skipped` names its `path`.
-    """
+    """Items with the results of `read`, and items skipped for its `UserError` or `UnreadableImage`, by `path`."""
     from rich.console import Console
     from rich.progress import track
 
@@ -71,11 +67,11 @@ def read_each(
 
 
 class UnreadableImage(Exception):
-    """Why a file is not a usable image, in a few words."""
+    """Short reason why a file is not a usable image."""
 
 
 class LeftOut:
-    """What of a set cannot be read: each counts once, and the first ten are named on stderr."""
+    """Unreadable items of a set: each counts once; stderr names the first ten."""
 
     def __init__(self) -> None:
         self._keys: set[object] = set()
@@ -84,7 +80,7 @@ class LeftOut:
         return len(self._keys)
 
     def add(self, key: object, told: str) -> None:
-        """Leave out the one of this key; `told` names it and says why."""
+        """Leave out the item with this key; `told` is its name and the reason."""
         if key not in self._keys:
             self._keys.add(key)
             if len(self) <= NAMED:
@@ -92,7 +88,7 @@ class LeftOut:
 
 
 def check_file(path: Path) -> Path:
-    """The path, if it is a regular file that holds something: a pipe would be waited for, a device never ends."""
+    """The path of a non-empty regular file; a pipe would block, and a device never ends."""
     if path.is_dir():
         raise UserError(f"{str(path)!r} is a folder; name the files in it")
     if path.exists() and not path.is_file():
@@ -105,7 +101,7 @@ def check_file(path: Path) -> Path:
 
 
 def read_file(path: Path) -> bytes:
-    """The content of a file; `UserError` if it is not a regular file, cannot be read, or is empty."""
+    """Content of a file; `UserError` if it is not a regular file, is unreadable or empty."""
     try:
         return read_bytes(check_file(path))
     except OSError as error:
@@ -113,7 +109,7 @@ def read_file(path: Path) -> bytes:
 
 
 def names_in(path: Path, of: str = "classes") -> list[str]:
-    """The lines of a list of names that are not empty; `UserError` if there are none, or a class comes twice."""
+    """Non-empty lines of a list of names; `UserError` if there are none, or a class is repeated."""
     try:
         names = [line.strip() for line in read_file(path).decode("utf-8-sig").splitlines() if line.strip()]
     except ValueError as error:
@@ -127,8 +123,7 @@ def names_in(path: Path, of: str = "classes") -> list[str]:
 
 
 def parse_json(text: str | bytes, where: Path | str) -> Any:
-    """The value of a JSON text; `UserError` if it is none, is nested too deep, or has what JSON has not: a number that
-    is NaN, infinite or of thousands of digits, half of a character."""
+    """Value of a JSON text; `UserError` for no JSON, deep nesting, NaN, infinite or huge numbers, lone surrogates."""
     try:
         value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
         raw = text if isinstance(text, bytes) else text.encode()
@@ -149,12 +144,12 @@ def _refuse(word: str) -> NoReturn:
 
 
 Item = tuple[str, int]
-"""A file with the number of its class, as torchvision lists them."""
+"""A file and its class number, as torchvision lists them."""
 TEST_SHARE = 0.2
 
 
 def class_names(folder: Path, hidden: str | tuple[str, ...] = (".", "__")) -> list[str]:
-    """The sub-folders, without those whose names begin so."""
+    """Sub-folders, without names that start with `hidden`."""
     return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(hidden))
 
 
@@ -169,17 +164,18 @@ def labelled_files(
     hidden: str | tuple[str, ...] = (".", "__"),
     whole: bool = True,
 ) -> tuple[list[Item], list[Item], list[str]]:
-    """The files of a folder for training, those for testing, and the classes; `UserError` for another layout.
+    """Training files, test files and classes of a folder; `UserError` for another layout.
 
     Args:
-        folder: has train/ and test/ with a sub-folder per class in each; or the sub-folders themselves, without test.
-        wanted: of a file's path.
-        of: what the files are, in the plural.
-        layout: for messages.
-        least: number of classes.
-        test_names: names that test/ may have.
-        hidden: beginnings of names that are no class.
-        whole: the folder may have no test part, whose list is then empty.
+        folder: has train/ and test/ with a sub-folder per class in each; or the class sub-folders themselves, without
+            test.
+        wanted: whether to use a file, given its path.
+        of: plural name of the files.
+        layout: description for messages.
+        least: smallest number of classes.
+        test_names: accepted names of test/.
+        hidden: prefixes of folders that are no classes.
+        whole: whether the test part may be missing; its list is then empty.
     """
     if not folder.is_dir():
         problem = "is a file" if folder.is_file() else "does not exist"
@@ -212,9 +208,9 @@ def labelled_files(
 def class_files(
     folder: Path, classes: Sequence[str], wanted: Callable[[str], bool], apart: Path | None = None
 ) -> list[Item]:
-    """The files of each class, at any depth, that are `wanted`; none that is hidden, or in a hidden folder.
+    """The `wanted` files of each class, at any depth, without hidden files and folders.
 
-    A link to a folder above, to what is taken already, or to what is `apart`, is left out and named on stderr.
+    Links to a parent folder, to files already taken or into `apart` are left out, with a message on stderr.
     """
     left_out, taken = LeftOut(), set[str]()
     items, linked = list[Item](), list[Item]()
@@ -228,7 +224,7 @@ def class_files(
             left_out.add(path, f"{path}, another way to {real}")
         return not fresh
 
-    # What is no link comes first, so that a link to it is known to be a second way.
+    # Non-links come first, so that a link to one of them is recognised as a duplicate.
     homes = [(folder / name, label) for label, name in enumerate(classes) if (folder / name).is_dir()]
     waiting = [(home.is_symlink(), str(home), label) for home, label in homes]
     heapq.heapify(waiting)
@@ -255,7 +251,7 @@ def class_files(
                 elif not entry.name.startswith((".", "__")):
                     heapq.heappush(waiting, (entry.is_symlink(), entry.path, label))
     taken |= {os.path.realpath(path) for path, _ in items} if linked else set()
-    # A link to nothing is kept, for the reader to name.
+    # Keep a broken link, so that the reader reports it.
     items += [
         item
         for item in sorted(linked)
@@ -265,7 +261,7 @@ def class_files(
 
 
 def held_out(items: list[Item], classes: Sequence[str], what: str) -> Tensor:
-    """Which files are for testing, bool (N,): a fifth of each class, by content, so that copies stay on one side."""
+    """Which files are for testing, bool (N,): a fifth of each class by content, so that copies stay on one side."""
     digests = [_digest(path) for path, _ in items]
     test = torch.zeros(len(items), dtype=torch.bool)
     for label, name in enumerate(classes):
@@ -280,12 +276,12 @@ def held_out(items: list[Item], classes: Sequence[str], what: str) -> Tensor:
 
 
 def _digest(path: str) -> bytes:
-    """A hash of the length and the first 64 KiB: distinguishes files without reading a huge set twice."""
+    """Hash of length and first 64 KiB, to distinguish files without reading a huge set twice."""
     try:
         with open_regular(Path(path)) as file:
             head = file.read(1 << 16)
         salt = os.path.getsize(path).to_bytes(8, "little")
     except (OSError, UserError):
-        # It is left out, and named, where it is read.
+        # The reader skips and reports the file.
         head, salt = os.fsencode(path), b""
     return hashlib.blake2b(head, digest_size=16, salt=salt).digest()

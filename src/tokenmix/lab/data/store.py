@@ -1,7 +1,4 @@
-"""Safetensors files that carry the SHA-256 of their content, and the cache of fetched data sets, which is made of them.
-
-A file that changed or was mixed up is found. A data set is one file with its name, written under a lock.
-"""
+"""Safetensors files with the SHA-256 of their content, which detects changes, and the cache of fetched data sets."""
 
 import hashlib
 import os
@@ -21,13 +18,13 @@ from tokenmix.lab.data.fetch import FetchError, log
 from tokenmix.lab.data.lookup import stored_path
 
 FORMAT, DIGEST = "format", "sha256"
-# The note of a file that says what it was kept as.
+# Metadata key: the name under which a file was stored.
 NAME = "stored_as"
 Stored = tuple[dict[str, Tensor], dict[str, str]]
 
 
 def sealed(tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The metadata to write with these tensors, on the CPU and contiguous: the notes, and the SHA-256 of both."""
+    """Metadata for these tensors, on the CPU and contiguous: the notes, and the SHA-256 of tensors and notes."""
     notes = dict(notes or {})
     return {FORMAT: "pt", **notes, DIGEST: digest(tensors, notes)}
 
@@ -45,7 +42,7 @@ def digest(tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> str:
 
 
 def read_sealed(path: Path) -> tuple[dict[str, Tensor], dict[str, str], str | None]:
-    """Tensors, notes and SHA-256, if it carries one, of a safetensors file; `UserError` if it is not as written."""
+    """Tensors, notes and SHA-256 (if present) of a safetensors file; `UserError` if its content changed."""
     check_regular(path)
     try:
         with safe_open(path, "pt") as opened:
@@ -66,10 +63,7 @@ def fetched(
     fetch: Callable[[Path], Stored],
     instead: str = "use --data digits, which is embedded",
 ) -> Stored:
-    """Tensors and notes of a data set: from the cache, else what `fetch(empty folder)` gives, which is then kept.
-
-    Safe among concurrent runs: one fetches while the others wait; a run that is killed leaves nothing half-written.
-    """
+    """Tensors and notes of a data set from the cache, else from `fetch(empty folder)`; safe for concurrent runs."""
     path = stored_path(name, root)
     stored = _read_stored(path, quiet=True)
     if stored is not None:
@@ -82,7 +76,7 @@ def fetched(
                 return stored
             place = tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}-", ignore_cleanup_errors=True)
             with place as folder:
-                # apt's download helper is another user and must reach the folder.
+                # apt's download helper runs as another user and needs access to the folder.
                 os.chmod(folder, 0o755)
                 tensors, notes = fetch(Path(folder))
                 with replacing(path) as partial:
@@ -101,7 +95,7 @@ def fetched(
 def fetched_of_files(
     name: str, paths: Sequence[Path], root: str | Path | None, make: Callable[[Path], Stored]
 ) -> Stored:
-    """What is made of these files, from the cache; their names, sizes and times are in the name of what is kept."""
+    """Cached result of `make` on these files; the cached name includes their names, sizes and times."""
     try:
         found = [(path.resolve(), path.stat()) for path in paths]
     except OSError as error:
@@ -128,17 +122,13 @@ def _read_stored(path: Path, *, quiet: bool = False) -> Stored | None:
 
 
 class Names:
-    """Strings in little memory, as one uint8 tensor and where each ends (int64).
-
-    A million Python strings would be copied into every loader process.
-    """
+    """Strings as one uint8 tensor with ends (int64), since loader processes would copy a list of a million strings."""
 
     def __init__(self, text: Tensor, ends: Tensor) -> None:
         self.text, self.ends = text, ends
 
     @classmethod
     def of(cls, names: Iterable[str]) -> "Names":
-        """These strings."""
         coded = [name.encode("utf-8", "surrogateescape") for name in names]
         text = torch.frombuffer(bytearray(b"".join(coded)), dtype=torch.uint8) if any(coded) else torch.empty(0).byte()
         return cls(text, torch.tensor([len(name) for name in coded], dtype=torch.int64).cumsum(0))

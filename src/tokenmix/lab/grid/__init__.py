@@ -1,4 +1,4 @@
-"""Grids of runs: a cell is one run, which is trained to its end whatever is there already."""
+"""Grids of runs: a cell is one run, trained to its end from any state."""
 
 import shutil
 import traceback
@@ -19,8 +19,8 @@ from tokenmix.trust import only_typed, typed_words
 class Cell:
     """One run of a grid: its name for messages and `--only`, and its config with the folder in `out`.
 
-    Whichever process trains it imports the `plugins` that `--import` named and trusts the text in `typed`; if that is
-    None, the text of its config that is not of a file.
+    The process that trains it imports `plugins`, named by `--import`, and trusts the text in `typed`. If `typed` is
+    None, the process trusts all text of the config that does not come from a file.
     """
 
     name: str
@@ -30,37 +30,34 @@ class Cell:
 
     @property
     def folder(self) -> Path:
-        """Its run folder."""
         assert self.config.loop.out is not None
         return self.config.loop.out
 
     @property
     def run(self) -> RunFolder:
-        """The run folder as it is now."""
         return RunFolder(self.folder)
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run has its result."""
         return self.run.is_finished
 
 
 Outcome = str | OSError
-"""What went wrong in a cell, "" if nothing did; an `OSError`, such as a full disk, stops the other cells too."""
+"""Error of a cell, "" for none; an `OSError`, such as a full disk, also stops the other cells."""
 Outcomes = Generator[tuple[Cell, Outcome], None, None]
 Engine = Callable[[Sequence[Cell]], Outcomes]
-"""Trains cells to their ends, one way or another, and gives each back as soon as it ended. Closed before all ended, or
-interrupted, it stops the others, which save."""
+"""Trains cells to their ends and yields each when it ends. If closed early or interrupted, it stops the other cells,
+which save."""
 
 
 def finish_cell(cell: Cell) -> Outcome:
-    """Train a cell to its end, as `finish_run`, and return what went wrong. Ctrl-C is raised once the run is saved."""
+    """Train a cell to its end like `finish_run`, and return its error. Ctrl-C is raised after the run is saved."""
     error_file = cell.folder / "error.txt"
     try:
         for plugin in set(cell.plugins) - set(imported_plugins()):
             load_plugin(plugin)
         if cell.folder.is_dir() and not (cell.folder / "config.json").exists():
-            # A kill came before the run had begun.
+            # The run was killed before it began.
             shutil.rmtree(cell.folder)
         error_file.unlink(missing_ok=True)
         with only_typed(cell.typed):
@@ -70,7 +67,7 @@ def finish_cell(cell: Cell) -> Outcome:
     except UserError as error:
         return str(error)
     except Exception as error:
-        # A bug in one layer must not cost the hours of the others; its traceback is kept.
+        # A bug in one layer must not stop the other runs; its traceback is kept.
         cell.folder.mkdir(parents=True, exist_ok=True)
         replace_file(error_file, traceback.format_exc().encode())
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'see error.txt'}"

@@ -1,4 +1,4 @@
-"""Engines by name, and those of this machine: cells one after another, or several processes at a time."""
+"""Engines by name, and engines of this machine: cells one after another, or in several processes."""
 
 import functools
 import multiprocessing
@@ -26,10 +26,9 @@ SPAWN = multiprocessing.get_context("spawn")
 
 
 def parallel_runs(config: CompareConfig, runs: int) -> int:
-    """How many of these runs are trained side by side on this machine, each in a process of its own; 0 for in turn.
+    """Number of these runs that train concurrently here, each in its own process; 0 for one after another.
 
-    By default one for each core, since small networks gain little by a second thread. In turn where a GPU trains, and
-    where a mixer has been registered in this process alone.
+    Default: one per core. 0 if a GPU trains, or if a mixer is registered in this process only.
     """
     if config.engine.engine != "local" or config.engine.jobs is not None:
         return config.engine.jobs or 0
@@ -43,10 +42,7 @@ def parallel_runs(config: CompareConfig, runs: int) -> int:
 
 
 def make_engine(config: EngineConfig, logs: Path, jobs: int) -> Engine:
-    """The engine that a config asks for, with the jobs of `parallel_runs`; what a queue's jobs print goes to `logs`.
-
-    `UserError` if its package is not installed, or what it connects to does not answer.
-    """
+    """The engine of a config, with output in `logs`; `UserError` if its package or cluster is not available."""
     if config.engine == "local":
         return functools.partial(in_processes, jobs=jobs) if jobs else in_turn
     with needs(f"--engine {config.engine}"):
@@ -60,13 +56,13 @@ def make_engine(config: EngineConfig, logs: Path, jobs: int) -> Engine:
 
 
 def in_turn(cells: Sequence[Cell]) -> Outcomes:
-    """One cell after another in this process."""
+    """Train one cell after another in this process."""
     for cell in cells:
         yield cell, finish_cell(cell)
 
 
 def in_processes(cells: Sequence[Cell], jobs: int) -> Outcomes:
-    """Each cell in a process of its own, `jobs` of them at a time."""
+    """Train each cell in its own process, `jobs` at a time."""
     threads, started = max(1, (os.cpu_count() or 1) // jobs), list[BaseProcess]()
     with ThreadPoolExecutor(jobs) as pool:
         running = {pool.submit(_in_own_process, cell, threads, started): cell for cell in cells}
@@ -76,7 +72,7 @@ def in_processes(cells: Sequence[Cell], jobs: int) -> Outcomes:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             while not all(future.done() for future in running):
-                # One that was just being started is found the next time.
+                # A process that is just starting is found in the next round.
                 while started:
                     started.pop().terminate()
                 time.sleep(0.1)
@@ -86,7 +82,7 @@ def _in_own_process(cell: Cell, threads: int, started: list[BaseProcess]) -> Out
     ours, theirs = SPAWN.Pipe(duplex=False)
     process = SPAWN.Process(target=_work, args=(theirs, cell, threads))
     with safe_children():
-        # It does not run the caller's script again, which need not guard its main part.
+        # The child must not run the caller's script again, which may lack a main guard.
         main = sys.modules["__main__"]
         kept = {name: vars(main).pop(name) for name in ("__file__", "__spec__") if name in vars(main)}
         main.__spec__ = None
@@ -108,7 +104,7 @@ def _in_own_process(cell: Cell, threads: int, started: list[BaseProcess]) -> Out
 
 
 def _work(pipe: Connection, cell: Cell, threads: int) -> None:
-    # In a group of its own a process gets no Ctrl-C from the terminal: it is asked to stop once, and saves.
+    # A process in its own group gets no Ctrl-C from the terminal: it is asked to stop once, and saves.
     os.setpgrp()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
@@ -119,7 +115,7 @@ def _work(pipe: Connection, cell: Cell, threads: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """Stop and save when the process that started this one is gone, however it ended."""
+    """Stop and save when the parent process is gone, for any reason."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

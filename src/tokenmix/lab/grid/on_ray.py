@@ -23,16 +23,16 @@ PATIENCE = 60.0
 
 
 def connect(config: EngineConfig) -> Engine:
-    """An engine of the cluster at the address, or of one that is started on this machine; `UserError` if none answers.
+    """An engine of the cluster at the address, or of a new one on this machine; `UserError` if no cluster answers.
 
-    A task whose worker or node dies is run again, at most `RETRIES` times, and continues from the run's checkpoint.
+    A task whose worker or node dies is repeated, at most `RETRIES` times, and continues from the run's checkpoint.
     """
     ours = not ray.is_initialized()
     if ours:
         _check_address(config.address)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
-            # Ray has its workers search the current folder before the libraries'.
+            # Ray's workers search the current folder before the libraries' folders.
             with safe_children(), contextlib.chdir("/"):
                 ray.init(address=config.address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -46,7 +46,7 @@ def connect(config: EngineConfig) -> Engine:
 
 
 def _check_address(address: str | None) -> None:
-    """Ray waits for minutes where nothing listens."""
+    """Check the address first: Ray waits for minutes without a listener."""
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if not host:
         if address not in (None, "auto"):
@@ -59,8 +59,8 @@ def _check_address(address: str | None) -> None:
 
 
 def on_ray(cells: Sequence[Cell], needed: dict[str, float], ours: bool) -> Outcomes:
-    """Each cell as a task, in the current folder of this process; a connection that is `ours` is closed at the end."""
-    # One call for each worker process, so that peak memory is the run's own.
+    """Each cell as a task, in this process's current folder; a connection that is `ours` is closed at the end."""
+    # One call per worker process, so that peak memory is the run's own.
     task = ray.remote(num_cpus=needed["CPU"], num_gpus=needed["GPU"], max_retries=RETRIES, max_calls=1)(_finish)
     running = {task.remote(cell, Path.cwd()): cell for cell in cells}
     try:

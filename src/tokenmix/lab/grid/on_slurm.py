@@ -15,19 +15,19 @@ from tokenmix.lab.train.config import EngineConfig
 from tokenmix.trust import safe_children
 
 TIMEOUT = 240
-"""Minutes that a job has if no timeout_min is given; one that needs more is queued again and continues."""
+"""Minutes of a job without timeout_min; a job that needs more is requeued and continues."""
 POLL = 2.0
-"""Seconds between two questions for the state of the jobs."""
+"""Seconds between queries for the state of the jobs."""
 
 
 class Job:
-    """A cell for submitit, which queues it again when the job was preempted or its time is over."""
+    """A cell for submitit, which requeues it after preemption or a timeout."""
 
     def __call__(self, cell: Cell) -> Outcome:
         return finish_cell(cell)
 
     def checkpoint(self, cell: Cell) -> submitit.helpers.DelayedSubmission:
-        """The run has checkpoints of its own: the same call continues from the last."""
+        """Requeue the same call, which continues from the run's last checkpoint."""
         return submitit.helpers.DelayedSubmission(self, cell)
 
 
@@ -38,7 +38,7 @@ def submitter(config: EngineConfig, logs: Path) -> Engine:
     given |= {"slurm_array_parallelism": config.jobs} if config.jobs else {}
     # submitit raises RuntimeError, ValueError, NameError, TypeError and AssertionError.
     with as_user_error(f"submitit does not take --slurm {config.slurm} (", "); give KEY=VALUE of its parameters"):
-        # A cluster may not pass the environment of `safe_children` on.
+        # A cluster may not pass on the environment of `safe_children`.
         python = f"{shlex.quote(sys.executable)} -P"
         cluster = given.pop("cluster", "slurm")
         executor = submitit.AutoExecutor(logs, cluster=cluster, slurm_python=python, local_python=python)

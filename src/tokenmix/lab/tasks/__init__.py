@@ -1,7 +1,4 @@
-"""One folder per domain: its data, models, tasks, metrics and output files.
-
-Importing this registers the tasks, and the layouts of files that only they read; it imports nothing heavy.
-"""
+"""One folder per domain: data, models, tasks, metrics and output files. Importing registers tasks and layouts."""
 
 from functools import partial
 

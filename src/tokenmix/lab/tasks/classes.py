@@ -1,4 +1,4 @@
-"""What tasks with one class for each sample share: metrics, weights of the loss, predictions that are kept, answers."""
+"""Shared code of tasks with one class per sample: metrics, class weights, saved predictions, answers."""
 
 from collections.abc import Sequence
 
@@ -12,39 +12,36 @@ from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.metrics import Metric, Rows, f1_of, matthews_of, recall_of
 from tokenmix.lab.train.programs import Description
 
-# Of more classes nobody reads a table or a matrix, and it would be written with every checkpoint.
+# Larger tables and matrices are unreadable, and would be written with every checkpoint.
 CONFUSION_CLASSES = 200
-# Up to as many classes the probability of each is kept.
+# Up to this many classes, each class's probability is kept.
 ALL_PROBABILITIES = 16
 BINS = 15
 
 
 class ClassTask(DistillingTask):
-    """A task that predicts one of the classes that the data's description names.
-
-    Sizes of the classes are in `data["counts"]["train"]`, by name.
-    """
+    """A task that predicts the classes in the data's description, with sizes in `data["counts"]["train"]`."""
 
     monitor: str = "accuracy"
 
     @property
     def classes(self) -> list[str]:
-        """Names of the classes; empty where labels are numbers."""
+        """Names of the classes; empty for numeric labels."""
         return self.data["classes"]
 
     def usual_monitor(self) -> str:
-        """Balanced accuracy where one class is more than twice as large as the others are on average."""
+        """Balanced accuracy if one class is more than twice as large as the mean of the others."""
         return "balanced_accuracy" if is_unbalanced(class_sizes(self.data)) else "accuracy"
 
     @classmethod
     def make_metrics(cls, config: TrainConfig, data: Description) -> dict[str, Metric]:
-        """Accuracy, balanced accuracy, macro F1, calibration error, loss; of two classes AUC, and F1 of the smaller.
+        """Accuracy, balanced accuracy, macro F1, calibration error, loss; for two classes AUC, and F1 of the smaller.
 
-        Of up to 200 classes also the recall of each, and the confusion matrix (true x predicted); Matthews' correlation
-        where it is usual for the data.
+        Up to 200 classes also have recall per class and the confusion matrix (true x predicted). Matthews correlation
+        is added if it is usual for the data.
         """
         classes, sizes = len(data["classes"]), class_sizes(data)
-        # Of two classes F1 is that of the smaller one, or of the second if they are equal, or in GLUE's metrics.
+        # F1 is that of the smaller of two classes, of the second if they are equal or F1 is one of GLUE's metrics.
         positive = 0 if sizes[0] < sizes[-1] and "f1" not in data.get("metrics", ()) else 1
 
         def confusion(rows: Rows, weights: Tensor) -> Tensor:
@@ -53,14 +50,14 @@ class ClassTask(DistillingTask):
             return pairs.long().unflatten(1, (classes, classes))
 
         def counts(rows: Rows, weights: Tensor) -> Tensor:
-            """Weights (R, 3, classes) of the samples of each class that are right, true, and predicted to be of it."""
+            """Weights (R, 3, classes) of the samples per class that are right, true, and predicted."""
             label, predicted = rows["label"].long(), rows["predicted"].long()
             empty = weights.new_zeros(len(weights), classes)
             added = ((weights * (label == predicted), label), (weights, label), (weights, predicted))
             return torch.stack([empty.index_add(1, place, values) for values, place in added], 1)
 
         def calibration_error(rows: Rows, weights: Tensor) -> Tensor:
-            """Over bins of confidence the mean distance of confidence and accuracy."""
+            """Expected calibration error: mean distance of confidence and accuracy over bins of confidence."""
             confidence = rows["confidence"].float()
             gap = (rows["label"] == rows["predicted"]).double() - confidence
             place = torch.bucketize(confidence, torch.linspace(0, 1, BINS + 1), right=True) - 1
@@ -77,7 +74,7 @@ class ClassTask(DistillingTask):
             "macro_f1": Metric(lambda rows, weights: f1_of(counts(rows, weights)).nanmean(-1)),
         }
         if classes == 2:
-            # 0 where the class neither is there nor is predicted.
+            # 0 for a class that neither occurs nor is predicted.
             found["f1"] = Metric(lambda rows, weights: f1_of(counts(rows, weights))[:, positive].nan_to_num(0.0))
         if classes <= CONFUSION_CLASSES:
             found["recall"] = Metric(lambda rows, weights: recall_of(counts(rows, weights)), names=data["classes"])
@@ -92,13 +89,13 @@ class ClassTask(DistillingTask):
         return found
 
     def class_loss(self, logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-        """Mean cross-entropy with the weights of the classes that `class_weights` gives; 0 if labels are not used."""
+        """Mean cross-entropy with the class weights of `class_weights`; 0 if labels are not used."""
         if self.teacher is not None and self.options.distill == 1:
             return logits.new_zeros(())
         if self.options.class_weights == "none":
             return F.cross_entropy(logits, targets, label_smoothing=smoothing)
         weights = balanced_weights(class_sizes(self.data)).to(logits)
-        # A mean over samples, not over weights: then it does not matter how a step is split into batches.
+        # A mean over samples, not over weights, so that the split of a step into batches does not matter.
         return F.cross_entropy(logits, targets, weight=weights, label_smoothing=smoothing, reduction="none").mean()
 
     def judged(self, logits: Tensor, targets: Tensor, index: Tensor) -> Rows:
@@ -114,13 +111,13 @@ class ClassTask(DistillingTask):
             "loss": F.cross_entropy(logits.float(), targets, reduction="none"),
         }
         if logits.shape[1] <= ALL_PROBABILITIES:
-            # Of two classes they are ranked, in which half precision would make ties.
+            # Two classes are ranked, and half precision would make ties.
             kept["probabilities"] = probabilities if logits.shape[1] == 2 else probabilities.half()
         return kept
 
 
 def rank_area(weights: Tensor, positive: Tensor, place: Tensor) -> Tensor:
-    """Probability that a positive sample is placed above a negative one, ties counting half.
+    """Probability that a positive sample ranks above a negative one (AUC); ties count half.
 
     Shape:
         weights (R, n), positive bool (n,), place int64 (n,), the rank of the sample's score; returns (R,).
@@ -133,30 +130,30 @@ def rank_area(weights: Tensor, positive: Tensor, place: Tensor) -> Tensor:
 
 
 def class_sizes(data: Description) -> list[int]:
-    """Training samples of each class, of the run's description of its data; ones where that does not say."""
+    """Training samples of each class, from the description of the data; ones if the sizes are unknown."""
     sizes = data.get("counts", {}).get("train", {})
     known = set(sizes) == set(data["classes"])
     return [sizes[name] for name in data["classes"]] if known else [1] * len(data["classes"])
 
 
 def class_counts(classes: Sequence[str], labels: Tensor) -> dict[str, dict[str, int]]:
-    """`counts` of a description: the training samples of each class."""
+    """`counts` of a description: training samples of each class."""
     return {"train": dict(zip(classes, torch.bincount(labels, minlength=len(classes)).tolist()))}
 
 
 def is_unbalanced(sizes: Sequence[int]) -> bool:
-    """Whether the largest class is more than twice as large as the others are on average."""
+    """Whether the largest class is more than twice as large as the mean of the others."""
     return len(sizes) > 1 and max(sizes) * (len(sizes) - 1) > 2 * (sum(sizes) - max(sizes))
 
 
 def balanced_weights(sizes: Sequence[int]) -> Tensor:
-    """N / (C * N_c) of the C classes that occur, 0 of others; their mean over the samples is 1."""
+    """N / (C * N_c) for the C classes that occur, 0 for others; the mean over samples is 1."""
     counts = torch.tensor(sizes, dtype=torch.float64)
     return torch.where(counts > 0, counts.sum() / ((counts > 0).sum() * counts), 0.0)
 
 
 def likeliest(probabilities: Tensor, classes: Sequence[str], **also: object) -> Values:
-    """The most probable class, its probability and the five most probable ones, from the probability of each (C,)."""
+    """The most probable class, its probability and the top five, from class probabilities (C,)."""
     best, which = probabilities.topk(min(5, len(classes)))
     top = {classes[i]: round(p, 6) for p, i in zip(best.tolist(), which.tolist())}
     label, probability = next(iter(top.items()))
@@ -164,5 +161,5 @@ def likeliest(probabilities: Tensor, classes: Sequence[str], **also: object) -> 
 
 
 def told(answer: Values) -> str:
-    """The likeliest class and its probability in words."""
+    """The most probable class and its probability in words."""
     return f"{answer['label']}, {answer['probability']:.0%}"

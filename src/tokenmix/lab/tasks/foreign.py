@@ -1,4 +1,4 @@
-"""Models of transformers, of images or texts: `--model transformers:FOLDER`, or OWNER/NAME of the hub."""
+"""Image and text models of transformers: `--model transformers:FOLDER`, or transformers:OWNER/NAME of the hub."""
 
 from pathlib import Path
 from typing import cast
@@ -18,17 +18,13 @@ from tokenmix.registry import TRANSFORMERS
 from tokenmix.trust import check_typed
 
 LARGEST = 1_000_000
-# Of a config.json: what belongs to its weights, or names code.
+# Entries of config.json about its weights, or with names of code.
 LEFT_OUT = ("architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "id2label", "label2id")
 FETCHED = ["*.json", "*.txt", "*.model", "*.safetensors"]
 
 
 def folder_of(model: str) -> Path:
-    """The folder of a model; of one on the hub its files are fetched. No code in it is run.
-
-    Raises:
-        UserError: no such folder, no network, or a file names the model that nobody typed.
-    """
+    """Folder of a model, fetched from the hub if needed; no code in it is run. `UserError` if only a file names it."""
     place = model.removeprefix(TRANSFORMERS)
     check_typed(place, "a model's place", "opened")
     folder = user_path(place)
@@ -44,11 +40,7 @@ def folder_of(model: str) -> Path:
 
 
 def architecture_of(config: TrainConfig, like: Description | None) -> Values:
-    """What of the model's config.json builds it again: of a run that is loaded or continues its own.
-
-    Raises:
-        UserError: a damaged file, or a size in it that no model has.
-    """
+    """Entries of config.json that rebuild the model, or those of its run; `UserError` for damage or huge sizes."""
     if like is not None:
         return like["architecture"]
     if config.loop.resume is not None:
@@ -68,15 +60,15 @@ def architecture_of(config: TrainConfig, like: Description | None) -> Values:
 
 
 def build_theirs(config: TrainConfig, data: Description, auto: str, **sizes: object) -> nn.Module:
-    """A model of transformers with the task's head, and new weights unless `--pretrained` asks for the folder's.
+    """A transformers model with the task's head, and new weights unless `--pretrained` requests the folder's.
 
     Args:
-        auto: the automatic class of transformers that builds it.
-        **sizes: fields of its config that a new model takes from the data, as far as it has them.
+        auto: the automatic class of transformers that builds the model.
+        **sizes: sizes of the data, for the fields of these names in a new model's config, if present.
 
     Raises:
-        UserError: an architecture that transformers does not know, or weights that are missing, pickled or, but for the
-            head, of other shapes.
+        UserError: an architecture that transformers does not know; or weights that are missing, pickled or, except for
+            the head, of other shapes.
     """
     import transformers
 

@@ -1,4 +1,4 @@
-"""Shared by the image tasks: hooks, reading a user's files, showing an image under a map, and sliding windows."""
+"""Shared code of image tasks: hooks, reading of files, images under maps, sliding windows."""
 
 import struct
 import zlib
@@ -29,18 +29,18 @@ from tokenmix.models.registry import create_model
 from tokenmix.registry import MODELS, Arguments, is_elsewhere, load_object
 
 LONGEST = 1000
-# Of an image that is drawn on at a time.
+# Rows drawn at a time.
 PART_ROWS = 256
 
 
 class ImageTask(TaskModule):
-    """A task whose models take images, which `inspect` can show; `info` prints their parts."""
+    """A task on images, with maps for `inspect` and a table of parts for `info`."""
 
     looks_at: ClassVar[Literal["images", "text", "nothing"]] = "images"
 
     @classmethod
     def summarize_model(cls, name: str, sizes: Arguments, model_kwargs: Arguments) -> Values:
-        """Its parts, and the published figures; of a model that counts none its parameters."""
+        """Parts and published figures of a model; only the parameters of a model that does not count its parts."""
         check_sizes(sizes, ("img_size",), f"{name} takes images")
         model = create_model(name, **sizes, **model_kwargs)
         counted: object = model
@@ -50,11 +50,10 @@ class ImageTask(TaskModule):
         return counted_summary(name, counted, size)
 
     def example(self) -> dict[str, Tensor]:
-        """Two images of noise."""
         return {"images": torch.randn(2, self.data["channels"], *self.data["img_size"])}
 
     def initial_weights(self, source: Path) -> dict[str, Tensor]:
-        """As for every task; the head of a model from elsewhere starts fresh for other classes too."""
+        """As for every task; the head of a third-party model also starts new for other classes."""
         weights = super().initial_weights(source)
         if not is_elsewhere(self.config.model.model):
             return weights
@@ -65,7 +64,7 @@ class ImageTask(TaskModule):
 
 
 def stored_picture(file: str | Path) -> Tensor:
-    """The image of a file as stored, of any size, uint8 (3, H, W); `UserError` naming it if it has none."""
+    """A file's image as stored, of any size, uint8 (3, H, W); `UserError` names an unreadable file."""
     try:
         return decode_stored(file)
     except UnreadableImage as reason:
@@ -73,19 +72,14 @@ def stored_picture(file: str | Path) -> Tensor:
 
 
 def drawn_png(image: Tensor, draw: Callable[[Image.Image, int], Image.Image]) -> Iterator[bytes]:
-    """An image uint8 (3, H, W) as the parts of a PNG, drawn on a strip at a time: a copy would fill gigabytes.
-
-    Args:
-        image: what is drawn on.
-        draw: a strip in RGB and its first row to the same with what is drawn.
-    """
+    """An image uint8 (3, H, W) as parts of a PNG; `draw` draws on an RGB strip, given with its first row."""
     _, height, width = image.shape
     yield PNG + png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
     packer, above = zlib.compressobj(), np.zeros((1, width, 3), dtype=np.uint8)
     for top in range(0, height, PART_ROWS):
         strip = Image.fromarray(image[:, top : top + PART_ROWS].permute(1, 2, 0).contiguous().numpy())
         rows = np.asarray(draw(strip, top))
-        # Each row is stored as what it has more than the row above: PNG's filter 2.
+        # PNG's filter 2: each row stores its difference from the row above.
         more = (rows - np.concatenate([above, rows[:-1]])).reshape(len(rows), -1)
         above = rows[-1:]
         yield png_chunk(b"IDAT", packer.compress(np.pad(more, ((0, 0), (1, 0)), constant_values=2).tobytes()))
@@ -93,7 +87,7 @@ def drawn_png(image: Tensor, draw: Callable[[Image.Image, int], Image.Image]) ->
 
 
 def check_stems(files: Sequence[str | Path]) -> None:
-    """Raise `UserError` if what is written of two files would have one name."""
+    """Raise `UserError` if the outputs of two files would have the same name."""
     seen: dict[str, str | Path] = {}
     for file in files:
         stem = Path(file).stem
@@ -106,9 +100,9 @@ def check_stems(files: Sequence[str | Path]) -> None:
 
 
 def with_size_of_start(config: TrainConfig) -> TrainConfig:
-    """The config with the image size of the run folder that it starts from; if another is given, with its patches.
+    """The config with the image size of its --init-from run; with another size, with that run's patches.
 
-    The default patch depends on the image size, and weights of other patches do not fit.
+    The default patch depends on the image size, and weights for other patches do not fit.
     """
     start, given = config.loop.init_from, config.options.img_size
     if start is None or not (start / "data.json").is_file():
@@ -121,7 +115,7 @@ def with_size_of_start(config: TrainConfig) -> TrainConfig:
     name = config.model.model
     if name not in MODELS or "patch_size" in MODELS[name].arguments:
         return config
-    # Of a network whose patch follows the image size.
+    # Only for a network whose patch size follows the image size.
     default_patch = getattr(load_object(MODELS[name].build), "default_patch", None)
     if default_patch is None:
         return config
@@ -136,10 +130,7 @@ def image_data(
     more: Values | None = None,
     **augment: Any,
 ) -> IndexedData:
-    """Images normalised with `mean` and `std`, for training augmented; `images` has the config's limits already.
-
-    `more` is added to their description.
-    """
+    """Images normalised with `mean` and `std`, for training augmented; `more` is added to their description."""
     train: IndexedDataset = images.train.prepared(mean=mean, std=std, seed=config.loop.seed, **augment)
     train = balanced_order(train, images.train.labels, getattr(config.options, "sampler", "shuffle"))
     test = images.test.prepared(mean=mean, std=std)
@@ -150,18 +141,18 @@ def image_data(
 
 
 def image_view(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> View:
-    """Of an image uint8 (C, H, W), normalised for the model."""
+    """View of an image uint8 (C, H, W), normalised for the model."""
     levels = pixels.float().div(255)
     return View(shown_image(levels), levels.sub(channel_columns(mean)).div(channel_columns(std))[None])
 
 
 def channel_columns(values: Sequence[float]) -> Tensor:
-    """A number for each channel as (C, 1, 1)."""
+    """One number per channel as (C, 1, 1)."""
     return torch.tensor(values).view(-1, 1, 1)
 
 
 def shown_image(levels: Tensor) -> Tensor:
-    """The image with at most 1,000 pixels on a side, enough for an overview."""
+    """The image with at most 1,000 pixels per side, enough for an overview."""
     scale = LONGEST / max(levels.shape[1:])
     if scale >= 1:
         return levels
@@ -170,11 +161,11 @@ def shown_image(levels: Tensor) -> Tensor:
 
 
 def window_starts(length: int, window: int, step: int) -> list[int]:
-    """Where windows begin along a side: every `step`, the last so that it ends with the image."""
+    """Starts of windows along a side: every `step`, and a last one that ends with the image."""
     last = max(length - window, 0)
     return [*range(0, last, step), last]
 
 
 def both_sides(given: Sequence[int]) -> tuple[int, int]:
-    """Height and width out of one number for both, or of two."""
+    """Height and width from one number for both, or from two."""
     return given[0], given[-1]

@@ -1,8 +1,4 @@
-"""One trainer for every task: checkpoints without pickle, run folders.
-
-The functions are fetched when they are first used: the command line imports `config` for its help and must not wait
-for torch.
-"""
+"""One trainer for every task. Functions are imported on first use, so that the command's help needs no torch."""
 
 import importlib
 from typing import TYPE_CHECKING

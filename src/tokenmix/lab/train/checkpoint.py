@@ -1,8 +1,7 @@
-"""Checkpoints: a folder with model.safetensors, state.pt and meta.json. Nothing is ever unpickled.
+"""Checkpoint folders: model.safetensors, state.pt and meta.json. Nothing is unpickled.
 
-state.pt is a torch.save of tensors and plain containers, and is read with `weights_only=True`. A byte that changed on
-the disk is found, and a file of another checkpoint or run: weights carry a SHA-256 in the file's own metadata, and
-meta.json has that of weights, of state.pt and of itself.
+state.pt holds tensors and plain containers and is read with `weights_only=True`. SHA-256 checksums detect damaged files
+and files of another checkpoint or run: the weights' is in their own metadata; meta.json has all three.
 """
 
 import hashlib
@@ -42,13 +41,13 @@ from tokenmix.lab.train.folder import RunFolder, sha256_of
 from tokenmix.lab.train.plan import Progress
 
 WEIGHTS, STATE, META = "model.safetensors", "state.pt", "meta.json"
-# How files begin that torch.save or pickle wrote: a zip archive, or protocol 2 and later.
+# First bytes of files by torch.save or pickle: a zip archive, or pickle protocol 2 and later.
 PICKLED = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint folder holds. `run` is the identity of the run folder."""
+    """Content of a checkpoint folder. `run` is the identity of the run folder."""
 
     weights: dict[str, Tensor]
     state: Values
@@ -57,20 +56,20 @@ class Checkpoint:
 
 
 def save_weights(path: Path, weights: Mapping[str, Tensor], run: Mapping[str, str] | None = None) -> None:
-    """Write one safetensors file, atomically; `run` as in `Checkpoint`."""
+    """Write one safetensors file atomically; `run` as in `Checkpoint`."""
     replace_file(path, _serialized(weights, run)[0])
 
 
 def _serialized(weights: Mapping[str, Tensor], run: Mapping[str, str] | None) -> tuple[bytes, str]:
-    """A safetensors file, and its SHA-256 of values."""
-    # safetensors refuses tensors that share memory; each is written as if it stood alone.
+    """A safetensors file, and the SHA-256 of its values."""
+    # safetensors refuses tensors that share memory, so each tensor is copied.
     tensors = {k: v.detach().cpu().clone().contiguous() for k, v in weights.items()}
     notes = sealed(tensors, run)
     return safetensors.torch.save(tensors, notes), notes["sha256"]
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint into another folder, then put it in place of the one before."""
+    """Write a checkpoint into a new folder, then replace the previous checkpoint."""
     state = io.BytesIO()
     torch.save(checkpoint.state, state)
     weights, weights_sha256 = _serialized(checkpoint.weights, checkpoint.run)
@@ -90,11 +89,11 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def copy_checkpoint(source: Path, folder: Path) -> None:
-    """Give a checkpoint a second name, without a second copy on the disk where the file system can do that."""
+    """Copy a checkpoint; files are hard links if the file system supports them."""
     make_folder(folder.parent)
     with new_folder(folder) as partial:
         for file in sorted(source.iterdir()):
-            # No file of a checkpoint is ever changed in place, so two folders may share one.
+            # Checkpoint files never change in place, so two folders can share one.
             try:
                 os.link(file, partial / file.name)
             except OSError:
@@ -102,10 +101,9 @@ def copy_checkpoint(source: Path, folder: Path) -> None:
 
 
 def save_run(run: Path, checkpoint: Checkpoint, weights: Mapping[str, Tensor] | None = None) -> None:
-    """Save `last`; before that, at the end of the best epoch so far, its `weights` as the run's own, and `best`.
+    """Save `last`, after `best` and the run's weights if `weights` are given (the best epoch so far).
 
-    The first process writes, and all must call this. `last` comes at the end: a kill before it repeats the epoch and
-    writes the others once more.
+    Rank 0 writes; all ranks must call this. `last` is written at the end, so a kill before then repeats the epoch.
     """
     last, best = run / "checkpoints" / "last", run / "checkpoints" / "best"
     with raise_on_all_ranks():
@@ -132,7 +130,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         if meta.pop("state_sha256", None) not in (None, hashlib.sha256(data).hexdigest()):
             raise UserError(f"{folder / STATE} is damaged: its bytes are not those that were written")
         if any(part.compress_type for part in zipfile.ZipFile(io.BytesIO(data)).infolist()):
-            # torch.save never compresses; what a few bytes expand to is bounded by nothing.
+            # torch.save never compresses, and a few compressed bytes can expand without limit.
             raise UserError(f"{folder / STATE} is compressed, so torch.save did not write it; put the run's own back")
         state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         try:
@@ -151,7 +149,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def read_latest_checkpoint(run: Path) -> Checkpoint:
-    """The run's last checkpoint; if it is damaged, its best one, and a line on standard error that says so."""
+    """The run's last checkpoint. If it is damaged: its best checkpoint, and a message on standard error."""
     try:
         return read_checkpoint(run / "checkpoints" / "last")
     except UserError as damage:
@@ -164,9 +162,9 @@ def read_latest_checkpoint(run: Path) -> Checkpoint:
 
 
 def read_weights(source: Path | RunFolder) -> dict[str, Tensor]:
-    """Tensors of a safetensors file, or of a folder that holds `model.safetensors`; a pickle is refused unread.
+    """Tensors of a safetensors file or a folder's model.safetensors; `UserError` for damage, or another run's file.
 
-    `UserError` for a damaged file, or in a run folder one that was written for another run.
+    A pickle is refused without reading it.
     """
     if isinstance(source, Path) and not source.is_dir():
         folder, path = None, source
@@ -180,7 +178,7 @@ def read_weights(source: Path | RunFolder) -> dict[str, Tensor]:
     except UserError:
         with open_regular(path) as file:
             start = file.read(9)
-        # A safetensors file begins with eight bytes of its header's length, which may be 640 = 0x280, and a bracket.
+        # A safetensors file begins with the header's length in eight bytes, which may be 640 = 0x280, and a bracket.
         if start.startswith(PICKLED) and start[4:] != b"\0\0\0\0{":
             raise UserError(
                 f"{path} is a pickle (torch.save), which can run code when read; "
@@ -198,7 +196,7 @@ def read_weights(source: Path | RunFolder) -> dict[str, Tensor]:
 def put_weights(
     model: nn.Module, weights: Mapping[str, Tensor], source: Path, types: Collection[torch.dtype] = ()
 ) -> None:
-    """Load weights into a model; arguments and errors are those of `check_weights`."""
+    """Load weights into a model; arguments and errors as in `check_weights`."""
     check_weights(model, weights, source, types)
     model.load_state_dict(dict(weights))
 
@@ -206,9 +204,9 @@ def put_weights(
 def check_weights(
     model: nn.Module, weights: Mapping[str, Tensor], source: Path, types: Collection[torch.dtype] = ()
 ) -> None:
-    """Raise `UserError`, with three keys of each kind, unless names, shapes and types are those of the model.
+    """Raise `UserError` unless names, shapes and types match the model; the message has three keys of each kind.
 
-    The model may be on the meta device. A floating-point weight of one of the further `types` is converted.
+    The model may be on the meta device. Floating-point weights may also have one of the further `types`.
     """
     own = model.state_dict()
     shared = {k: (weights[k], v) for k, v in own.items() if k in weights}
@@ -237,10 +235,10 @@ def check_weights(
 
 
 def initial_weights(source: Path, model: Any) -> dict[str, Tensor]:
-    """The weights in a safetensors file or a run folder, fitted to the model.
+    """Weights of a safetensors file or run folder, fitted to the model.
 
-    What is learned over the tokens is interpolated to the model's image size; a head for another number of classes is
-    left fresh, and a line reports it. Anything else that differs is unchanged, for `put_weights` to refuse.
+    Weights over tokens are interpolated to the model's image size. A head for another number of classes keeps its new
+    weights, with a message. Other differences are left for `put_weights` to reject.
     """
     description = RunFolder(source).description if (source / "data.json").is_file() else {}
     theirs = description.get("channels")
@@ -255,13 +253,13 @@ def initial_weights(source: Path, model: Any) -> dict[str, Tensor]:
     trained = (size[0], size[1]) if isinstance(size, list) else None
     try:
         if hasattr(model, "starting_weights"):
-            # By the model's own rule, as a detector's, which takes the weights of classifiers too.
+            # The model's own rule: a detector also takes a classifier's weights.
             weights, line = model.starting_weights(weights, trained)
             if line is not None and distributed_info().first:
                 log(f"{source}: {line}")
             return weights
         if hasattr(model, "set_input_size") and not hasattr(model, "img_size"):
-            # timm's, whose positions are fitted by the rule of its family, if there is one.
+            # timm models: their family's rule, if any, fits the positional embedding.
             own, rule = model.state_dict(), getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
             other = any(weights[k].shape != own[k].shape for k in ("pos_embed",) if k in weights and k in own)
             weights = dict(rule(weights, model)) if rule is not None and other else weights
@@ -277,7 +275,7 @@ def initial_weights(source: Path, model: Any) -> dict[str, Tensor]:
     other = {
         key: weights[key] for key, value in own.items() if key in weights and weights[key].shape[0] != value.shape[0]
     }
-    # A head of another width is of another model.
+    # A head of another width belongs to another model.
     if not other or any(value.shape[1:] != own[key].shape[1:] for key, value in other.items()):
         return weights
     if distributed_info().first:

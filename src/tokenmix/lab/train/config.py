@@ -1,4 +1,4 @@
-"""What a run is made of. No heavy import here: the command line reads these classes to print its help."""
+"""Configs of runs and comparisons. No heavy import here: the command line reads these classes for its help."""
 
 import math
 import re
@@ -38,15 +38,15 @@ class DataConfig(Part):
     """Data options."""
 
     data: Annotated[Needed, named("DATA")] = "fashion-mnist"
-    """A name of `tokenmix list data` that fits the task, or your own files in a layout that it lists.
+    """A data set of `tokenmix list data` for the task, or your own files in one of the listed layouts.
     Layouts are folder:PATH (one sub-folder per class), masks:PATH, coco:PATH, text:PATH, clouds:PATH and others."""
     limit: Annotated[int | None, Range(least=1)] = None
     """Use this many training samples."""
     limit_eval: Annotated[int | None, Range(least=1)] = None
     """Use this many test samples."""
     validation: Annotated[int | None, Range(least=0)] = None
-    """Hold out this many training samples (scenes, questions), to choose the best epoch by; with 0 the last is kept.
-    If not given, a tenth of those used, 10,000 at most, and none where that is fewer than 10."""
+    """Hold out this many training samples (scenes, questions) to choose the best epoch; 0 keeps the last epoch.
+    If not given, a tenth of the samples used, at most 10,000; no sample if a tenth is fewer than 10."""
     workers: Annotated[int, Range(least=0, most=256)] = field(default=0, metadata=RESUMABLE)
     """Processes that load samples."""
 
@@ -56,13 +56,13 @@ class ModelConfig(Part):
     """Model options."""
 
     model: Annotated[Needed, named("MODEL")] = "vit_nano"
-    """A model for the task, see `tokenmix list models`; for image-classification also any of timm's.
-    For classes, masks and boxes of images also torchvision:NAME, or a function of yours, module:factory.
-    For text, and for classes and masks of images, also transformers:FOLDER, or OWNER/NAME of the hub."""
+    """A model for the task, see `tokenmix list models`; for image-classification also any of timm.
+    For classification, segmentation and detection in images also torchvision:NAME, or your function module:factory.
+    For image-classification, semantic-segmentation and text also transformers:FOLDER or transformers:OWNER/NAME."""
     model_kwargs: Pairs = field(default_factory=dict)
     """Arguments of the model, for example --model-kwargs depth=6 drop_path_rate=0.1."""
     pretrained: bool = False
-    """Start from the published weights of a model or backbone of timm or torchvision; other weights by --init-from."""
+    """Start from published weights of a timm, torchvision or transformers model or backbone; else use --init-from."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str):
@@ -72,7 +72,7 @@ class ModelConfig(Part):
             )
         super().__post_init__()
         object.__setattr__(self, "model", without_timm(self.model))
-        # Ranges that the names of arguments imply in this field: rates below 1, sizes and counts at least 1.
+        # Ranges that the names of arguments imply: rates below 1, sizes and counts at least 1.
         for name, value in self.model_kwargs.items():
             label = f"model argument {name}={value!r}"
             if name in SET_ELSEWHERE:
@@ -110,15 +110,15 @@ class SwapConfig(Part):
 
     swap: Annotated[str, named("MIXER")] | None = None
     """Replace the model's attention layers by this mixer, a name of `tokenmix list mixers` or module:Class.
-    Weights of --init-from are loaded first, and projections carry over where possible; see `tokenmix swap`."""
+    Weights of --init-from are loaded before the swap; projections carry over where possible, see `tokenmix swap`."""
     swap_where: Annotated[str, named("GLOB")] = "*"
-    """Glob over the names of the attention layers that are replaced, such as "blocks.[6-9]*"."""
+    """Glob over the names of attention layers to replace, such as "blocks.[6-9]*"."""
     swap_kwargs: Pairs = field(default_factory=dict)
-    """Arguments of that mixer, for example --swap-kwargs num_slots=32."""
+    """Arguments of this mixer, for example --swap-kwargs num_slots=32."""
     swap_drop: Literal["positions"] | None = None
-    """positions: leave out rotary and relative positions inside the attention, without which it cannot be replaced."""
+    """positions: drop rotary and relative positions inside the attention; attention with them cannot be replaced."""
     insert: Annotated[str, named("MIXER")] | None = None
-    """Insert a residual block with this mixer after the modules of --insert-after; it is the identity at the start."""
+    """Insert a residual block with this mixer after the modules of --insert-after; a new block is the identity."""
     insert_after: Annotated[str, named("GLOB")] | None = None
     """Name of a module of the model, or a glob such as "layer[34]"."""
     insert_kwargs: Pairs = field(default_factory=dict)
@@ -154,27 +154,27 @@ class OptimConfig(Part):
     min_lr: Annotated[float, Range(least=0)] = 1e-5
     """Learning rate at the end of the schedule."""
     schedule: Literal["cosine", "linear", "poly", "step", "constant"] = "cosine"
-    """How the learning rate falls after the warm-up.
+    """Learning-rate schedule after the warm-up.
     poly: (1 - step / steps) ** 0.9; step: a tenth from 8/12 of the run on, a hundredth from 11/12 on."""
     warmup_steps: Annotated[int | None, Range(least=0)] = None
     """Steps of linear warm-up; 5 % of the run if not given."""
     warmup_epochs: Annotated[float | None, Range(least=0)] = None
     """Epochs of linear warm-up, instead of --warmup-steps."""
     cooldown_epochs: Annotated[float, Range(least=0)] = 0.0
-    """Last epochs (part of --epochs) at the lowest learning rate."""
+    """Final epochs (part of --epochs) at the lowest learning rate."""
     weight_decay: Annotated[float, Range(least=0)] = 0.05
-    """Weight decay; never on norms, biases and the parameters in the model's no_weight_decay."""
+    """Weight decay; not for norms, biases and the model's no_weight_decay parameters."""
     clip_grad: Annotated[float | None, Range(above=0)] = 1.0
     """Largest gradient norm; none switches clipping off."""
     accumulate: Annotated[int, Range(least=1)] = 1
-    """Parts into which a batch is split, one backward pass each (gradient accumulation)."""
+    """Parts of a batch, one backward pass each (gradient accumulation)."""
     ema: Annotated[float | None, Range(above=0, below=1)] = None
     """Decay of the exponential moving average of the weights, such as 0.999; none switches it off."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ManualOptim(Part):
-    """Base for tasks that step their optimisers themselves: what the trainer would do for others does not exist."""
+    """Base for tasks that step their optimisers themselves: the trainer neither accumulates, clips nor averages."""
 
     accumulate: ClassVar[int] = 1
     clip_grad: ClassVar[float | None] = None
@@ -183,16 +183,16 @@ class ManualOptim(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetConfig(Part):
-    """Budget, precision, device and first weights."""
+    """Budget, precision, device and initial weights."""
 
     epochs: Annotated[int, Range(least=1)] = 10
     """Passes over the training samples: images, texts or point clouds."""
     max_steps: Annotated[int | None, Range(least=1)] = None
     """Stop after this many optimiser steps, if that comes first."""
     batch_size: Annotated[int, Range(least=1)] = 64
-    """Samples of one optimiser step on one device, divided into --accumulate parts."""
+    """Samples per optimiser step on one device, divided into --accumulate parts."""
     monitor: Annotated[str, named("METRIC")] | None = None
-    """Metric that picks the best epoch and that results are reported in; the task's usual one if not given."""
+    """Metric that picks the best epoch and is reported; the task's default if not given."""
     precision: Literal["32", "bf16-mixed", "16-mixed", "bf16"] = "32"
     """Training precision."""
     grad_checkpointing: bool = field(default=False, metadata=RESUMABLE)
@@ -202,12 +202,12 @@ class BudgetConfig(Part):
     device: Literal["auto", "cpu", "cuda", "mps"] = field(default="auto", metadata=RESUMABLE)
     """Device to train on; auto takes a GPU if there is one."""
     log_every: Annotated[int, Range(least=1)] = field(default=20, metadata=FREE)
-    """Steps between two rows of metrics.csv."""
+    """Steps between rows of metrics.csv."""
     checkpoint_every: Annotated[int, Range(least=1)] = field(default=200, metadata=FREE)
     """Steps between checkpoints; one is also written after each epoch."""
     logger: Literal["wandb", "mlflow"] | None = field(default=None, metadata=RESUMABLE)
     """Log to Weights & Biases or MLflow, in addition to metrics.csv and TensorBoard.
-    Their environment variables, such as WANDB_MODE and MLFLOW_TRACKING_URI, configure them."""
+    Configure them by their environment variables, such as WANDB_MODE and MLFLOW_TRACKING_URI."""
     init_from: Path | None = None
     """Start from the weights of a safetensors file or run folder; image size and classes may differ.
     A run folder also sets the model, its arguments and its swap, unless --model or --recipe is given."""
@@ -215,59 +215,58 @@ class BudgetConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class LoopConfig(BudgetConfig):
-    """Also seed, folders and processes of a run."""
+    """Budget, seed, folders and processes of a run."""
 
     seed: Annotated[int, Range(least=0)] = 0
     """Seed of weights, order and augmentation."""
     out: Path | None = field(default=None, metadata=FREE)
     """Run folder; runs/MODEL-DATA-SEED if not given."""
     resume: Path | None = field(default=None, metadata=FREE)
-    """Continue this run folder where it stopped; its own config is used."""
+    """Continue this run folder from its last checkpoint, with its own config."""
     recipe: Annotated[str, named("NAME")] | None = None
     """A recipe by name or file; options on the command line override it. See recipes/."""
     devices: Annotated[int | None, Range(least=1)] = field(default=None, metadata=FREE)
-    """Processes on this machine, one per device; torchrun's number if it started them, else 1."""
+    """Processes on this machine, one per device; torchrun's number, else 1, if not given."""
     num_nodes: Annotated[int | None, Range(least=1)] = field(default=None, metadata=FREE)
-    """Machines; torchrun's number if that started the processes, else 1."""
+    """Machines; torchrun's number, else 1, if not given."""
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
-    """How processes share the work: ddp (auto) copies the model to each, fsdp shards it."""
+    """How processes share the work: ddp (auto) replicates the model, fsdp shards it."""
     token_parallel: Annotated[int, Range(least=1)] = 1
-    """Processes that share each image, each with some rows of its tokens; --devices must be a multiple of it."""
+    """Processes that share each image, each with some rows of its tokens; must divide --devices."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions(Part):
-    """Base of a task's own options; of a task that has none, these.
+    """Base of a task's options, and the options of a task without its own.
 
-    Attributes:
-        evaluation: dataclass of those that `eval` and `predict` take as well, to change the run's.
+    `evaluation` is the dataclass of the options that `eval` and `predict` can override.
     """
 
     evaluation: ClassVar[type[Part]] = Part
 
     def check_given(self, names: Iterable[str]) -> None:
-        """Raise `UserError` if an option that was given on the command line, by name, needs another one."""
+        """Raise `UserError` if an option in `names`, given on the command line, needs another one."""
 
     def for_evaluation(self) -> Part:
-        """Those of these options that `eval` and `predict` take."""
+        """The options that `eval` and `predict` can override."""
         return self.evaluation(**{field.name: getattr(self, field.name) for field in fields(self.evaluation)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherOptions(TaskOptions):
-    """Base of the options of a task that predicts classes: knowledge distillation from a trained model."""
+    """Base of the options of tasks that predict classes: knowledge distillation from a trained model."""
 
     teacher: Annotated[str, named("RUN|MODEL")] | None = None
-    """Learn from this trained model: a run folder of the same task and classes.
+    """Trained teacher: a run folder of the same task and classes.
     For image classification also a pretrained timm model by name, hf-hub:OWNER/NAME or local-dir:PATH."""
     distill: Annotated[float, Range(above=0, most=1)] = 0.5
     """Weight w of the teacher's logits: (1 - w) * loss + w * T^2 * KL(teacher / T || model / T).
     At 1 no label is used."""
     temperature: Annotated[float, Range(above=0)] = 2.0
-    """Temperature T of the teacher and the model in that divergence."""
+    """Temperature T of the distillation."""
     distill_from: Literal["logits", "layers"] = "logits"
     """What to learn from the teacher: its logits, or the outputs of the layers that --swap replaces.
-    layers: each swapped layer gets the teacher's own input to it; no labels are needed, and the rest is frozen."""
+    layers: each swapped layer gets the teacher's input to that layer; needs no labels, and freezes the rest."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -283,35 +282,35 @@ class TeacherOptions(TaskOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ClassOptions(TaskOptions):
-    """Base of the options of a task with one class for each sample: classes of unequal size."""
+    """Base of the options of tasks with one class per sample: classes of unequal size."""
 
     class_weights: Literal["none", "balanced"] = "none"
     """balanced: all classes have the same weight in the loss; a sample of class c counts N / (C * N_c).
-    C classes have N training samples, class c has N_c."""
+    C: classes; N: training samples; N_c: training samples of class c."""
     sampler: Literal["shuffle", "balanced"] = "shuffle"
-    """balanced: an epoch has equally many samples of each class, those of small classes several times."""
+    """balanced: an epoch has equally many samples of each class; samples of small classes are repeated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskDocument(Document):
-    """Base of configs whose `optim` and `options` are the task's own."""
+    """Base of configs with the task's own `optim` and `options`."""
 
     task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TASK")] = "image-classification"
     """Task to train, see `tokenmix list tasks`."""
 
     @property
     def task_class(self) -> "type[TaskModule]":
-        """The class of the task, which is imported here; `UserError` if there is none."""
+        """The class of the task, imported on access; `UserError` for an unknown task."""
         return get_task(self.task)
 
     def replace(self, **values: object) -> Self:
-        """`Document.replace`; the task cannot change, since the options belong to it."""
+        """`Document.replace`; the task cannot change because the options belong to it."""
         if values.get("task", self.task) != self.task:
             raise UserError(f"a config of {self.task} cannot become one of {values['task']}; use make_config")
         return super().replace(**values)
 
     def unknown_option(self, name: str, known: Iterable[str]) -> UserError:
-        """The error for an option that the task does not have, with the tasks that have it."""
+        """The error for an option that the task lacks; names the tasks that have it."""
         plain = name.removeprefix("--").replace("-", "_")
         having = [entry.name for entry in TASKS if plain in default_config(entry.name).flat()]
         if 0 < len(having) < 6:
@@ -332,7 +331,7 @@ class TrainConfig(TaskDocument):
 
 
 def default_config(task: str) -> TrainConfig:
-    """A run of this task with every option at its default; `UserError` with the nearest names if there is none."""
+    """A run of this task with default options; `UserError` with the nearest names for an unknown task."""
     entry = TASKS[task]
     config = TrainConfig(task=task, optim=load_object(entry.optim)(), options=load_object(entry.options)())
     return config.replace(**{"model": "", "data": "", **entry.defaults})
@@ -346,14 +345,14 @@ class EngineConfig(Part):
     """local: this machine; ray: tasks on a Ray cluster; slurm: an array job.
     Every node needs the same packages, and the same files at the same paths."""
     jobs: Annotated[Jobs, Range(least=0)] = None
-    """Runs at a time, each in a process of its own; 0: one after another in this process, with all threads.
-    auto: one for each core, of one thread, where nothing but the CPU is used. With slurm: of the array; auto: all."""
+    """Concurrent runs, each in its own process; 0: one after another in this process, with all threads.
+    auto: one single-threaded run per core if only the CPU is used. With slurm: of the array; auto: all."""
     address: Annotated[str, named("HOST:PORT")] | None = None
-    """Address of the Ray cluster, such as HOST:6379 or auto; without it Ray is started on this machine."""
+    """Address of the Ray cluster, such as HOST:6379 or auto; if not given, Ray starts on this machine."""
     run_cpus: Annotated[int | None, Range(least=1)] = None
-    """CPUs that ray and slurm reserve for a run; 1 if not given."""
+    """CPUs per run that ray and slurm reserve; 1 if not given."""
     run_gpus: Annotated[float | None, Range(least=0)] = None
-    """GPUs that ray and slurm reserve for a run, with ray also a part of one; none if not given."""
+    """GPUs per run that ray and slurm reserve, for ray also a fraction; none if not given."""
     slurm: Pairs = field(default_factory=dict)
     """Parameters of submitit's executor, for example --slurm timeout_min=600 slurm_partition=gpu."""
 
@@ -378,46 +377,46 @@ class EngineConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class CompareConfig(TaskDocument):
-    """Variants of one model that differ only in their mixer: what they share, and what differs."""
+    """Variants of one model that differ only in their mixer."""
 
     mixers: Names = ("self", "external", "multihead-external", "gating", "less")
     """Mixers to compare, separated by commas: names of tokenmix list mixers, or module:Class.
-    A model with an argument `mixer` gets them there. In any other model they replace the attention layers.
-    With --insert-after they are inserted after the modules of that name."""
+    A model with an argument `mixer` gets the mixer there. In any other model the mixer replaces the attention layers.
+    With --insert-after each mixer is inserted after those modules."""
     swap_where: Annotated[str, named("GLOB")] = "*"
-    """Glob over the names of the attention layers that are replaced, in a model without an argument `mixer`."""
+    """Glob over the names of attention layers to replace, in a model without an argument `mixer`."""
     swap_drop: Literal["positions"] | None = None
-    """positions: leave out rotary and relative positions inside these layers, without which they cannot be replaced."""
+    """positions: drop rotary and relative positions inside these layers; layers with them cannot be replaced."""
     insert_after: Annotated[str, named("GLOB")] | None = None
-    """Insert each mixer as a residual block after this module of the model, or a glob such as "layer[34]"."""
+    """Insert each mixer as a residual block after this module of the model, or after a glob such as "layer[34]"."""
     train_only: Literal["all", "mixers"] = "all"
     """mixers: train the replaced layers and freeze the rest of the model."""
     controls: bool = True
-    """Also train the same network without mixing, and fit the task's simplest baselines."""
+    """Also train the network without mixing, and fit the task's simplest baselines."""
     seeds: Numbers = (0,)
-    """Seeds, separated by commas; one run of every variant for each."""
+    """Seeds, separated by commas; each variant runs once per seed."""
     sizes: Names = ()
     """Sizes of the network, separated by commas: nano,small compares in mixer_nano and in mixer_small.
-    Each size, and each data set of several after --data, separated by commas, has a report of its own."""
+    Each size has its own report; so has each data set if --data names several, separated by commas."""
     patch: Annotated[Axis, Range(least=1)] = ()
-    """Patch size of the model; each of several, separated by commas, has a report of its own: 8,4."""
+    """Patch sizes of the model, separated by commas: 8,4. Each has its own report."""
     img_sizes: Annotated[Axis, Range(least=1, most=16384)] = ()
     """Sides of the images in pixels, separated by commas, each with its own report; --img-size 144,288 is the same."""
     tune: Annotated[str, named("auto|lr=A,B,C")] | None = None
-    """Choose each variant's learning rate on validation samples, by runs of half the length: lr=1e-3,2e-3,4e-3.
-    auto: half of --lr, --lr, and twice that."""
+    """Choose each variant's learning rate on validation samples, with runs of half the length: lr=1e-3,2e-3,4e-3.
+    auto: half of --lr, --lr, and twice --lr."""
     budget: Literal["images", "macs", "seconds"] = "images"
     """What is equal for all variants: training samples, multiply-adds, or time.
-    macs and seconds are those of the first variant's training; the cost of another variant scales its steps."""
+    macs and seconds: the first variant's training is the budget; the cost of another variant scales its steps."""
     only: Names = ()
-    """Train only these runs, separated by commas, such as self-seed0 or '*-seed0', and report on the finished ones."""
+    """Train only these runs, separated by commas, such as self-seed0 or '*-seed0', and report on the finished runs."""
     merge: Folders = None
-    """Train nothing: copy the runs of these folders of comparisons with equal settings to --out, and report on them."""
+    """Train nothing: copy the runs of these comparison folders with equal settings to --out, and report on them."""
     config: Annotated[str, named("NAME")] | None = None
     """Options from a TOML file, or a comparison of recipes/ by name; options on the command line override them.
-    A table [variants.NAME] in it is a row of its own, with the options of a run that differ."""
+    A table [variants.NAME] in the file is a row of its own, with its own run options."""
     variants: Annotated[Values, tyro.conf.Suppress] = field(default_factory=dict)
-    """Rows that differ in more than the mixer: by name the options of a run that are other there."""
+    """Rows that differ in more than the mixer: run options by name of the row."""
     out: Path | None = None
     """Folder of the report; runs/compare-DATA if not given."""
     data: DataConfig = DataConfig()
@@ -437,7 +436,7 @@ class CompareConfig(TaskDocument):
 
 
 def comparison_config(task: str = CompareConfig.task, **values: object) -> CompareConfig:
-    """A comparison on this task with every other option at its default; `UserError` for an unknown task or option."""
+    """A comparison on this task with defaults for the other options; `UserError` for an unknown task or option."""
     if task != CompareConfig.task:
         run, skeleton = default_config(task), TASKS[task].skeleton
         budget = {field.name: getattr(run.loop, field.name) for field in fields(BudgetConfig)}

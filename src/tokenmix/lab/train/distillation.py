@@ -1,4 +1,4 @@
-"""Knowledge distillation: learning from a trained model, by its logits or layer by layer."""
+"""Knowledge distillation from a trained model, by its logits or layer by layer."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -19,17 +19,17 @@ from tokenmix.lab.train.task import TaskData, TaskModule
 
 
 class DistillingTask(TaskModule, ABC):
-    """A task with a logit for each class, which can be learned from a teacher's logits instead of, or next to, labels.
+    """A task with one logit per class. It can learn from a teacher's logits, with or without labels.
 
         loss = (1 - w) L(labels) + w T^2 KL(softmax(t / T) || softmax(s / T)),   w = `distill`, T = `temperature`
 
-    With `distill_from="layers"` the loss is `layer_loss` over the layers that were swapped in, without labels; on the
-    validation samples it is the metric `layer_loss`, which picks the best checkpoint without `--monitor`.
+    With `distill_from="layers"` the loss is `layer_loss` over the swapped layers, without labels. `layer_loss` on the
+    validation samples then picks the best checkpoint, unless `--monitor` is given.
 
     Attributes:
-        same_inputs: what a description says of the inputs that a teacher must take too, and the option that decides it.
-        teacher: a trained task with its model, frozen; None without one, and wherever a run is only evaluated.
-        swapped: names of the layers that were swapped in.
+        same_inputs: entries of a description that a teacher's inputs must match, with the option that sets each.
+        teacher: frozen trained task with its model; None without a teacher, and when a run is only evaluated.
+        swapped: names of the swapped layers.
     """
 
     same_inputs: ClassVar[Mapping[str, str]] = {}
@@ -41,15 +41,15 @@ class DistillingTask(TaskModule, ABC):
 
     @abstractmethod
     def teacher_logits(self, teacher: "DistillingTask", batch: Batch) -> Tensor:
-        """A teacher's logits (rows, classes) on a training batch of this task, prepared as the teacher is used to."""
+        """Logits (rows, classes) of a teacher for a training batch of this task, preprocessed for the teacher."""
 
     @classmethod
     def named_teacher(cls, name: str, config: TrainConfig, data: Description) -> Self:
-        """A pretrained model by name, in a task for data of this description."""
+        """A pretrained model by name, as a task for data of this description."""
         raise UserError(f"no run folder {name}; the teacher of {config.task} is a run of the same task")
 
     def find_teacher(self) -> "DistillingTask":
-        """The trained model that `teacher` names: a run folder, or what `named_teacher` takes; not yet checked."""
+        """The model of the option `teacher`: a run folder, or a name for `named_teacher`. Not checked yet."""
         folder = RunFolder.of(self.options.teacher)
         if not folder.path.is_dir():
             return self.named_teacher(self.options.teacher, self.config, self.data)
@@ -61,7 +61,7 @@ class DistillingTask(TaskModule, ABC):
         return teacher
 
     def check_teacher(self, teacher: "DistillingTask", data: TaskData) -> None:
-        """Raise `UserError` for a teacher whose logits are of other classes, or that takes other inputs."""
+        """Raise `UserError` if the teacher has other classes or takes other inputs."""
         ours, theirs = (task.data.get("classes") for task in (self, teacher))
         if ours != theirs:
             raise UserError(
@@ -77,7 +77,7 @@ class DistillingTask(TaskModule, ABC):
                 )
 
     def learn_from(self, teacher: "DistillingTask", data: TaskData, swapped: Sequence[str]) -> None:
-        """Take a teacher; `UserError` if it does not fit."""
+        """Set the teacher; `UserError` if it does not fit."""
         self.check_teacher(teacher, data)
         if self.options.distill_from == "layers":
             known = dict(teacher.model.named_modules())
@@ -95,10 +95,9 @@ class DistillingTask(TaskModule, ABC):
     def distilled(
         self, loss: Tensor, logits: Tensor, batch: Batch, count: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss with the teacher's part, if there is a teacher; and what to log.
+        """The loss, with the teacher's term if there is a teacher, and values for the log.
 
-        `loss` is that of the labels, which is not used at weight 1. Sums over the rows are divided by `count`, or their
-        number.
+        `loss` is the loss on labels, unused at weight 1. Sums over rows are divided by `count`, or the number of rows.
         """
         if self.teacher is None:
             return loss, {}
@@ -110,14 +109,13 @@ class DistillingTask(TaskModule, ABC):
         return total, {"distillation": divergence.detach()}
 
     def training_step(self, batch: Batch, batch_idx: int) -> Values:
-        """As of every task, or the loss over layers."""
         if self.teacher is None or self.options.distill_from == "logits":
             return super().training_step(batch, batch_idx)
         loss = self._layer_loss(self.teacher, batch)
         return {"loss": loss, "logs": {"loss": loss.detach()}}
 
     def rows_of(self, batch: Batch) -> Rows:
-        """As of every task; with each sample the loss over layers of its batch."""
+        """Rows of every task; distillation by layers adds the batch's layer loss to each sample."""
         rows = super().rows_of(batch)
         if self.teacher is None or self.options.distill_from == "logits":
             return rows

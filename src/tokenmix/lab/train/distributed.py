@@ -1,7 +1,7 @@
-"""The processes of one run: which of them this one is, and what they agree on.
+"""Ranks of one run, and the communication between them.
 
-torchrun, or `tokenmix train --devices 2`, starts the processes and gives each its rank by environment variables.
-Only the first process, rank 0, writes files and messages; what stops one stops all, and one of them reports why.
+torchrun, or `tokenmix train --devices 2`, starts the processes and sets their ranks in environment variables. Only
+rank 0 writes files and messages. An error on one rank stops all ranks, and one rank reports the error.
 """
 
 import gc
@@ -23,28 +23,25 @@ from tokenmix.lab.train.launch import START, distributed_info
 
 T = TypeVar("T")
 LOST = ("connection closed", "connection reset", "broken pipe", "remote process exited", "timed out", "timeout")
-"""What a backend says when the connection to a process broke."""
+"""Words in a backend's error after a lost connection."""
 
 
 class PeerFailure(SystemExit):
-    """Another process of the run stops it, and reports why; this one ends with the same code."""
+    """Another rank stops the run and reports why; this process exits with the same code."""
 
 
 def data_parallel_rank(config: TrainConfig) -> tuple[int, int]:
-    """The number of this process's part of the batches, and how many parts there are.
-
-    Processes that share images under token parallelism have one part, and so one seed for dropout and mixup.
-    """
+    """Data-parallel rank, and number of data-parallel parts; ranks that share images have one part, thus one seed."""
     here, shared = distributed_info(), config.loop.token_parallel
     return here.rank // shared, here.world_size // shared
 
 
 @contextmanager
 def process_group(device: str) -> Iterator[None]:
-    """Join the other processes for the block; a single process does nothing.
+    """Join the process group for the block; a single process does nothing.
 
     Raises:
-        UserError: in the first process, where another one ended without a word; the rest raise `PeerFailure`.
+        UserError: on rank 0, if another process ended without a message; the other ranks raise `PeerFailure`.
     """
     here = distributed_info()
     if here.world_size == 1 or dist.is_initialized():
@@ -70,7 +67,7 @@ def process_group(device: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        # gloo has no exception class of its own for a connection that broke.
+        # gloo has no exception class for a lost connection.
         backend = isinstance(error, dist.DistError) or "gloo" in str(error)
         if not backend or not any(word in str(error).lower() for word in LOST):
             raise
@@ -82,13 +79,13 @@ def process_group(device: str) -> Iterator[None]:
         ) from None
     finally:
         dist.destroy_process_group()
-        # A thread of gloo's hands the tensors of its last work back to Python, and aborts if Python has begun to end.
-        # So the groups go now, and their threads with them.
+        # A gloo thread returns the tensors of its last work to Python, and aborts if Python is shutting down.
+        # Collect the groups now, so that their threads end first.
         gc.collect()
 
 
 def all_reduce_mean(values: Tensor) -> Tensor:
-    """The mean over the processes of a tensor on the CPU."""
+    """Mean of a CPU tensor over the ranks."""
     if not dist.is_initialized():
         return values
     values = values.clone()
@@ -97,7 +94,7 @@ def all_reduce_mean(values: Tensor) -> Tensor:
 
 
 def all_gather(value: T) -> list[T]:
-    """The value of each process, by rank."""
+    """Values of all ranks, in the order of ranks."""
     if not dist.is_initialized():
         return [value]
     values = [value] * dist.get_world_size()
@@ -106,7 +103,7 @@ def all_gather(value: T) -> list[T]:
 
 
 def broadcast_buffers(module: nn.Module) -> None:
-    """Give every process the first one's buffers, such as the running statistics of a batch norm."""
+    """Copy rank 0's buffers, such as the running statistics of a batch norm, to all ranks."""
     if dist.is_initialized():
         for buffer in module.buffers():
             dist.broadcast(buffer, src=0)
@@ -114,10 +111,7 @@ def broadcast_buffers(module: nn.Module) -> None:
 
 @contextmanager
 def raise_on_all_ranks() -> Iterator[None]:
-    """Let what fails in the block of one process stop the others too, which raise `PeerFailure`.
-
-    The block must not wait for other processes itself.
-    """
+    """If the block fails on one rank, stop the others with `PeerFailure`; the block must not wait for other ranks."""
     if not dist.is_initialized():
         yield
         return
@@ -136,7 +130,7 @@ def raise_on_all_ranks() -> Iterator[None]:
 
 
 def map_tensors(value: T, function: Callable[[Tensor], object]) -> T:
-    """The function on each tensor of nested dicts, lists and tuples."""
+    """Apply the function to each tensor of nested dicts, lists and tuples."""
     made: object = value
     if isinstance(value, Tensor):
         made = function(value)
@@ -148,22 +142,19 @@ def map_tensors(value: T, function: Callable[[Tensor], object]) -> T:
 
 
 def full_state_dict(value: T) -> T:
-    """The state with every tensor of which fsdp left a part on this process made whole; all processes must call it.
-
-    So a run's checkpoints are the same whatever its strategy.
-    """
+    """The state with fsdp's shards gathered, so checkpoints do not depend on the strategy; all ranks must call this."""
     return map_tensors(value, lambda tensor: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
 
 
 @torch.no_grad()
 def load_full_state_dict(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Load whole tensors into a module that fsdp may have sharded; all processes must call it."""
+    """Load full tensors into a module that fsdp may have sharded; all ranks must call this."""
     for name, own in module.state_dict().items():
         own.copy_(_sharded(state[name], own))
 
 
 def sharded_state_dict(state: Values, optimizer: Optimizer) -> Values:
-    """The full state dict of an optimiser, sharded as its own parameters are."""
+    """The full state dict of an optimiser, sharded like its parameters."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     moments = {
         place: map_tensors(values, lambda value, own=parameters[place]: _sharded(value, own))
@@ -173,7 +164,7 @@ def sharded_state_dict(state: Values, optimizer: Optimizer) -> Values:
 
 
 def _sharded(value: Tensor, own: Tensor) -> Tensor:
-    """The value as fsdp has sharded a tensor of its shape; as it is for any other."""
+    """The value, sharded like `own` if `own` is sharded and has its shape."""
     if not isinstance(own, DTensor) or value.shape != own.shape:
         return value
     return distribute_tensor(value.to(own.device), own.device_mesh, own.placements)

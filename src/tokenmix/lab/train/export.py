@@ -1,4 +1,4 @@
-"""A run's model for ONNX, torch.export and the libraries of the hub, checked to give the same outputs there."""
+"""Export of a run's model to ONNX, torch.export and the libraries of the hub, with a check of the outputs."""
 
 import io
 import logging
@@ -36,10 +36,10 @@ TOLERANCE = 1e-4
 
 
 def export(run: Path | RunFolder, file_format: Literal["onnx", "torch-export"], out: Path | None = None) -> Path:
-    """Write the model of a run folder, with a dynamic batch, and compare its logits with PyTorch's to 1e-4.
+    """Write the model of a run folder with a dynamic batch size, and compare its logits with PyTorch's to 1e-4.
 
     Raises:
-        UserError: onnxruntime is not installed, `out` cannot be written, or the written model gives other outputs.
+        UserError: onnxruntime is not installed, `out` cannot be written, or the exported model's outputs differ.
     """
     folder = RunFolder.of(run)
     task = load_task(folder)
@@ -48,7 +48,7 @@ def export(run: Path | RunFolder, file_format: Literal["onnx", "torch-export"], 
     if out.is_dir():
         raise UserError(f"{out} is a folder; give a file to write by --out, for example {out / 'model.onnx'}")
     make_folder(out.parent)
-    # Tried on a batch of another size than the model is traced with.
+    # The check uses another batch size than the trace.
     three = {name: torch.cat([value, value[:1]]) for name, value in example.items()}
     write = _write_onnx if file_format == "onnx" else _write_torch
     with replacing(out) as partial:
@@ -69,10 +69,10 @@ def _dynamic(example: Mapping[str, Tensor]) -> tuple[dict[int, Dim], ...]:
 
 def _write_torch(model: nn.Module, example: Mapping[str, Tensor], tried: Mapping[str, Tensor], partial: Path) -> Tensor:
     program = torch.export.export(model, tuple(example.values()), dynamic_shapes=_dynamic(example))
-    # Written by torch itself, a full disk would end the process.
+    # Saved in memory first: if torch wrote the file itself, a full disk would end the process.
     whole = io.BytesIO()
     with warnings.catch_warnings():
-        # Of weights whose channels lie last, which are written whole.
+        # The warning is about channels-last weights, which are written completely.
         warnings.filterwarnings("ignore", message="No complete tensor found")
         torch.export.save(program, whole)
     write_bytes(partial, whole.getvalue())
@@ -103,18 +103,25 @@ def _write_onnx(model: nn.Module, example: Mapping[str, Tensor], tried: Mapping[
     return torch.from_numpy(logits)
 
 
-# In the card of a folder whose repository is not known yet.
+# Placeholder in the model card while the repository is unknown.
 REPOSITORY = "OWNER/NAME"
 
 
 def export_to_hub(run: Path | RunFolder, out: Path | None = None, push: str | None = None) -> str:
-    """Write config.json, model.safetensors, what else its library needs, and a model card; upload them if asked to.
+    """Write config.json, model.safetensors, the library's other files and a model card; optionally upload them.
 
-    The model is loaded again by that library, and its outputs compared with those of the run's own model. Returned is
-    the folder, `hub` in the run folder if no `out` is given, or the address of the repository `push`, OWNER/NAME.
+    The library loads the written model, whose outputs are compared with those of the run's own model.
+
+    Args:
+        run: the run folder.
+        out: the folder; `hub` in the run folder if not given.
+        push: repository to upload to, OWNER/NAME.
+
+    Returns:
+        The folder, or the address of the repository `push`.
 
     Raises:
-        UserError: no library of the hub loads the model, the run has not finished, or the upload failed.
+        UserError: no hub library loads the model, the run has not finished, or the upload failed.
     """
     folder = RunFolder.of(run)
     task, run = load_task(folder), folder.path
@@ -149,7 +156,7 @@ def export_to_hub(run: Path | RunFolder, out: Path | None = None, push: str | No
                     "no form for this model"
                 )
             replace_file(partial / "README.md", card.encode())
-    except SafetensorError as error:  # What the disk refuses has no class of its own there.
+    except SafetensorError as error:  # safetensors has no class for a refusing disk
         raise DiskError(f"cannot write {out} ({error}); free space, or give another folder with --out") from None
     if push is None:
         return str(out)

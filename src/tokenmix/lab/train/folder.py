@@ -1,8 +1,8 @@
-"""A run folder: what its files say, each read and checked once, and which run a file was written for.
+"""A run folder: each file is read and checked once, and must belong to the run.
 
-config.json has a random id of the run. Weights, checkpoints and result.json repeat the id; weights and checkpoints also
-have the SHA-256 of the run's settings and of data.json. Nothing depends on where the folder is, so it can be copied and
-moved as a whole. Nothing here imports PyTorch.
+config.json has a random run id. Weights, checkpoints and result.json repeat the id. Weights and checkpoints also have
+the SHA-256 of the run's settings and of data.json. The folder's path does not matter, so the folder can be copied and
+moved as a whole. This module does not import PyTorch.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from tokenmix.trust import from_file
 D = TypeVar("D", bound=TaskDocument)
 
 ID = "run_id"
-# The folder in a run folder that holds the tokenizer of a text task.
+# Sub-folder with the tokenizer of a text task.
 TOKENIZER = "tokenizer"
 
 Count = Annotated[int, Range(least=0, most=2**31)]
@@ -35,11 +35,11 @@ LISTS: Values = {
     "mean": Annotated[float, Range(least=-1e6, most=1e6)],
     "std": Annotated[float, Range(least=1e-6, most=1e6)],
 }
-"""What tasks keep of their data in data.json, as far as a task keeps it, and the types of the items of lists."""
+"""Types of the entries of data.json that tasks may have; for a list, the type of its items."""
 
 
 class _Description(Values):
-    """What is in a data.json; `UserError` for what it lacks."""
+    """Content of a data.json; `UserError` for a missing entry."""
 
     path: Path
 
@@ -48,9 +48,9 @@ class _Description(Values):
 
 
 class RunFolder:
-    """A run folder; a file of it is read when it is first asked for, and `UserError` says what is wrong with it.
+    """A run folder. A file is read on first access; `UserError` says what is wrong with the file.
 
-    No dataclass, since the text in the dataclasses that a caller passes is trusted, and this is text of files.
+    Not a dataclass: text in a caller's dataclasses is trusted, text in files is not.
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,40 +58,40 @@ class RunFolder:
 
     @classmethod
     def of(cls, run: "Path | str | RunFolder") -> "RunFolder":
-        """The folder at a path; one that has been opened already stays open."""
+        """The folder at a path; an open folder is returned as it is."""
         return run if isinstance(run, RunFolder) else cls(user_path(run))
 
     @classmethod
     def of_weights(cls, source: Path) -> Self | None:
-        """The run folder that weights come from; None for a file, or a folder of another library."""
+        """The run folder of these weights; None for a file, or a folder of another library."""
         return cls(source) if all((source / name).is_file() for name in ("config.json", "data.json")) else None
 
     @cached_property
     def setup(self) -> Values:
-        """Config, command and environment, as they were written."""
+        """Config, command and environment, as written."""
         return read_part(self.path, "config.json")
 
     @cached_property
     def saved_config(self) -> TrainConfig:
-        """The config as it was written."""
+        """The config, as written."""
         return read_document(self.setup.get("config"), str(self.path / "config.json"))
 
     @cached_property
     def config(self) -> TrainConfig:
-        """The config, with the tokenizer that the folder keeps."""
+        """The config, with the folder's own tokenizer if it has one."""
         own = self.path / TOKENIZER
         return self.saved_config.replace(tokenizer=own) if own.is_dir() else self.saved_config
 
     @cached_property
     def description(self) -> Values:
-        """What data.json says of the data."""
+        """The description of the data in data.json."""
         values = _Description(read_part(self.path, "data.json"))
         values.path = self.path / "data.json"
         try:
             for name in values.keys() & NUMBERS:
                 fitted(Count, values[name], name)
             for name in values.keys() & LISTS.keys():
-                # A task of somebody else's may have one value instead of a list.
+                # A user's own task may have one value instead of a list.
                 for value in _items(values[name]):
                     fitted(LISTS[name], value, name)
             if {"mean", "std"} <= values.keys() and len(_items(values["mean"])) != len(_items(values["std"])):
@@ -104,7 +104,7 @@ class RunFolder:
 
     @cached_property
     def result(self) -> Values:
-        """What result.json says; `UserError` if it was written for another run."""
+        """Content of result.json; `UserError` if another run wrote the file."""
         result = read_part(self.path, "result.json")
         if self.identity and result.get(ID) != self.identity[ID]:
             raise UserError(f"{self.path / 'result.json'} was not written by this run; put the run's own back")
@@ -112,7 +112,7 @@ class RunFolder:
 
     @cached_property
     def identity(self) -> dict[str, str]:
-        """Id of the run, and SHA-256 of its settings and of data.json; empty for a folder that has no id."""
+        """Id of the run, and SHA-256 of its settings and of data.json; empty for a folder without an id."""
         try:
             setup, data = self.setup, read_part(self.path, "data.json")
         except (OSError, UserError):
@@ -121,7 +121,7 @@ class RunFolder:
             return {}
         settings = setup.get("config")
         if isinstance(settings, dict):
-            # Those that decide what is learned; data may have moved, and is compared by itself.
+            # Settings that affect training. Data may have moved and is compared separately.
             free = {*TrainConfig().marked("free"), "data"}
             parts = {name: part if isinstance(part, dict) else {name: part} for name, part in settings.items()}
             settings = {name: {k: v for k, v in part.items() if k not in free} for name, part in parts.items()}
@@ -129,16 +129,14 @@ class RunFolder:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run has its result."""
         return (self.path / "result.json").is_file()
 
     @property
     def to_continue(self) -> str:
-        """How a user continues the run."""
         return f"continue with: tokenmix train --resume {self.path}"
 
     def edited(self, found: Mapping[str, object]) -> list[Path]:
-        """Which of config.json and data.json are others than those that a file was written with."""
+        """config.json and data.json, where they changed after a file was written."""
         return [
             self.path / f"{name}.json"
             for name in ("config", "data")
@@ -146,9 +144,9 @@ class RunFolder:
         ]
 
     def check_identity(self, found: Mapping[str, object], file: Path) -> None:
-        """Raise `UserError` if a file was written for another run; a line names what was edited since.
+        """Raise `UserError` if a file was written for another run; log which files were edited since.
 
-        `found` is what the file says of its run, which may be no more than the id.
+        `found` is the run's identity in the file, possibly the id only.
         """
         if self.identity and found.get(ID) != self.identity[ID]:
             raise UserError(
@@ -160,7 +158,7 @@ class RunFolder:
 
 
 def is_run(target: str) -> bool:
-    """Whether the target is a run folder that can be read, or else a model of ours; `UserError` for neither."""
+    """Whether the target is a readable run folder; False for a model of ours, `UserError` for neither."""
     if user_path(target).is_dir():
         RunFolder.of(target).config  # noqa: B018
         return True
@@ -172,10 +170,7 @@ def is_run(target: str) -> bool:
 
 
 def read_document(values: object, where: str, default: Callable[[str], D] = default_config) -> D:
-    """A config from the values of a file, by name or in tables by part; `UserError` names the file.
-
-    A file may be a stranger's, so all text in the config is `FromFile`.
-    """
+    """A config from the values of a file, by option or part, as untrusted `FromFile`; `UserError` names the file."""
     task = values.get("task", TrainConfig.task) if isinstance(values, dict) else None
     if not isinstance(task, str):
         raise UserError(f"{where} is damaged: it has no task; restore it from a copy")
@@ -186,7 +181,7 @@ def read_document(values: object, where: str, default: Callable[[str], D] = defa
 
 
 def read_part(folder: Path, name: str) -> Values:
-    """A JSON file of a run folder, or of a comparison; `UserError` if it is not there or damaged."""
+    """A JSON file of a run folder or of a comparison; `UserError` if the file is missing or damaged."""
     if not (folder / name).is_file():
         if (folder / "compare.json").is_file() or (folder / "grid.json").is_file():
             runs = (path.parent for path in folder.rglob("config.json") if path.parent.parent.name == "runs")
@@ -213,5 +208,5 @@ def _items(value: object) -> list[object]:
 
 
 def sha256_of(value: object) -> str:
-    """SHA-256 of a value for JSON, whatever its layout in a file."""
+    """SHA-256 of a JSON value, independent of the layout in a file."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

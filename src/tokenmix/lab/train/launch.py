@@ -1,4 +1,4 @@
-"""Starting the processes of a run on one machine, as torchrun does, with the exit code and the one line of the run."""
+"""Starts the processes of a run on one machine, as torchrun does, and returns the run's exit code."""
 
 import functools
 import os
@@ -20,7 +20,7 @@ START = "let torchrun or --devices set the variables, or unset RANK and WORLD_SI
 
 @dataclass(frozen=True)
 class DistributedInfo:
-    """Ranks of this process: in the run, and on its machine."""
+    """Ranks and world sizes of this process: in the run, and on its machine."""
 
     rank: int = 0
     local_rank: int = 0
@@ -29,17 +29,16 @@ class DistributedInfo:
 
     @property
     def first(self) -> bool:
-        """Whether this process writes the files."""
+        """Whether this is rank 0, which writes the files."""
         return self.rank == 0
 
     @property
     def num_nodes(self) -> int:
-        """Machines of the run."""
         return self.world_size // self.local_world_size
 
 
 def distributed_info() -> DistributedInfo:
-    """Rank of this process, from torchrun's variables, which `UserError` checks; rank 0 of 1 without them."""
+    """Rank of this process from torchrun's variables; rank 0 of 1 without them, `UserError` for invalid ones."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     missing = [name for name in names if not os.environ.get(name)]
     if missing:
@@ -54,7 +53,7 @@ def distributed_info() -> DistributedInfo:
 
 
 def number_in(variable: str) -> int:
-    """The whole number in an environment variable, 0 if it is not set."""
+    """The integer in an environment variable; 0 if the variable is not set."""
     text = os.environ.get(variable) or "0"
     try:
         return int(text)
@@ -63,7 +62,7 @@ def number_in(variable: str) -> int:
 
 
 def processes_to_start(config: TrainConfig) -> int:
-    """How many processes the command still has to start; 1 if this one is to train."""
+    """Number of processes to start; 1 if this process trains."""
     distributed_info()
     if "RANK" in os.environ:
         return 1
@@ -72,9 +71,9 @@ def processes_to_start(config: TrainConfig) -> int:
 
 
 def launch(processes: int, arguments: Sequence[str]) -> int:
-    """Run `tokenmix ARGUMENTS` in this many processes; the exit code of the first that failed, else 0.
+    """Run `tokenmix ARGUMENTS` in this many processes; return the exit code of the first failure, else 0.
 
-    When one fails the others have some seconds to end by themselves before they are ended.
+    After a failure the other processes have some seconds to exit before they are killed.
     """
     most = max(8, os.cpu_count() or 1)
     if processes > most:
@@ -84,13 +83,13 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
         port = probe.getsockname()[1]
     shared = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1"}
     environment = {**os.environ, **shared, "MASTER_PORT": str(port)}
-    # As torchrun: or each process would take all cores.
+    # As in torchrun; otherwise each process would use all cores.
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    # Without -P a module of a library's name in the current folder would be imported instead of the library.
+    # -P: a module in the current folder must not be imported instead of a library of the same name.
     command = [sys.executable, "-P", "-m", "tokenmix", *arguments]
-    # Ctrl-C reaches the processes as well, which save and end; here it must not cut the waiting short.
+    # Ctrl-C also reaches the processes, which save and exit. This process keeps waiting for them.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Told to end, it tells the processes, which save and end as well.
+    # SIGTERM is forwarded to the processes, which save and exit.
     told: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
     running = []

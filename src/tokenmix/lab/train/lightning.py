@@ -15,7 +15,7 @@ class LightningTask(L.LightningModule):
     """A task as a LightningModule.
 
     Logs have the names of metrics.csv: train_* for each batch, val_* for each evaluation. The learning-rate schedule
-    covers the steps that the Trainer estimates.
+    covers the Trainer's estimated number of steps.
     """
 
     def __init__(self, task: TaskModule) -> None:
@@ -24,12 +24,11 @@ class LightningTask(L.LightningModule):
         self.automatic_optimization = task.automatic_optimization
 
     def configure_optimizers(self) -> Configured:  # type: ignore[override]
-        """The task's."""
         self.task.total_steps = int(self.trainer.estimated_stepping_batches)
         return self.task.configure_optimizers()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """The task's, with the loss weighted by the share that the batch has of all processes' samples."""
+        """The task's step; the loss is weighted by the batch's share of the samples on all ranks."""
         optimizers: Any = self.optimizers()
         self.task.optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
         own = self.task.count(batch)
@@ -42,11 +41,9 @@ class LightningTask(L.LightningModule):
         return outputs.get("loss")
 
     def on_validation_epoch_start(self) -> None:
-        """Reset the metrics."""
         self.task.on_validation_epoch_start()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """The task's."""
         self.task.validation_step(batch, batch_idx)
 
     def on_validation_epoch_end(self) -> None:

@@ -1,4 +1,4 @@
-"""A model from a run folder, or from weights to start from, with the mixers that its config swaps in or inserts."""
+"""Models from run folders or initial weights, with the mixers that their config swaps in or inserts."""
 
 import dataclasses
 import inspect
@@ -21,7 +21,7 @@ from tokenmix.swap.inserting import INSERTED
 from tokenmix.trust import from_caller
 
 LARGE = 1024
-"""Pixels of an image's side up to which a model is built before its weights are looked at."""
+"""Largest image side in pixels for which a model is built before its weights are checked."""
 
 
 def load_run(run: Path) -> tuple[nn.Module, TrainConfig, Values]:
@@ -32,7 +32,7 @@ def load_run(run: Path) -> tuple[nn.Module, TrainConfig, Values]:
 
 @from_caller
 def load_task(run: Path | RunFolder, options: Arguments | None = None) -> TaskModule:
-    """The task of a run folder, around the model with its weights; `options` are as in `evaluate`."""
+    """The task of a run folder, with the trained model; `options` as in `evaluate`."""
     folder = RunFolder.of(run)
     config, description = folder.config, folder.description
     for name in options or {}:
@@ -45,20 +45,20 @@ def load_task(run: Path | RunFolder, options: Arguments | None = None) -> TaskMo
     built, stored = without_published_weights(config), None
     changed = config.swap.swap is not None or config.swap.insert is not None
     if (max(description.get("img_size") or [0]) > LARGE or "architecture" in description) and not changed:
-        # A model with a weight for each token of such images, or one that a file describes, may not fit into memory.
+        # Weights per token of large images, or an architecture from a file, may exceed the memory.
         with torch.device("meta"):
             shapes = kind.model_from_config(built, description)
         stored = read_weights(folder)
         check_weights(shapes, stored, weights, stored_types(config))
     task = kind(kind.model_from_config(built, description), config, description)
     swap_mixers(task)
-    # Read after the model is built, whose mistakes come first.
+    # Read after the model is built, so that errors of the model come first.
     put_weights(task.model, read_weights(folder) if stored is None else stored, weights, stored_types(config))
     return task.eval()
 
 
 def with_published_weights(config: TrainConfig) -> TrainConfig:
-    """The config of a new model, where --pretrained is the argument that builds it with its publisher's weights."""
+    """The config of a new model; --pretrained becomes the argument that loads published weights."""
     if not config.model.pretrained:
         return config
     name = config.model.model
@@ -74,17 +74,17 @@ def without_published_weights(config: TrainConfig) -> TrainConfig:
 
 
 def stored_types(config: TrainConfig) -> tuple[torch.dtype, ...]:
-    """Types other than the model's own that the weights in a run folder have."""
+    """Types of the weights in a run folder, other than the model's own."""
     return (torch.bfloat16,) if config.loop.precision == "bf16" else ()
 
 
-# Weights to start from may be of any precision.
+# Initial weights may have any precision.
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass
 class ChangedModel:
-    """Names of the layers that were swapped in, of those and the inserted blocks, and lines for the user."""
+    """Names of the swapped layers, names of swapped and inserted layers, and notes for the user."""
 
     swapped: list[str] = field(default_factory=list)
     mixers: list[str] = field(default_factory=list)
@@ -92,10 +92,9 @@ class ChangedModel:
 
 
 def start_and_swap(task: TaskModule, source: Path | None) -> ChangedModel:
-    """Put the weights of `source` into the task's new model, and swap and insert as its config says.
+    """Load the weights of `source` into the task's new model, and swap and insert as its config says.
 
-    Weights of a model that was not changed go in before, so that a swap can keep projections; those of a run that was
-    changed in the same way go in after it.
+    Unchanged weights are loaded before the swap, to keep projections; weights of a run with the same swap after it.
     """
     if source is None:
         return swap_mixers(task)
@@ -121,7 +120,7 @@ def start_and_swap(task: TaskModule, source: Path | None) -> ChangedModel:
 
 
 def swap_mixers(task: TaskModule) -> ChangedModel:
-    """Swap attention layers of the task's model and insert blocks into it, as its config states."""
+    """Swap attention layers of the task's model and insert blocks, as its config says."""
     swap, changed = task.config.swap, ChangedModel()
     if swap.swap is None and swap.insert is None:
         return changed
@@ -159,7 +158,7 @@ def swap_mixers(task: TaskModule) -> ChangedModel:
 
 @torch.no_grad()
 def check_own_mixers(task: TaskModule) -> None:
-    """Run the new model once if it has mixers from outside tokenmix, before anything is written."""
+    """Run a new model with mixers from outside tokenmix once, before anything is written."""
     if not own_mixers(task.model) or type(task).example is TaskModule.example:
         return
     with checked_own_mixers(task.model), torch.random.fork_rng(devices=[]):
@@ -173,10 +172,7 @@ def _places(report: SwapReport | InsertReport) -> str:
 
 
 def freeze_all_but(task: TaskModule, layers: list[str]) -> None:
-    """Freeze all but these layers of the task's model: their weights, and statistics such as those of BatchNorm.
-
-    Dropout of frozen layers stays on.
-    """
+    """Freeze all but these layers: weights, and statistics such as BatchNorm's. Dropout stays on."""
     task.model.requires_grad_(False)
     trained = [task.model.get_submodule(name).requires_grad_(True) for name in layers]
     inside, saved = {module for layer in trained for module in layer.modules()}, task.model.state_dict()

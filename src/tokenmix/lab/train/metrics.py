@@ -1,4 +1,4 @@
-"""Metrics: functions of what an evaluation keeps of its samples, and of how often each counts; and the file of that."""
+"""Metrics as functions of rows per sample and of sample weights; and the file of the rows."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,24 +18,23 @@ from tokenmix.lab.train.folder import RunFolder
 
 INDEX = "index"
 Rows = Mapping[str, Tensor]
-"""Columns of what an evaluation keeps: a row for each sample; in a column TABLE.NAME as many as the table has."""
+"""Columns of an evaluation, with one row per sample. A column TABLE.NAME has as many rows as the table."""
 
 
 def num_rows(rows: Rows) -> int:
-    """The number of samples."""
     return len(rows.get(INDEX, next(iter(rows.values()))))
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A number of an evaluation; a bootstrap is the same function with other weights.
+    """A number of an evaluation. A bootstrap is the same function with other weights.
 
     Attributes:
-        measure: rows, and weights float64 (R, n) of their samples, to R numbers or tables (R, ...).
-        higher_is_better: else less of it is better.
-        names: of the entries of a table, empty if they have none; None for a number.
-        values: rows to float64 (n,), where the metric is the mean of one value of each sample; else None.
-        undefined: stands for nan in results.
+        measure: maps rows and float64 sample weights (R, n) to R numbers or tables (R, ...).
+        higher_is_better: False if less is better.
+        names: names of the entries of a table, empty if they have none; None for a number.
+        values: maps rows to float64 (n,), if the metric is the mean of one value per sample; else None.
+        undefined: replaces nan in results.
     """
 
     measure: Callable[[Rows, Tensor], Tensor]
@@ -46,7 +45,7 @@ class Metric:
 
     @classmethod
     def mean(cls, values: Callable[[Rows], Tensor], *, higher_is_better: bool = True) -> "Metric":
-        """The mean of one value of each sample."""
+        """The mean of one value per sample."""
 
         def measure(rows: Rows, weights: Tensor) -> Tensor:
             return weights @ values(rows).double() / weights.sum(1)
@@ -63,7 +62,7 @@ class Metric:
         names: Sequence[str] | None = None,
         undefined: float = math.nan,
     ) -> "Metric":
-        """A function of the sums (R, ...) over the samples of values (n, ...)."""
+        """A function of sums (R, ...) over samples of values (n, ...)."""
 
         def measure(rows: Rows, weights: Tensor) -> Tensor:
             return metric(torch.tensordot(weights, values(rows).double(), 1))
@@ -72,7 +71,7 @@ class Metric:
 
     @classmethod
     def of_columns(cls, function: Callable[..., Tensor], *columns: str, higher_is_better: bool = True) -> "Metric":
-        """A function of whole columns, in which a sample of weight 2 stands twice; one of torchmetrics' is one."""
+        """A function of whole columns, such as torchmetrics has; a sample of weight 2 is repeated."""
 
         def measure(rows: Rows, weights: Tensor) -> Tensor:
             given = ([rows[name].repeat_interleave(times, 0) for name in columns] for times in weights.long())
@@ -81,19 +80,19 @@ class Metric:
         return cls(measure, higher_is_better)
 
     def __call__(self, rows: Rows) -> Any:
-        """The number where each sample counts once; a table as lists, or by the names of its entries."""
+        """The metric at equal weights; a table as lists, or by the names of its entries."""
         table = self.measure(rows, torch.ones(1, num_rows(rows), dtype=torch.float64))[0]
         value = table.nan_to_num(self.undefined, math.inf, -math.inf).tolist()
         return dict(zip(self.names, value, strict=True)) if self.names else value
 
 
 def quotient(sums: Tensor) -> Tensor:
-    """The first of two sums over the second; (R, 2, ...) to (R, ...)."""
+    """First of two sums over the second: (R, 2, ...) to (R, ...)."""
     return sums[:, 0] / sums[:, 1]
 
 
 def class_counts(predicted: Tensor, true: Tensor, classes: int, ignore: int | None = None) -> Tensor:
-    """Places of each class that are right, true and predicted, int64 (B, 3, classes), for each row of (B, ...)."""
+    """Correct, true and predicted positions of each class, int64 (B, 3, classes), for each row of (B, ...)."""
     counted = torch.ones_like(true, dtype=torch.bool) if ignore is None else true != ignore
     rows = torch.arange(len(true), device=true.device).view(-1, *[1] * (true.dim() - 1)) * classes
 
@@ -104,17 +103,17 @@ def class_counts(predicted: Tensor, true: Tensor, classes: int, ignore: int | No
     return torch.stack([count(true, right), count(true, counted), count(predicted, counted)], 1)
 
 
-# Of counts (..., 3, classes); nan for a class of which nothing can be said.
+# Functions of counts (..., 3, classes); nan for an undefined class.
 
 
 def accuracy_of(counts: Tensor) -> Tensor:
-    """Share of all samples that are right."""
+    """Accuracy over all samples."""
     right, there, _ = counts.double().sum(-1).unbind(-1)
     return right / there
 
 
 def recall_of(counts: Tensor) -> Tensor:
-    """Share of the samples of each class that are right."""
+    """Recall of each class: right / true."""
     right, there, _ = counts.double().unbind(-2)
     return right / there
 
@@ -132,7 +131,7 @@ def iou_of(counts: Tensor) -> Tensor:
 
 
 def matthews_of(counts: Tensor) -> Tensor:
-    """Matthews' correlation of the labels with the predicted classes; 0 where one of them is constant."""
+    """Matthews correlation of labels and predicted classes; 0 where one of them is constant."""
     right, there, found = counts.double().unbind(-2)
     total = there.sum(-1)
     over = right.sum(-1) * total - (there * found).sum(-1)
@@ -144,12 +143,9 @@ FILE = "predictions.safetensors"
 
 
 def joined(parts: Sequence[Rows]) -> dict[str, Tensor]:
-    """Rows as columns on the CPU, in the order of the samples; parts of a sample are added up.
-
-    Rows without `index` stay in the order in which they are given.
-    """
+    """Concatenate rows on the CPU, sorted by `index` if present; rows of one sample are added."""
     names = parts[0] if parts else ()
-    with torch.autocast("cpu", enabled=False):  # Which refuses float16 beside bfloat16.
+    with torch.autocast("cpu", enabled=False):  # Autocast refuses float16 with bfloat16.
         columns = {name: torch.cat([part[name].detach().cpu() for part in parts]) for name in names}
     for name in [name for name in columns if name.rpartition(".")[2] == INDEX]:
         table = name.removesuffix(INDEX)
@@ -166,19 +162,19 @@ def joined(parts: Sequence[Rows]) -> dict[str, Tensor]:
 
 
 def collected(parts: Sequence[Rows]) -> dict[str, Tensor]:
-    """The rows of all batches and processes; all processes must call it."""
+    """Rows of all batches and ranks; all ranks must call this."""
     return joined([rows for rows in all_gather(joined(parts)) if rows])
 
 
 def save_predictions(run: Path, columns: Rows, identity: Mapping[str, str]) -> None:
-    """Write the file of a run folder; nothing for a task whose rows have no index."""
+    """Write the file of a run folder, unless the task's rows have no index."""
     if INDEX in columns:
         tensors = {name: value.contiguous() for name, value in columns.items()}
         replace_file(run / FILE, safetensors.torch.save(tensors, sealed(tensors, identity)))
 
 
 def read_predictions(run: Path) -> dict[str, Tensor] | None:
-    """The columns of a run folder; None without such a file; `UserError` if it is damaged, or of another run."""
+    """Columns of a run folder; None without a file, `UserError` if the file is damaged or of another run."""
     file = run / FILE
     if not file.exists():
         return None

@@ -1,4 +1,4 @@
-"""What a run's options must be; and its steps: how many batches make one, an epoch and the run."""
+"""Checks of a run's options; its plan, optimiser and schedule."""
 
 import importlib
 import math
@@ -24,14 +24,14 @@ from tokenmix.lab.train.schema import fitted
 
 
 def device_type(config: TrainConfig) -> str:
-    """The kind of device that `config.loop.device` is on this machine."""
+    """Device type of `config.loop.device` on this machine."""
     if config.loop.device != "auto":
         return config.loop.device
     return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def check_device(config: TrainConfig) -> None:
-    """Raise `UserError` for a device that the machine does not have, or a precision that it cannot compute in."""
+    """Raise `UserError` for a device that is not available, or a precision that the device does not support."""
     if config.loop.device == "cuda" and not torch.cuda.is_available():
         raise UserError("no CUDA device is available; give --device cpu")
     if config.loop.device == "mps" and not torch.backends.mps.is_available():
@@ -41,7 +41,7 @@ def check_device(config: TrainConfig) -> None:
 
 
 def fit_to_ranks(config: TrainConfig) -> TrainConfig:
-    """The config of a run to resume for as many processes as run now; a step takes as many samples as it did."""
+    """The config of a run to resume, fitted to the current number of processes; samples per step stay the same."""
     if "RANK" not in os.environ:
         return config
     here = distributed_info()
@@ -57,12 +57,11 @@ def fit_to_ranks(config: TrainConfig) -> TrainConfig:
 
 
 def distills_layers(config: TrainConfig) -> bool:
-    """Whether the run learns the outputs of a teacher's layers."""
     return isinstance(config.options, TeacherOptions) and config.options.distill_from == "layers"
 
 
 def check_config(config: TrainConfig) -> None:
-    """Raise `UserError` for options that do not fit together, or do not fit the processes that run."""
+    """Raise `UserError` for options that conflict, or do not fit the number of processes."""
     optim, loop = config.optim, config.loop
     if distills_layers(config) and config.swap.swap is None:
         raise UserError("distill_from=layers trains the layers that are swapped in; give --swap MIXER as well")
@@ -111,24 +110,21 @@ def check_config(config: TrainConfig) -> None:
 
 
 def check_optimizer(name: str, eps: float | None = None) -> None:
-    """Raise `UserError` unless timm has an optimiser of this name, and it takes `eps` if one is given."""
-    # Here, since timm takes seconds and only training needs it.
+    """Raise `UserError` unless timm has an optimiser of this name, and the optimiser takes `eps` if given."""
+    # Imported here: timm takes seconds, and only training needs it.
     from timm.optim import get_optimizer_info, list_optimizers
 
     known = [str(known) for known in list_optimizers()]
     if name not in known:
         raise unknown_name("optimiser", name, known)
-    # timm would leave it out without a word.
+    # timm would ignore it without a message.
     if eps is not None and not get_optimizer_info(name).has_eps:
         raise UserError(f"optimiser {name!r} has no epsilon; leave opt_eps={eps} out")
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """The arithmetic of a run.
-
-    An optimiser step takes `accumulate` batches of `batch_size` from each of `processes`; none spans two epochs.
-    """
+    """Numbers of batches and steps. A step takes `accumulate` batches from each of `processes`, within one epoch."""
 
     batch_size: int
     accumulate: int
@@ -138,7 +134,7 @@ class TrainingPlan:
     processes: int = 1
 
     def batches(self, epoch: int) -> int:
-        """Batches of an epoch, counted from 0; the last epoch may end early."""
+        """Batches of an epoch, counted from 0; the last epoch may be shorter."""
         steps = min(self.steps_per_epoch, self.total_steps - epoch * self.steps_per_epoch)
         return steps * self.accumulate
 
@@ -160,7 +156,7 @@ class Progress:
 
     @classmethod
     def from_dict(cls, values: object) -> "Progress":
-        """From values of JSON; `UserError` if one has another type, or is a number below 0."""
+        """Progress from JSON values; `UserError` for a wrong type or a negative number."""
         hints = get_type_hints(cls)
         if not isinstance(values, dict) or not hints.keys() >= values.keys() >= {"epoch", "batch", "step"}:
             raise UserError("it does not have the position of the run")
@@ -172,9 +168,9 @@ class Progress:
 
 
 def make_plan(config: TrainConfig, num_train: int, processes: int = 1, unit: str = "images") -> TrainingPlan:
-    """The plan for this many training samples; `UserError` if there is not one for each part of a step.
+    """The plan for this many training samples; `UserError` if a step has more parts than there are samples.
 
-    Where they do not fill one batch, an epoch has four steps of smaller ones, see `plan_notes`.
+    If the samples do not fill one batch, an epoch has four steps of smaller batches, see `plan_notes`.
     """
     micro, parts = config.loop.batch_size // config.optim.accumulate, config.optim.accumulate * processes
     if parts > num_train:
@@ -195,7 +191,6 @@ def make_plan(config: TrainConfig, num_train: int, processes: int = 1, unit: str
 
 
 def batch_note(config: TrainConfig, plan: TrainingPlan, num_train: int, unit: str) -> str | None:
-    """What to say of batches that are smaller than asked for."""
     size, processes = plan.batch_size * plan.accumulate, f" in {plan.processes} processes" * (plan.processes > 1)
     if size == config.loop.batch_size:
         return None
@@ -206,7 +201,7 @@ def batch_note(config: TrainConfig, plan: TrainingPlan, num_train: int, unit: st
 
 
 def precision_note(config: TrainConfig) -> str | None:
-    """What to say of bfloat16 on a CPU that has no instructions for it."""
+    """A note on bfloat16 for a CPU without bfloat16 instructions."""
     without = platform.machine() in ("x86_64", "AMD64") and torch.backends.cpu.get_cpu_capability() in (
         "DEFAULT",
         "AVX2",
@@ -217,13 +212,13 @@ def precision_note(config: TrainConfig) -> str | None:
 
 
 def plan_notes(config: TrainConfig, plan: TrainingPlan, num_train: int, unit: str) -> list[str]:
-    """What to say before a run starts."""
+    """Notes to print before a run starts."""
     notes = batch_note(config, plan, num_train, unit), warmup_note(config, plan), precision_note(config)
     return [note for note in notes if note is not None]
 
 
 def warmup_note(config: TrainConfig, plan: TrainingPlan) -> str | None:
-    """What to say of a warm-up that the run ends in, as with a recipe for a larger set; None of any other."""
+    """A note on a warm-up that is longer than the run, as with a recipe for a larger data set."""
     optim = config.optim
     if not isinstance(optim, OptimConfig) or optim.warmup_steps is None or optim.warmup_steps < plan.total_steps:
         return None
@@ -235,11 +230,10 @@ def warmup_note(config: TrainConfig, plan: TrainingPlan) -> str | None:
 
 
 def seed_everything(seed: int, epoch: int, batch: int, rank: int = 0) -> None:
-    """Seed python, numpy and torch from a position in a run; the weights are drawn at epoch 0, training starts at 1.
+    """Seed python, numpy and torch from a position in a run; weights are drawn at epoch 0, training starts at epoch 1.
 
-    Seeded for each batch, the randomness of a run depends on the position only: not on what was drawn before, by
-    evaluation, by worker processes or before a kill. That is why a checkpoint needs no random state. Each process of a
-    run draws its own.
+    Each batch is seeded, so randomness depends only on the position: not on earlier draws by evaluation, worker
+    processes or an interrupted run. Checkpoints need no random state. Each rank draws its own numbers.
     """
     place = (seed, epoch, batch, rank) if rank else (seed, epoch, batch)
     words = np.random.SeedSequence(place).generate_state(3)
@@ -250,9 +244,9 @@ def seed_everything(seed: int, epoch: int, batch: int, rank: int = 0) -> None:
 
 @dataclass
 class Warmup:
-    """Factor on the peak rate: linear from near 0 over `warmup` steps, then `shape` of the share done, to `floor`.
+    """Factor on the peak rate: linear from near 0 over `warmup` steps, then `shape` of the progress, down to `floor`.
 
-    `"step"` counts from the run's start instead, as published schedules do, and is no lower than `floor`.
+    `"step"` counts from the run's start, as published schedules do, and is at least `floor`.
     """
 
     shape: str
@@ -281,7 +275,7 @@ SHAPES: dict[str, Callable[[float], float]] = {
 def make_optimizer(model: nn.Module | list[Values], optim: OptimConfig) -> Optimizer:
     """timm's optimiser of that name.
 
-    A model's biases, norms, and what `model.no_weight_decay()` names, have no decay; groups keep their own.
+    Biases, norms and parameters of `model.no_weight_decay()` have no weight decay; parameter groups keep their own.
     """
     from timm.optim import create_optimizer_v2
 
@@ -293,7 +287,7 @@ def make_optimizer(model: nn.Module | list[Values], optim: OptimConfig) -> Optim
 
 
 def make_schedule(optimizer: Optimizer, optim: OptimConfig, total_steps: int, epochs: int) -> LambdaLR:
-    """The schedule with linear warm-up over the optimiser steps of the run, the cool-down left out."""
+    """Schedule with linear warm-up over the run's optimiser steps without the cool-down."""
     warmup = round(0.05 * total_steps) if optim.warmup_steps is None else optim.warmup_steps
     if optim.warmup_epochs is not None:
         warmup = round(optim.warmup_epochs / epochs * total_steps)
@@ -302,11 +296,11 @@ def make_schedule(optimizer: Optimizer, optim: OptimConfig, total_steps: int, ep
 
 
 Configured = Optimizer | Values | Sequence[Optimizer] | Sequence[Values] | tuple[Sequence[Optimizer], Sequence[object]]
-"""What Lightning's `configure_optimizers` returns: optimisers, or tables with an `optimizer` and its `lr_scheduler`."""
+"""Result of Lightning's `configure_optimizers`: optimisers, or tables with an `optimizer` and its `lr_scheduler`."""
 
 
 def optimizers_and_schedules(configured: Configured) -> tuple[list[Optimizer], list[Values]]:
-    """The optimisers, and the schedules with their `interval`, in any form that Lightning's `configure_optimizers` has.
+    """Optimisers, and schedules with their `interval`, from any result of Lightning's `configure_optimizers`.
 
     As in Lightning, a schedule steps after each epoch unless its interval is "step".
     """
@@ -321,7 +315,7 @@ def optimizers_and_schedules(configured: Configured) -> tuple[list[Optimizer], l
 
 
 class WeightEMA:
-    """Exponential moving average of the weights, which is evaluated and saved as the run folder's weights."""
+    """Exponential moving average of the weights. A run evaluates the average and saves it as the run's weights."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         from timm.utils.model_ema import ModelEmaV3
@@ -332,32 +326,31 @@ class WeightEMA:
                 "ema would average tied parameters twice, such as embeddings shared with the head; omit --ema"
             )
         self.model = model
-        # With warm-up the first averages are short: else a run of a few hundred steps would keep its first weights.
-        # timm rounds a bfloat16 average at random, by a generator that no checkpoint holds: float32 needs no rounding.
+        # With warm-up the first averages are short; otherwise a run of few hundred steps would keep its initial
+        # weights. timm rounds a bfloat16 average at random, with a generator that checkpoints lack. float32 needs no
+        # rounding.
         low = any(value.dtype in (torch.bfloat16, torch.float16) for value in model.state_dict().values())
         self.average = ModelEmaV3(model, decay=decay, use_warmup=True, dtype=torch.float32 if low else None)
         self.average.requires_grad_(False)
 
     def weights(self) -> dict[str, Tensor]:
-        """The averaged weights, in the types of the model's."""
+        """The averaged weights, in the model's types."""
         averaged = self.average.module.state_dict()
         return {name: averaged[name].to(own.dtype) for name, own in self.model.state_dict().items()}
 
     def state_dict(self) -> Values:
-        """The average in float32, for the checkpoint."""
+        """The float32 average, for the checkpoint."""
         return {k: v.detach().cpu().clone() for k, v in self.average.module.state_dict().items()}
 
     def load_state_dict(self, state_dict: Values) -> None:
-        """Continue from the average of a checkpoint."""
         self.average.module.load_state_dict(state_dict)
 
     def update(self, step: int) -> None:
-        """Add the weights after this step to the average."""
         self.average.update(self.model, step=step)
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """The model has the averaged weights within the block, and its own after it."""
+        """Use the averaged weights within the block, and the model's own after it."""
         own = {name: value.clone() for name, value in self.model.state_dict().items()}
         self._fill_model(self.average.module.state_dict())
         yield

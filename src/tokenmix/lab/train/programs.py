@@ -1,4 +1,4 @@
-"""Hooks by which `info`, `compare`, `inspect`, `cost` and `export` ask a task about its models."""
+"""Hooks with which `info`, `compare`, `inspect`, `cost` and `export` ask a task about its models."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,20 +16,20 @@ from tokenmix.layers.base import count_parameters
 from tokenmix.registry import MODELS, Arguments
 
 Description = Mapping[str, Any]
-"""What a run folder's data.json says of the data."""
+"""Content of a run folder's data.json."""
 Batch = Mapping[str, Any]
-"""What a task's data gives for a step: tensors by name, and what goes with them."""
+"""A task's data for one step: tensors by name, and further values."""
 
 
 @dataclass(frozen=True)
 class HubForm:
-    """Format of the models of a task on the hub.
+    """Format of a task's models on the hub.
 
     Attributes:
-        library: that loads them, by the hub's name, which is one of its tags.
-        pipeline: what they do, by the hub's name.
-        extra: of tokenmix, which brings what loading needs.
-        code: Python that loads one from `{repo}`.
+        library: library that loads the models; one of the hub's tags.
+        pipeline: the hub's name for the models' task.
+        extra: extra of tokenmix that loading needs.
+        code: Python that loads a model from `{repo}`.
     """
 
     library: str
@@ -39,23 +39,23 @@ class HubForm:
 
 
 class View(NamedTuple):
-    """An input as it is drawn, (C, H, W), and as the model takes it, (1, C, H', W')."""
+    """An input as drawn, (C, H, W), and as the model takes it, (1, C, H', W')."""
 
     shown: Tensor
     inputs: Tensor
 
 
 class PlainSamples(NamedTuple):
-    """Features (n, d) or texts of n samples, None for a method that reads none, and targets (n, ...)."""
+    """Features (n, d) or texts of n samples, None for a method without inputs; and targets (n, ...)."""
 
     features: Tensor | list[str] | None
     targets: Tensor
 
 
 class Shown(NamedTuple):
-    """A test sample for a report: each an image, or words; an input that both others show is None.
+    """A test sample for a report, each part an image or text. An input that both other parts show is None.
 
-    `legend` has the colours of the classes in the images, as #rrggbb by name.
+    `legend` maps classes in the images to their colours, as #rrggbb.
     """
 
     input: Image | str | None
@@ -65,15 +65,14 @@ class Shown(NamedTuple):
 
 
 class ProgramHooks:
-    """Defaults for a task that overrides none of these hooks.
+    """Hooks of a task, with defaults.
 
     Attributes:
-        looks_at: what `inspect` can show: the maps of an image, of which `view` makes the model's input; the gates and
-            attention of a text; or nothing.
-        no_comparison: why `compare` refuses the task, and what to do instead; empty if it does not.
-        baselines: names of the simplest methods for the task, in `tokenmix.lab.compare.baselines`, which `compare`
-            fits to `plain_samples`; `judged` takes logarithms of their probabilities and the targets.
-        hub: how `save_for_hub` leaves its models; None if no library of the hub loads them.
+        looks_at: what `inspect` can show: maps of an image from `view`, gates and attention of a text, or nothing.
+        no_comparison: why `compare` refuses the task, and what to do instead; empty if it does not refuse.
+        baselines: names of the task's simplest methods in `tokenmix.lab.compare.baselines`. `compare` fits them to
+            `plain_samples`; `judged` takes logarithms of their probabilities, and the targets.
+        hub: format of `save_for_hub`; None if no library of the hub loads the models.
     """
 
     looks_at: ClassVar[Literal["images", "text", "nothing"]] = "nothing"
@@ -82,23 +81,23 @@ class ProgramHooks:
     hub: ClassVar[HubForm | None] = None
 
     def plain_samples(self, data: Any, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
-        """What simple baselines learn from and are scored on, in batches."""
+        """Training or test data of simple baselines, in batches."""
         raise NotImplementedError(f"{type(self).__name__} names baselines and has no plain_samples")
 
     def judged(self, logits: Tensor, targets: Tensor, index: Tensor) -> Rows:
-        """What an evaluation keeps of logits (n, classes, ...) and targets (n, ...) of the samples `index` (n,)."""
+        """Rows of an evaluation for logits (n, classes, ...) and targets (n, ...) of the samples `index` (n,)."""
         raise NotImplementedError(f"{type(self).__name__} names baselines and has no judged")
 
     def num_targets(self) -> int:
-        """How many values a target of `plain_samples` may have."""
+        """Number of values that a target of `plain_samples` may have."""
         return len(self.data["classes"])  # type: ignore[attr-defined]
 
     def plain_answers(self, data: Any) -> dict[str, Rows]:
-        """What an evaluation would keep of the test answers of simple methods of the task's own, by their names."""
+        """Rows of an evaluation of the task's own simple methods on the test samples, by method."""
         return {}
 
     def show(self, batch: Batch) -> list[Shown]:
-        """Test samples as they are drawn, with what is true and what the model predicts; empty: nothing to draw."""
+        """Test samples to draw, with truth and prediction; empty if there is nothing to draw."""
         return []
 
     @classmethod
@@ -106,8 +105,8 @@ class ProgramHooks:
         """What `tokenmix info` prints of a model.
 
         Args:
-            name: of the registry.
-            sizes: of the input, as asked for: `img_size`, `num_points`; `UserError` for one that the model lacks.
+            name: name in the registry.
+            sizes: requested input sizes, `img_size` or `num_points`; `UserError` for one that the model lacks.
             model_kwargs: arguments of the model.
         """
         check_sizes(sizes, (), f"{name} is given its sizes by --model-kwargs")
@@ -121,28 +120,25 @@ class ProgramHooks:
         raise NotImplementedError(f"{cls.__name__} has no view")
 
     def save_for_hub(self, folder: Path) -> nn.Module:
-        """Write the model into a folder in the form `hub`, and return what its library loads from there.
-
-        The module that is returned is called as the task's `answering()` is.
-        """
+        """Write the model into a folder in the form `hub`; return the model from there, called like `answering()`."""
         raise NotImplementedError(f"{type(self).__name__} has a form on the hub and no save_for_hub")
 
 
 def check_sizes(sizes: Arguments, known: Sequence[str], remedy: str) -> None:
-    """Raise `UserError` for a size that a model does not have."""
+    """Raise `UserError` for a size that the model lacks."""
     other = next((name for name in sizes if name not in known), None)
     if other is not None:
         raise UserError(f"{remedy}; leave --{other.replace('_', '-')} {sizes[other]} out")
 
 
 def own_macs(model: nn.Module) -> int | None:
-    """Multiply-adds of one sample, from the equations; None if the model does not count them."""
+    """Multiply-adds per sample, from the equations; None if the model does not count them."""
     count = getattr(model, "macs", None)
     return int(count()) if callable(count) else None
 
 
 def model_summary(name: str, model: nn.Module) -> Values:
-    """What is known of any model of the registry."""
+    """Summary of any model in the registry."""
     return {
         "model": name,
         "task": ", ".join(MODELS[name].tasks),
@@ -153,10 +149,7 @@ def model_summary(name: str, model: nn.Module) -> Values:
 
 
 def counted_summary(name: str, model: Any, inputs: Arguments, *size: int) -> Values:
-    """What a model that counts its parts has and takes for inputs of a size, with the published figures.
-
-    Those are the paper's, and ours of the preset: what was asked for may have another size or other arguments.
-    """
+    """Summary of a model that counts its parts, for inputs of a size; published figures may be for another size."""
     from tokenmix.models.registry import create_on_meta  # not at the top: it imports timm
 
     rows = (row._asdict() for row in model.cost_table(*size))

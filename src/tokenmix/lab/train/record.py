@@ -1,4 +1,4 @@
-"""metrics.csv, TensorBoard, trackers, the bar and the line after each epoch; and the check that the loss is finite."""
+"""Logs of a run: metrics.csv, TensorBoard, trackers, progress bar; and the check that the loss is finite."""
 
 import csv
 import io
@@ -25,10 +25,10 @@ from tokenmix.lab.train.task import TaskData, TaskModule
 
 
 class Recorder:
-    """Writes one row every `log_every` steps and one after each epoch; a row has the mean loss since the row before.
+    """Writes a row every `log_every` steps and after each epoch, with the mean loss since the previous row.
 
-    Losses stay on the device until a row is due, so that a step never waits for the device. Of several processes the
-    first one writes, the mean over all of them. What was seen is counted in a column named by the data's unit.
+    Losses stay on the device until a row is due, so steps never wait for the device. Rank 0 writes the mean over ranks.
+    The column that counts samples has the name of the data's unit.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Recorder:
 
             logger = task.config.loop.logger
             self.logger = None if logger is None else _open_tracker(task.config, run, quiet=quiet)
-            # Points after the checkpoint, written before the kill, are hidden by purge_step.
+            # purge_step hides points after the checkpoint, written before a kill.
             purged = progress.step + 1 if progress.step else None
             self.tensorboard = run / "tensorboard"
             self.board = SummaryWriter(str(self.tensorboard), purge_step=purged)
@@ -56,23 +56,19 @@ class Recorder:
         self.evaluated = task.numbers() if data.num_validation else []
 
     def state_dict(self) -> Values:
-        """The losses that no row has yet, and from where the rate of the next row counts."""
+        """Losses that no row has yet, and the start of the next row's rate."""
         return {"pending": self._columns(), "row_start": list(self.row_start)}
 
     def load_state_dict(self, state_dict: Values) -> None:
-        """Take up where `state_dict` left off."""
         self.pending = {name: list(column) for name, column in state_dict["pending"].items()}
         self.row_start = (int(state_dict["row_start"][0]), float(state_dict["row_start"][1]))
 
     def start_clock(self) -> None:
-        """Start the clock of training, or of evaluation: one of them is stopped while the other runs."""
+        """Start the clock of training or of evaluation; only one of them runs at a time."""
         self.started = time.perf_counter()
 
     def record_batch(self, logs: dict[str, Tensor], lr: float) -> None:
-        """Record the loss of a batch and the learning rate of its step; write a row if one is due.
-
-        The last batch of an epoch goes into the epoch's own row.
-        """
+        """Record a batch's loss and learning rate; write a row if due. The epoch's row includes the last batch."""
         progress, self.lr = self.progress, lr
         for name, value in logs.items():
             self.pending.setdefault(name, []).append(value)
@@ -87,7 +83,7 @@ class Recorder:
         progress, results = self.progress, self.task.results
         progress.eval_seconds += time.perf_counter() - self.started
         progress.final = dict(results)
-        # Where nothing is held out to choose by, the last epoch is the best.
+        # Without validation samples the last epoch is the best.
         if not results or progress.best_epoch is None or _as_good(self.task, results, progress.best):
             progress.best_epoch, progress.best = progress.epoch + 1, dict(results)
         values = {**self._train_values(), **{f"val_{name}": results[name] for name in self.evaluated}}
@@ -104,20 +100,18 @@ class Recorder:
         self.start_clock()
 
     def record_test(self) -> None:
-        """Count the time of the test."""
         self.progress.eval_seconds += time.perf_counter() - self.started
 
     def sync(self) -> None:
-        """Wait until metrics.csv is on the disk, before a checkpoint that relies on its rows."""
+        """Flush metrics.csv to the disk, before a checkpoint that relies on its rows."""
         if self.first:
             self._check_folder()
             os.fsync(self.file.fileno())
 
     def close(self) -> None:
-        """Close metrics.csv and the TensorBoard log."""
         if self.first:
             self.file.close()
-            if not self._removed():  # Its thread cannot flush into a folder that was taken away.
+            if not self._removed():  # Its thread cannot flush into a removed folder.
                 self.board.close()
             if self.logger is not None:
                 self.logger.close(finished=self.progress.epoch == self.plan.epochs)
@@ -130,12 +124,12 @@ class Recorder:
             )
 
     def _removed(self) -> Path | None:
-        """What of the run folder is there no more."""
+        """The part of the run folder that is missing."""
         parts = {self.path.parent: self.path, self.tensorboard: self.tensorboard}
         return next((shown for shown, part in parts.items() if not part.exists()), None)
 
     def settle(self) -> None:
-        """Bring the clock up to date; `UserError` if a loss since the last row is not finite."""
+        """Update the clock; `UserError` if a loss since the last row is not finite."""
         now = time.perf_counter()
         self.progress.train_seconds += now - self.started
         self.started = now
@@ -151,7 +145,7 @@ class Recorder:
             raise self.diverged(f"the loss is {losses[first].item()}", before // self.plan.accumulate + 1)
 
     def diverged(self, what: str, step: int) -> BaseException:
-        """The error for a run whose numbers are no longer finite; all processes see it, the first one reports it."""
+        """The error for numbers that are not finite. All ranks see the numbers; rank 0 reports them."""
         if not self.first:
             return PeerFailure(2)
         return UserError(
@@ -179,7 +173,7 @@ class Recorder:
         row = {**place, "seconds": round(progress.train_seconds, 4), **values}
         text = io.StringIO()
         if not self.columns:
-            # The first row is always one of training; the columns of evaluation come after its own.
+            # The first row is always a training row; the columns of evaluation follow.
             self.columns = list(dict.fromkeys([*row, *(f"val_{name}" for name in self.evaluated)]))
             csv.writer(text, lineterminator="\n").writerow(self.columns)
         csv.DictWriter(text, self.columns, lineterminator="\n").writerow(row)
@@ -194,10 +188,7 @@ class Recorder:
 
 
 class ProgressBar:
-    """A line on the terminal for each epoch: its number, batches, and what was last written to metrics.csv.
-
-    It is there within the context `rich`; nothing is shown of a quiet run, or where no terminal is.
-    """
+    """A terminal line per epoch within the context `rich`: number, batches, and latest values of metrics.csv."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -216,7 +207,6 @@ class ProgressBar:
         self.line = self.rich.add_task("", values="")
 
     def start_epoch(self) -> None:
-        """Begin a line at the batch where the epoch continues."""
         plan, progress = self.recorder.plan, self.recorder.progress
         self.rich.reset(
             self.line,
@@ -226,7 +216,6 @@ class ProgressBar:
         )
 
     def advance(self) -> None:
-        """One batch more."""
         if not self.rich.disable:
             latest, monitor = self.recorder.latest, self.recorder.task.monitor
             shown = {"loss": latest.get("train_loss"), monitor: latest.get(f"val_{monitor}")}
@@ -235,16 +224,13 @@ class ProgressBar:
 
 
 def _as_good(task: TaskModule, results: Values, best: Values) -> bool:
-    """Of equal epochs the later one counts, which few validation samples often have; one without a score never wins."""
+    """Ties go to the later epoch, since few validation samples often give ties; an epoch without a score never wins."""
     now, before = (math.nan if value is None else value for value in (results[task.monitor], best[task.monitor]))
     return math.isnan(before) or (now >= before if task.mode == "max" else now <= before)
 
 
 def _cut(path: Path, size: int) -> list[str]:
-    """Truncate metrics.csv to its rows at the checkpoint, and return its columns.
-
-    Rows that are gone or damaged, as after a power cut, are left out, and a line on standard error says so.
-    """
+    """Truncate metrics.csv to the checkpoint and return its columns; missing or damaged rows are reported."""
     held = read_bytes(path)[:size] if path.exists() else b""
     lines = held.split(b"\n")[:-1]
     columns = lines[0].split(b",") if lines else []
@@ -264,7 +250,7 @@ REMEDIES = {
 
 
 def _open_tracker(config: TrainConfig, run: Path, *, quiet: bool) -> "_Wandb | _MLflow":
-    """The run in the tracker of `config.loop.logger`, with its options; logger.json keeps its id there for a resume."""
+    """The run in the tracker of `config.loop.logger`, with its options; logger.json keeps its id for a resume."""
     kind, file = str(config.loop.logger), run / "logger.json"
     try:
         known = read_json(file)["id"] if file.exists() else None
@@ -282,7 +268,7 @@ class _Wandb:
     def __init__(self, run: Path, known: str | None, options: dict[str, str], quiet: bool) -> None:
         import wandb
 
-        # Its files hold links, and a run folder that holds any is not resumed.
+        # wandb's files contain links, and a run folder with links is not resumed.
         self.run = wandb.init(
             name=run.name,
             dir=os.environ.get("WANDB_DIR", run.parent),
@@ -306,7 +292,7 @@ class _MLflow:
     def __init__(self, run: Path, known: str | None, options: dict[str, str], quiet: bool) -> None:
         import mlflow
 
-        # MLflow's own default depends on what of it is installed.
+        # MLflow's own default depends on which parts of it are installed.
         where = os.environ.get("MLFLOW_TRACKING_URI") or mlflow.get_tracking_uri()
         self.client = mlflow.tracking.MlflowClient(where)
         if known is None:

@@ -1,4 +1,4 @@
-"""Train by options from Python; what comes back is the run as numbers, a table and a figure."""
+"""Training by options from Python; the result has numbers, a table and a figure."""
 
 import csv
 import os
@@ -27,17 +27,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunResult(os.PathLike[str]):
-    """A finished run.
-
-    Attributes:
-        path: the run folder.
-    """
+    """A finished run in the folder `path`."""
 
     path: Path
 
     @cached_property
     def result(self) -> Values:
-        """The content of result.json."""
         return RunFolder(self.path).result
 
     @property
@@ -61,14 +56,14 @@ class RunResult(os.PathLike[str]):
         return [{name: float(text) if text else None for name, text in row.items()} for row in rows]
 
     def to_pandas(self) -> "pd.DataFrame":
-        """`history()` as a table; pandas has to be installed."""
+        """`history()` as a table; needs pandas."""
         with needs("to_pandas"):
             import pandas as pd
 
         return pd.DataFrame(self.history())
 
     def plot(self) -> "Figure":
-        """Training loss and, with validation samples, the monitored metric over steps."""
+        """Plot training loss and, with validation samples, the monitored metric over steps."""
         from matplotlib.figure import Figure
 
         monitor, rows = self.result["monitor"], self.history()
@@ -128,10 +123,10 @@ def train(
     """Train a model by options, as `tokenmix train` does, or continue a run.
 
     Args:
-        config: all options in one object; options that are given as well replace its own.
+        config: all options in one object; options given separately override it.
         data: a data set of `tokenmix list data`, or your files, such as "folder:photos".
-        task: a name of `tokenmix.list_tasks()`; image classification, or the recipe's or run's task, if not given.
-        model: the network's name; the task's default, or that of `init_from`, if not given.
+        task: a name of `tokenmix.list_tasks()`; default: the recipe's or run's task, else image classification.
+        model: the network's name; default: the model of `init_from`, else the task's default.
         model_kwargs: arguments of the model.
         pretrained: start from the published weights of a model of timm or torchvision.
         recipe: name or file of a recipe to start from.
@@ -142,7 +137,7 @@ def train(
         limit, limit_eval: use this many training and test samples.
         out: the run folder; runs/MODEL-DATA-SEED if not given.
         resume: continue this run folder.
-        device, threads: where to train, and the CPU threads.
+        device, threads: device, and CPU threads.
         quiet: print nothing.
         **options: any other option of the command, by its name with underscores.
 

@@ -1,4 +1,4 @@
-"""Training, evaluating and predicting by run folder; docs/guides/runs.md says what is in one."""
+"""Training, evaluation and prediction by run folder; docs/guides/runs.md lists the files of a run folder."""
 
 import contextlib
 import dataclasses
@@ -71,21 +71,17 @@ from tokenmix.registry import Arguments, is_transformers
 from tokenmix.trust import from_caller
 
 CALIBRATION = 128
-"""Training images that fix the ranges; with 16 the accuracy was the same to 0.001 (dev/LOG.md, 2026-11-21)."""
+"""Training images that calibrate the ranges; 16 images gave the same accuracy to 0.001 (dev/LOG.md, 2026-11-21)."""
 
 
 @from_caller
 def train(config: TrainConfig, *, quiet: bool = False) -> Path:
-    """Train a model, or continue with a run, and return the run folder.
-
-    Args:
-        config: the run.
-        quiet: print nothing.
+    """Train a model, or continue a run, and return the run folder.
 
     Raises:
-        UserError: a setting, the data or the disk does not allow it, or the loss is NaN or infinite; the last good
+        UserError: a setting, the data or the disk does not allow the run, or the loss is not finite; the last good
             checkpoint is kept.
-        KeyboardInterrupt: Ctrl-C or SIGTERM; the run has been saved, and the message says how to continue.
+        KeyboardInterrupt: Ctrl-C or SIGTERM; the run is saved, and the message says how to continue.
     """
     if not isinstance(config, TrainConfig):
         raise UserError(f"train takes a TrainConfig, got {config!r}; make one with tokenmix.lab.train.make_config")
@@ -110,23 +106,23 @@ def train(config: TrainConfig, *, quiet: bool = False) -> Path:
 
 @from_caller
 def finish_run(config: TrainConfig, *, quiet: bool = False) -> Path:
-    """The run folder `config.loop.out`, trained to its end whatever is there: for programs that make many runs.
+    """Train the run in the folder `config.loop.out` to its end, whatever its state: for programs that make many runs.
 
-    A finished run is left unchanged, a stopped one continues bit for bit, one without a checkpoint starts again.
+    A finished run stays unchanged, a stopped run continues bit for bit, a run without a checkpoint starts again.
 
     Raises:
-        UserError: no folder is given, or it holds a run with other options, or one that another process writes; else
-            as `train`.
+        UserError: no folder is given, the folder holds a run with other options, or another process writes to it;
+            otherwise as `train`.
     """
     if (out := config.loop.out) is None:
         raise UserError("a run that can be resumed needs a folder; give out")
     run, finished = RunFolder(out), False
     with process_group(config.loop.device):
-        # The first process decides, since it also removes.
+        # Rank 0 decides, since rank 0 also removes files.
         with raise_on_all_ranks():
             if distributed_info().first and (out / "config.json").exists():
                 configs = config.task_class.with_absolute_paths(config), run.saved_config
-                # Options by name, as JSON gives them back.
+                # Options by name, as JSON returns them.
                 wanted, before = (json.loads(json.dumps(one.flat(), default=str)) for one in configs)
                 for name, value in wanted.items():
                     if name not in config.marked("free") and value != before.get(name):
@@ -159,19 +155,19 @@ def evaluate(
 
     Args:
         run: the run folder.
-        data: another data set, prepared as the run's own was.
+        data: another data set, preprocessed like the run's.
         device: auto, cpu, cuda or mps.
         limit: use this many test samples.
-        options: options of the task's evaluation, by name, that replace the run's own.
-        optimized: evaluate the copy for CPUs by `tokenmix.optimize` in this dtype, with training images as its example;
-            for a task whose model takes a batch of images.
+        options: options of the task's evaluation, by name; they override the run's.
+        optimized: evaluate the CPU copy of `tokenmix.optimize` in this dtype, with training images as its example; only
+            for models that take a batch of images.
     """
     task = load_task(run, options)
     config = task.config.replace(data=data or task.config.data.data, limit_eval=limit or task.config.data.limit_eval)
-    # A copy for CPUs computes in its own dtype.
+    # A CPU copy computes in its own dtype.
     config = config.replace(device=device) if optimized is None else config.replace(device="cpu", precision="32")
     check_device(config)
-    # Nothing is chosen here, and other data may have fewer training samples than the run held out.
+    # No epoch is chosen here, and other data may have fewer training samples than the run held out.
     read = config.replace(data=with_absolute_paths(config.data.data), validation=0)
     source = type(task).load_data(read, like=task.data)
     engine = Engine(config, task, alone=True)
@@ -183,7 +179,7 @@ def evaluate(
         if not isinstance(images, Tensor):
             raise UserError(f"{type(task).__name__} is not trained on batches of images; leave --optimize out")
         task.model = optimize(task.model, images, optimized, measure=False)
-    # Batches as in the run, so that its own figures come back to the last bit.
+    # Batches as in the run, so that the run's figures are reproduced bit for bit.
     with finite_outputs(task.model), worker_errors():
         engine.evaluate(source.test_batches(batch_size=config.loop.batch_size // config.optim.accumulate))
     told = {} if optimized is None else {"optimize": optimized}
@@ -198,10 +194,12 @@ def predict(
     *,
     options: Arguments | None = None,
 ) -> list[Values]:
-    """Predictions of a run's model for files, of a text task also for texts; what cannot be read is a `UserError`.
+    """Predictions of a run's model for files, or for texts if the task reads texts.
 
-    With `out`, a folder, a task whose predictions are masks or boxes writes them there as files and images. `options`
-    are as in `evaluate`.
+    With a folder `out`, a task that predicts masks or boxes also writes files and images. `options` as in `evaluate`.
+
+    Raises:
+        UserError: an input cannot be read.
     """
     if not inputs:
         raise UserError("no files to predict; name at least one")
@@ -214,14 +212,14 @@ def predict(
         try:
             return task.predict_into(inputs, out)
         except BaseException:
-            with contextlib.suppress(OSError):  # What has got a file is not empty and stays.
+            with contextlib.suppress(OSError):  # Folders with files are not empty and stay.
                 for folder in made:
                     folder.rmdir()
             raise
 
 
 def run_folder(config: TrainConfig) -> Path:
-    """The folder of a run: the one to continue, the config's, or one named by model, data and seed."""
+    """The run's folder: the one to continue, the config's, or one named by model, data and seed."""
     model = config.model.model
     model = short_name(model) if is_transformers(model) else model.replace(":", "-")
     name = f"{model}-{short_name(config.data.data)}-{config.loop.seed}"
@@ -229,10 +227,7 @@ def run_folder(config: TrainConfig) -> Path:
 
 
 def _resolve(given: TrainConfig) -> TrainConfig:
-    """The config with full paths and the number of processes, of a run to continue its own; `UserError` if it is wrong.
-
-    A run that continues may differ in a few options from the config in its folder.
-    """
+    """The config with absolute paths and the number of processes; a resumed run may change only a few options."""
     config, here = given.task_class.with_absolute_paths(given), distributed_info()
     if (run := config.loop.resume) is not None:
         folder = RunFolder(run)
@@ -261,9 +256,9 @@ def _resolve(given: TrainConfig) -> TrainConfig:
 
 @contextmanager
 def _held(run: Path, *, new: bool) -> Iterator[None]:
-    """Lock the run folder: one process group works in it, whose first process locks.
+    """Lock the run folder for one process group; rank 0 holds the lock.
 
-    A `new` one is made, and removed if the block fails before training has begun, so that the command can be repeated.
+    A `new` folder is created, and removed if the block fails before training, so that the command can be repeated.
     """
     first = distributed_info().first
     with contextlib.ExitStack() as stack:
@@ -296,9 +291,9 @@ def _check_empty(run: Path) -> None:
 
 
 def _prepare(config: TrainConfig, run: RunFolder) -> Session:
-    """Read the data, and make the model, with the first weights or those of the run's last checkpoint.
+    """Read the data, and build the model with initial weights or those of the run's last checkpoint.
 
-    First weights depend on the seed alone, or are those of `init_from`; mixers are swapped in after them.
+    Initial weights depend on the seed alone, or come from `init_from`; mixers are swapped in afterwards.
     """
     checkpoint = None if config.loop.resume is None else _last_checkpoint(run)
     kind, shared = config.task_class, config.loop.token_parallel
@@ -308,7 +303,7 @@ def _prepare(config: TrainConfig, run: RunFolder) -> Session:
     rank, parts = data_parallel_rank(config)
     plan = make_plan(config, data.num_train, parts, data.unit)
     notes = plan_notes(config, plan, data.num_train, data.unit)
-    # As JSON would give it back, so that a run that continues sees what its first start saw.
+    # As JSON returns it, so that a run that continues reads the same values as its first start.
     description = json.loads(to_json(data.describe()))
     seed_everything(config.loop.seed, 0, 0)
     first = (with_published_weights if checkpoint is None else without_published_weights)(config)
@@ -326,9 +321,9 @@ def _prepare(config: TrainConfig, run: RunFolder) -> Session:
         from tokenmix.parallel import check_token_parallel
 
         check_token_parallel(task.model, shared)
-    # What its settings do not allow is reported here, by one process and before anything is written.
+    # Settings that the data does not allow are reported here, by one process and before anything is written.
     data.train_batches(batch_size=plan.batch_size, epoch=0, start=0)
-    # Counted while the model is whole: fsdp will cut it into parts.
+    # Counted before fsdp shards the model.
     sizes = input_sizes(task.model, task.data.get("img_size"))
     session = Session(task, data, plan)
     session.counts |= {"parameters": count_parameters(task.model), "macs": task.macs(), **sizes}
@@ -359,7 +354,7 @@ def _prepare(config: TrainConfig, run: RunFolder) -> Session:
 
 
 def _last_checkpoint(run: RunFolder) -> Checkpoint:
-    """Where a run continues; `UserError` for a checkpoint of another run, or of other options."""
+    """The checkpoint to continue from; `UserError` if it belongs to another run or other options."""
     places = (run.path / "checkpoints" / name for name in ("last", "best"))
     if not any(latest_complete_checkpoint(place).exists() for place in places):
         raise UserError(f"{run.path} was stopped before its first checkpoint; remove the folder and start again")
@@ -375,7 +370,7 @@ def _last_checkpoint(run: RunFolder) -> Checkpoint:
 
 
 def _checkpoint_blocks(model: nn.Module) -> None:
-    # transformers' models have a switch of their own, whose name its version 6 changes.
+    # transformers' models have their own switch, whose name changes in version 6.
     for name in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):
         if hasattr(model, name):
             getattr(model, name)()
@@ -392,7 +387,7 @@ def _checkpoint_blocks(model: nn.Module) -> None:
 
 
 def _write_result(session: Session, run: RunFolder, best: Values, final: Values) -> str:
-    """Write result.json, by the first process; returned is a line on it."""
+    """Write result.json on rank 0; return a summary line."""
     task, progress, unit = session.task, session.progress, session.data.unit
     config, rate = task.config, round(progress.images / progress.train_seconds, 2)
     # ru_maxrss counts bytes on macOS and KiB elsewhere.
@@ -430,7 +425,7 @@ def _write_result(session: Session, run: RunFolder, best: Values, final: Values)
 
 @contextmanager
 def _one_line_errors(run: Path) -> Iterator[None]:
-    """External causes that stop a run, as one line that says what is kept and how to continue."""
+    """Report external causes that stop a run in one line: what is kept, and how to continue."""
     try:
         yield
     except KeyboardInterrupt:
@@ -442,7 +437,7 @@ def _one_line_errors(run: Path) -> Iterator[None]:
     except UserError as error:
         raise UserError(f"{error}; {_kept(run)}" if (run / "config.json").exists() else str(error)) from None
     except RuntimeError as error:
-        # On a CPU the allocator's error has no class of its own.
+        # The CPU allocator's error has no class of its own.
         if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
             raise
         raise UserError(

@@ -1,7 +1,6 @@
-"""Configs as nested frozen dataclasses: every value is checked against its annotation where the dataclass is made.
+"""Configs as nested frozen dataclasses: construction checks each value against its annotation.
 
-So the command line, a recipe, a saved run and Python share the same checks. The names of all leaves of a document are
-unique, so that each can be given by its name alone.
+The command line, recipes, saved runs and Python share these checks. Names of leaves are unique within a document.
 """
 
 import ast
@@ -32,14 +31,14 @@ WORDS: dict[type, str] = {
 
 
 FREE = {"free": True}
-"""Metadata of a field that says where, how fast and how often, not what: it may differ when a run is taken up again."""
+"""Field metadata: where, how fast or how often the run works, not its result. Resumed runs may change the field."""
 RESUMABLE = {**FREE, "resumable": True}
-"""The same; and it may be given with --resume."""
+"""Field metadata: as `FREE`; the field may also be given with --resume."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """Annotation of a number's range; of a list, the range of each of its numbers."""
+    """Annotation: the range of a number, or of each number in a list."""
 
     least: float = -math.inf
     above: float = -math.inf
@@ -61,7 +60,7 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A section of a config. Fields are int, float, str, bool, Path, dict, a Literal or a tuple, each also `| None`."""
+    """A section of a config. Fields are int, float, str, bool, Path, dict, Literal or tuple, each also `| None`."""
 
     def __post_init__(self) -> None:
         for name, hint in _hints(type(self)).items():
@@ -75,7 +74,7 @@ def _hints(kind: type) -> Values:
 
 
 def fitted(hint: Any, value: Any, name: str) -> Any:
-    """The value as the annotation has it: an int serves for a float, one value for a tuple of one, "none" for None."""
+    """The value converted to the annotation: int to float, one value to a tuple of one, "none" to None."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         value = fitted(args[0], value, name)
@@ -130,20 +129,19 @@ class Document:
                 )
 
     def flat(self) -> Values:
-        """All leaves by name."""
         leaves: Values = {}
         for name, value in vars(self).items():
             leaves |= vars(value) if isinstance(value, Part) else {name: value}
         return leaves
 
     def marked(self, mark: str) -> set[str]:
-        """Names of the leaves with this mark in their metadata."""
+        """Names of leaves with this mark in their metadata."""
         parts = (part for part in vars(self).values() if isinstance(part, Part))
         return {field.name for part in parts for field in dataclasses.fields(part) if mark in field.metadata}
 
     def replace(self, **values: object) -> Self:
-        """The same with other values, by the names of the leaves, or a table of them by the name of a part."""
-        # Leaves by name, from leaves and tables of leaves.
+        """A copy with other values, given by leaf, or as a table by part."""
+        # Collect leaves from leaves and tables of leaves.
         given: Values = {}
         for name, value in values.items():
             part = getattr(self, name, None)
@@ -162,7 +160,7 @@ class Document:
         return dataclasses.replace(self, **parts, **given)
 
     def unknown_option(self, name: str, known: Iterable[str]) -> UserError:
-        """The error for an unknown option, with the nearest known ones."""
+        """The error for an unknown option, with the nearest options."""
         return unknown_name("option", name, known)
 
 
@@ -186,7 +184,7 @@ def option(
     shown: Callable[[T], str | list[str]] = str,
     nargs: Literal[1, "*"] = 1,
 ) -> PrimitiveConstructorSpec[T]:
-    """How tyro reads an option of `kinds` from its words, and shows a default."""
+    """How tyro parses an option of `kinds`, and shows its default."""
     return PrimitiveConstructorSpec(
         nargs=nargs,
         metavar=metavar,
@@ -197,12 +195,12 @@ def option(
 
 
 def named(metavar: str) -> PrimitiveConstructorSpec[str]:
-    """Text, which the help calls by this name."""
+    """Text, with this name in the help."""
     return option(metavar, str, lambda args: args[0])
 
 
 def joined(values: Iterable[object]) -> str:
-    """As a list is typed."""
+    """Values as typed for a list option."""
     return ",".join(map(str, values))
 
 
@@ -237,7 +235,7 @@ Folders = Annotated[
 Needed = Annotated[
     str, tyro.conf.arg(help_behavior_hint=lambda default: "(required)" if default == "''" else f"(default: {default})")
 ]
-"""Text that is required where it has no default."""
+"""Text that is required unless it has a default."""
 _NONE = tyro.conf.arg(help_behavior_hint=lambda shown: "(default: none)" if shown == "''" else f"(default: {shown})")
 Names = Annotated[tuple[str, ...], _list("A,B,C", str, "a name"), _NONE]
 Jobs = Annotated[
@@ -251,5 +249,5 @@ Jobs = Annotated[
 ]
 Numbers = Annotated[tuple[int, ...], _list("1,2,3", int, "a whole number")]
 Axis = Annotated[tuple[int, ...], _list("A,B,C", int, "a whole number"), _NONE]
-"""Whole numbers, none by default, of which each has a comparison of its own."""
+"""Whole numbers, none by default; each has its own comparison."""
 Factors = Annotated[tuple[float, ...], _list("0.5,1,2", float, "a number")]

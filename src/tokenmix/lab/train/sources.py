@@ -1,4 +1,4 @@
-"""Where the config of a run comes from: a task's defaults, a recipe, a run folder, and what is given."""
+"""The config of a run: a task's defaults, a recipe or a run folder, changed by given options."""
 
 import dataclasses
 import functools
@@ -16,41 +16,41 @@ from tokenmix.registry import list_models
 
 D = TypeVar("D", bound=TaskDocument)
 
-# What a run itself decides.
+# Only for the command line.
 NOT_HERE = ("out", "resume", "recipe", "config", "merge")
 COMPARISON = "compare_"
-"""How the names of the files begin that are comparisons."""
+"""Prefix of the names of comparison files."""
 
 
 def list_recipes() -> list[str]:
-    """The recipes of one run that can be given by name."""
+    """Names of the recipes of one run."""
     return sorted({path.stem for path in RECIPES.glob("*/*.toml") if not path.stem.startswith(COMPARISON)})
 
 
 def list_comparisons() -> list[str]:
-    """The comparisons that can be given by name."""
+    """Names of the comparisons."""
     return sorted({path.stem for path in RECIPES.glob(f"*/{COMPARISON}*.toml")})
 
 
 def load_recipe(name: str) -> TrainConfig:
-    """The config of a recipe, given by name or by file; `UserError` if it cannot be read, or has a wrong option."""
+    """The config of a recipe by name or file; `UserError` if it cannot be read or has a wrong option."""
     return _load("recipe", name, list_recipes(), default_config).replace(recipe=name)
 
 
 def load_comparison(name: str) -> CompareConfig:
-    """The config of a comparison, given by name or by file; `UserError` as `load_recipe`."""
+    """The config of a comparison by name or file; `UserError` as in `load_recipe`."""
     return _load("comparison", name, list_comparisons(), base_comparison).replace(config=name)
 
 
 def base_comparison(task: str, init_from: str | Path | None = None) -> CompareConfig:
-    """What given options change: the task's defaults, with the model of the run folder `init_from`."""
+    """The config that given options change: the task's defaults, with the model of the run folder `init_from`."""
     config = comparison_config(task)
     start = _start(config, init_from)
     return config if start is None else dataclasses.replace(config, model=start.model)
 
 
 def _start(config: TrainConfig | CompareConfig, init_from: str | Path | None) -> TrainConfig | None:
-    """The config of the run folder `init_from`, if the task trains such a model."""
+    """The config of the run folder `init_from`, if the task trains its model."""
     source = None if init_from is None else RunFolder.of_weights(Path(init_from))
     start = None if source is None else source.saved_config
     if start is None or (start.task != config.task and start.model.model not in list_models(task=config.task)):
@@ -68,7 +68,7 @@ def _load(kind: str, name: str, known: list[str], default: Callable[..., D]) -> 
         raise unknown_name(kind, name, known)
     try:
         values = tomllib.loads(path.read_text())
-    except (OSError, RecursionError, ValueError) as error:  # A number of 5,000 digits is no TOMLDecodeError.
+    except (OSError, RecursionError, ValueError) as error:  # An integer of 5,000 digits raises no TOMLDecodeError.
         raise UserError(f"{path} cannot be read ({error}); correct it, or give another file") from None
     if "variants" in values:
         values.setdefault("mixers", [])
@@ -87,13 +87,13 @@ def make_config(
     """The config of a run.
 
     Args:
-        task: the task to train; image classification, or the recipe's or saved run's task, if not given.
+        task: the task to train; default: the recipe's or saved run's task, else image classification.
         recipe: start from this recipe instead of the task's defaults.
         resume: start from the config of this run folder, and continue the run.
-        values: options by name, as the command line has them, for example `lr=1e-3, crop=513`.
+        values: options by name, as on the command line, for example `lr=1e-3, crop=513`.
 
     Raises:
-        UserError: an option that the task does not have, a value of another type, or outside its range.
+        UserError: the task lacks an option, or a value has a wrong type or is out of range.
     """
     base = base_config(task, recipe, resume, None if "model" in values else values.get("init_from"))
     values |= {} if resume is None else {"resume": resume}
@@ -101,10 +101,7 @@ def make_config(
 
 
 def base_config(task: str | None, recipe: str | None, resume: Path | None, init_from: Path | None) -> TrainConfig:
-    """What given options change: the saved run's config, the recipe's, or the task's defaults.
-
-    The defaults have the model, and the swap, of the run folder `init_from`, if the task trains such a model.
-    """
+    """The config that given options change: the saved run's, the recipe's, or the task's, with `init_from`'s model."""
     if resume is not None:
         return RunFolder(resume).config
     if recipe is not None:
@@ -116,12 +113,12 @@ def base_config(task: str | None, recipe: str | None, resume: Path | None, init_
     start = _start(config, init_from)
     if start is None:
         return config
-    # What the model is, and not which part of it was trained.
+    # The model, not which part of it was trained.
     return dataclasses.replace(config, model=start.model, swap=dataclasses.replace(start.swap, train_only="all"))
 
 
 def merge_kwargs(recipe: TrainConfig, given: TrainConfig) -> TrainConfig:
-    """The model's arguments name by name, if they come from a recipe: what is given wins; None leaves one out."""
+    """Merge model arguments by name into a recipe's: given values win, None removes an argument."""
     if recipe.loop.recipe is None or given.loop.resume is not None:
         return given
     own, theirs = given.model.model_kwargs, recipe.model.model_kwargs

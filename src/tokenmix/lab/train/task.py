@@ -1,7 +1,7 @@
 """The interface between the trainer and a task.
 
-Methods have the names of LightningModule's. A classifier writes `loss`, `evaluate` and `make_metrics`; adversaries
-override `training_step` and `configure_optimizers` as well. `LightningTask` puts a task under Lightning's Trainer.
+Methods have the names of LightningModule's. A classifier implements `loss`, `evaluate` and `make_metrics`; adversarial
+tasks also override `training_step` and `configure_optimizers`. `LightningTask` runs a task under Lightning's Trainer.
 """
 
 import copy
@@ -33,13 +33,12 @@ from tokenmix.registry import Arguments
 
 
 class TaskData(ABC):
-    """The data of a task. The order of training batches is a function of (seed, epoch) and nothing else.
+    """The data of a task. The order of training batches depends only on (seed, epoch).
 
     Attributes:
-        num_train: number of training samples.
-        num_test: number of test samples.
-        num_validation: number of training samples that are held out to choose the best epoch by; with 0 it is the last.
-        unit: what a sample is, in the plural.
+        num_train, num_test: numbers of training and test samples.
+        num_validation: number of training samples held out to choose the best epoch; with 0 the last epoch is kept.
+        unit: plural name of the samples.
     """
 
     num_train: int
@@ -49,18 +48,18 @@ class TaskData(ABC):
 
     @abstractmethod
     def describe(self) -> Values:
-        """The run folder's description of the data, as values for JSON: enough for the model and for predictions."""
+        """Description of the data for the run folder, as JSON values: enough for the model and for predictions."""
 
     @abstractmethod
     def train_batches(self, *, batch_size: int, epoch: int, start: int) -> Iterable[Batch]:
-        """The full batches of one epoch, without the first `start`, which are not read."""
+        """Full batches of one epoch, without the first `start`, which are not read."""
 
     @abstractmethod
     def test_batches(self, *, batch_size: int) -> Iterable[Batch]:
-        """All test samples in a fixed order; its `len` is the number of batches."""
+        """All test samples in a fixed order; `len` gives the number of batches."""
 
     def validation_batches(self, *, batch_size: int) -> Iterable[Batch]:
-        """All validation samples in a fixed order; called only if the data has some."""
+        """All validation samples in a fixed order; called only if there are any."""
         raise NotImplementedError
 
     def batches_of(self, part: Literal["train", "test"], batch_size: int) -> Iterable[Batch]:
@@ -73,13 +72,13 @@ class TaskData(ABC):
         )
 
     def save(self, run: Path) -> None:
-        """Write into the run folder what a later command needs and a description cannot hold, such as a tokenizer."""
+        """Write data for later commands that a description cannot hold, such as a tokenizer."""
         return
 
     def part(self, rank: int, world_size: int) -> "TaskData":
-        """What one of `world_size` processes reads; the numbers of samples stay those of the whole.
+        """The part of the data that one of `world_size` processes reads; sample counts stay those of the whole.
 
-        Every process gives as many training batches, and at least one test batch.
+        Each part has equally many training batches, and at least one test batch.
         """
         raise UserError(
             f"{type(self).__name__} cannot be split over {world_size} processes; train with one, or implement its "
@@ -89,7 +88,7 @@ class TaskData(ABC):
 
 @contextmanager
 def built_with(model: str, given: Arguments) -> Iterator[None]:
-    """`UserError` for arguments of the user's with which a model cannot be built."""
+    """Raise `UserError` if the model cannot be built with the user's arguments."""
     try:
         yield
     except UserError:
@@ -104,7 +103,7 @@ def built_with(model: str, given: Arguments) -> Iterator[None]:
 
 
 def input_sizes(model: nn.Module, img_size: Sequence[int] | None = None) -> Values:
-    """`img_size` (height, width), `patch_size` and `num_tokens`, of stages a list, as far as a model has them."""
+    """`img_size` (height, width), `patch_size` and `num_tokens` (a list if there are stages), if the model has them."""
     stem: Any = getattr(model, "stem", None)  # ours
     embed: Any = getattr(model, "patch_embed", None)  # timm's
     size: Any = getattr(model, "img_size", None) or getattr(embed, "img_size", None) or img_size
@@ -122,7 +121,7 @@ def input_sizes(model: nn.Module, img_size: Sequence[int] | None = None) -> Valu
 
 
 def size_note(sizes: Arguments) -> str:
-    """What `input_sizes` found, as a line."""
+    """The result of `input_sizes` as a line of text."""
     words = ["images of {} x {} px".format(*sizes["img_size"])]
     if "patch_size" in sizes:
         words.append(f"patches of {sizes['patch_size']} px")
@@ -133,29 +132,28 @@ def size_note(sizes: Arguments) -> str:
 
 
 class TaskModule(ProgramHooks, nn.Module, ABC):
-    """A network with its loss and metrics; `ProgramHooks` has the hooks for the other verbs.
+    """A network with its loss and metrics; `ProgramHooks` has the hooks of other commands.
 
-    Everything that is learned must be in `model`, since that is what is saved; a task with two networks puts both
-    there.
+    Only `model` is saved, so everything learned must be in `model`, including a second network.
 
     Args:
         model: the network.
         config: the run's config.
-        data: what `TaskData.describe` returned.
+        data: result of `TaskData.describe`.
 
     Attributes:
-        monitor: the metric that picks the best checkpoint: `--monitor`, else `usual_monitor()`.
-        mode: whether more (max) or less (min) of it is better.
+        monitor: metric that picks the best checkpoint: `--monitor`, else `usual_monitor()`.
+        mode: max if more of `monitor` is better, min if less is better.
         options: the task's own options, `config.options`.
-        set_elsewhere: arguments of a model that are not the user's to give, and the option that decides each.
+        set_elsewhere: model arguments that users cannot give, and the option that sets each.
         total_steps: optimiser steps of the whole run; the loop sets it before training.
-        automatic_optimization: the loop runs the backward pass and steps the optimisers; False: `training_step` does.
-        optimizers: those of `configure_optimizers`, for such a `training_step`.
-        own_samples: those of a test batch that this process counts, of processes that share the images.
-        part_weight: what the loss of the current batch is multiplied by, see `part_weights`; set before each batch.
-        metrics: those of `make_metrics`.
-        samples: what the last evaluation kept of each sample.
-        results: the values of the metrics after the last evaluation.
+        automatic_optimization: whether the loop runs the backward pass and the optimisers; else `training_step` does.
+        optimizers: result of `configure_optimizers`, for such a `training_step`.
+        own_samples: samples of a test batch that this rank counts, if ranks share images.
+        part_weight: factor on the loss of the current batch, see `part_weights`; set before each batch.
+        metrics: result of `make_metrics`.
+        samples: rows of the last evaluation.
+        results: values of the metrics after the last evaluation.
     """
 
     monitor: str
@@ -182,7 +180,7 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
     @classmethod
     @abstractmethod
     def load_data(cls, config: TrainConfig, like: Description | None = None) -> TaskData:
-        """Read `config.data.data`; if `like`, a description, is given, prepared as that data was, or `UserError`."""
+        """Read `config.data.data`, preprocessed as in the description `like` if given; `UserError` if impossible."""
 
     @classmethod
     @abstractmethod
@@ -191,14 +189,14 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
 
     @classmethod
     def model_from_config(cls, config: TrainConfig, data: Description) -> nn.Module:
-        """`build_model`, where arguments of the user's with which the model cannot be built are a `UserError`."""
+        """`build_model`, with a `UserError` if the user's arguments do not fit the model."""
         cls.check_arguments(config)
         with built_with(config.model.model, config.model.model_kwargs):
             return cls.build_model(config, data)
 
     @classmethod
     def with_absolute_paths(cls, config: TrainConfig) -> TrainConfig:
-        """The config with full paths, so that its run can be used from anywhere."""
+        """The config with absolute paths, so that the run can be used from anywhere."""
         config = config.replace(data=with_absolute_paths(config.data.data))
         teacher = config.options.teacher if isinstance(config.options, TeacherOptions) else None
         if teacher is None or not user_path(teacher).is_dir():
@@ -207,39 +205,36 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
 
     @classmethod
     def check(cls, config: TrainConfig, batch_size: int) -> None:
-        """Raise `UserError` for options that do not fit together, before any data is read.
-
-        `batch_size` is that of one backward pass.
-        """
+        """Raise `UserError` for conflicting options, before data is read; `batch_size` is that of one backward pass."""
         check_model(config.task, config.model.model)
         cls.check_arguments(config)
 
     @classmethod
     def check_arguments(cls, config: TrainConfig) -> None:
-        """Raise `UserError` for an argument of the model that is set elsewhere."""
+        """Raise `UserError` for a model argument in `set_elsewhere`."""
         given = config.model.model_kwargs
         for name in (name for name in cls.set_elsewhere if name in given):
             raise UserError(f"model argument {name}={given[name]!r} is set elsewhere; use {cls.set_elsewhere[name]}")
 
     def initial_weights(self, source: Path) -> dict[str, Tensor]:
-        """The weights in a safetensors file or a run folder, fitted to `model`: how --init-from starts a run."""
+        """Weights of a safetensors file or run folder, fitted to `model`; used by --init-from."""
         return initial_weights(source, self.model)
 
     @abstractmethod
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of a training batch, and further numbers for the log.
 
-        A mean over the `count` of a batch is multiplied by `part_weight`.
+        A mean over the `count` of a batch must be multiplied by `part_weight`.
         """
 
     def count(self, batch: Batch) -> int | None:
-        """How many samples, tokens, pixels or points the loss of a batch is a mean over; None: equally many in each."""
+        """Samples, tokens, pixels or points in the mean loss of a batch; None if all batches have equally many."""
         return None
 
     def part_weights(self, parts: Sequence[Batch]) -> list[float]:
-        """The count of each part of a step over the mean count of all parts on all processes; all processes call it.
+        """The count of each part of a step, over the mean count of all parts on all ranks; all ranks must call this.
 
-        The mean of weighted means is then the mean over everything in the step.
+        The mean of the weighted means is then the mean over the whole step.
         """
         if type(self).count is TaskModule.count:
             return [1.0] * len(parts)
@@ -249,88 +244,78 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
 
     @abstractmethod
     def evaluate(self, batch: Batch) -> Rows:
-        """What is kept of each validation or test sample of a batch, enough for all metrics.
+        """Rows for the validation or test samples of a batch, enough for all metrics.
 
-        Columns of a row for each sample, among them its `index`; `predictions.joined` adds up those of one sample.
-        Without `index` a comparison cannot pair the samples. Columns of a further table, with an index of its own, are
-        named TABLE.NAME.
+        Columns have one row per sample and include `index`; `metrics.joined` adds up rows of the same sample. Without
+        `index` a comparison cannot pair the samples. A further table has its own index and columns named TABLE.NAME.
         """
 
     @classmethod
     @abstractmethod
     def make_metrics(cls, config: TrainConfig, data: Description) -> dict[str, Metric]:
-        """The metrics of such rows, by the names that logs and results use, for data of this description."""
+        """Metrics of these rows, by their names in logs and results, for data of this description."""
 
     def usual_monitor(self) -> str:
-        """The metric that picks the best checkpoint of such data; the task's `monitor` if no other is chosen here."""
+        """The metric that picks the best checkpoint of these data; the task's `monitor` unless overridden."""
         return type(self).monitor
 
     def numbers(self) -> list[str]:
-        """Names of the results that are single numbers, which are logged after each epoch."""
+        """Names of the scalar results, which are logged after each epoch."""
         return [name for name, metric in self.metrics.items() if metric.names is None]
 
     @abstractmethod
     def predict(self, inputs: Sequence[str | Path]) -> list[Values]:
-        """Predictions for files, or for what the task can read from a command line itself, as values for JSON.
-
-        Called in evaluation mode and without gradients, as `evaluate`, `predict_into` and `show` are.
-        """
+        """Predictions as JSON values, for files or other inputs; called in evaluation mode without gradients."""
 
     def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[Values]:
         """The same predictions, also written as images and files into the existing folder `out`."""
         raise UserError(f"{self.config.task} writes no files; omit --out, or use --json")
 
     def draw(self, folder: Path, step: int) -> None:
-        """Write images of the state after `step` steps into a folder, which is created if needed.
-
-        The first process calls it after each evaluation; nothing is written here.
-        """
+        """Write images of the state after `step` steps into a folder; rank 0 calls this after each evaluation."""
         return
 
     def macs(self) -> int | None:
-        """Multiply-adds of one sample, from the equations; None if the model does not count them."""
+        """Multiply-adds per sample, from the equations; None if the model does not count them."""
         return own_macs(self.model)
 
     def example(self) -> dict[str, Tensor]:
-        """Two samples in the order of the model's arguments, by the names that an export gives them."""
+        """Two samples in the order of the model's arguments, by their names in an export."""
         raise UserError(f"{type(self).__name__} cannot be exported; implement its example()")
 
     def swap_example(self) -> tuple[object, ...] | None:
-        """Arguments of a forward pass that shows a swap how the model calls its attention; None for one image."""
+        """Forward arguments from which a swap learns how the model calls its attention; None for one image."""
         return None if type(self).example is TaskModule.example else tuple(x[:1] for x in self.example().values())
 
     def answering(self) -> nn.Module:
-        """The model as it is exported: one tensor of predictions for the arguments that `example` gives."""
+        """The model for export: one tensor of predictions for the arguments in `example`."""
         return self.model
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
         return next(self.model.parameters()).device
 
     def training_step(self, batch: Batch, batch_idx: int) -> Values:
-        """The loss, and under `logs` what is written to metrics.csv as train_*."""
+        """The loss, and under `logs` the values for metrics.csv, there named train_*."""
         loss, logs = self.loss(batch)
         return {"loss": loss, "logs": {"loss": loss.detach(), **logs}}
 
     def on_validation_epoch_start(self) -> None:
-        """Forget what the previous evaluation kept."""
         self.rows, self.samples = [], {}
 
     def rows_of(self, batch: Batch) -> Rows:
-        """What is kept of a batch: what `evaluate` gives, and what a base class adds."""
+        """Rows of a batch: those of `evaluate` and of base classes."""
         return self.evaluate(batch)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Keep the rows of validation or test samples."""
         self.rows.append(joined([self.rows_of(batch)]))
-        # Thousands of small tensors between large ones would keep the allocator from reusing the memory of the latter.
-        # Parts of like size are joined, so that each row is copied log(batches) times.
+        # Many small tensors between large ones would keep the allocator from reusing memory of large ones.
+        # Parts of similar size are joined, so each row is copied log(batches) times.
         while len(self.rows) > 1 and num_rows(self.rows[-2]) <= num_rows(self.rows[-1]):
             self.rows[-2:] = [joined(self.rows[-2:])]
 
     def shard(self, mesh: DeviceMesh) -> None:
-        """Shard every block's parameters, and the rest, over the processes; blocks are gathered when used."""
+        """Shard the parameters of each block, and the rest, over the ranks; blocks are gathered when used."""
         for block in [
             block
             for name, blocks in self.model.named_modules()
@@ -341,23 +326,23 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         fully_shard(self.model, mesh=mesh)
 
     def split_tokens(self, mesh: DeviceMesh) -> None:
-        """Split the tokens of each image over the processes of a mesh, see `tokenmix.parallel.TokenParallel`."""
+        """Split the tokens of each image over the ranks of a mesh, see `tokenmix.parallel.TokenParallel`."""
         from tokenmix.parallel import TokenParallel
 
         parallelize_module(self.model, mesh, TokenParallel())
         self.own_samples = slice(mesh.get_local_rank(), None, mesh.size())
 
     def on_validation_epoch_end(self) -> None:
-        """Put the rows of all batches and processes together, and compute the metrics as plain values."""
+        """Gather the rows of all batches and ranks, and compute the metrics as plain values."""
         self.samples, self.rows = collected(self.rows), []
         self.results = {name: metric(self.samples) for name, metric in self.metrics.items()}
 
     def parameter_groups(self) -> nn.Module | list[Values]:
-        """What `make_optimizer` takes: the model, or groups with rates and decays of their own."""
+        """Argument of `make_optimizer`: the model, or groups with their own rates and decays."""
         return self.model
 
     def configure_optimizers(self) -> Configured:
-        """timm's optimiser, with the recipe's schedule after linear warm-up, step by step."""
+        """timm's optimiser, with the recipe's schedule after linear warm-up, updated after each step."""
         optim, epochs = self.config.optim, self.config.loop.epochs
         optimizer = make_optimizer(self.parameter_groups(), optim)
         schedule = make_schedule(optimizer, optim, self.total_steps, epochs)
@@ -368,14 +353,14 @@ class IndexedData(TaskData):
     """Samples for training and testing.
 
     Args:
-        train, test: samples to learn from, and to report metrics on.
-        validation: those of the training samples that are held out to choose by, read as `test` is; None for none.
-        config: the run's config; its limits are taken here.
-        description: what the run folder keeps as well as the numbers of samples.
-        test_batch: at most as many samples in a test batch.
+        train, test: samples for training, and for the reported metrics.
+        validation: training samples held out to choose the best epoch, read like `test`; or None.
+        config: the run's config; its limits are applied here.
+        description: entries of the run's description, besides the numbers of samples.
+        test_batch: largest test batch.
     """
 
-    # Of image tasks the images themselves, for a report that shows some.
+    # The images of an image task, for a report that shows some.
     images: object = None
 
     def __init__(
@@ -403,11 +388,9 @@ class IndexedData(TaskData):
         }
 
     def describe(self) -> Values:
-        """Numbers of samples, and what the task added."""
         return self.description
 
     def train_batches(self, *, batch_size: int, epoch: int, start: int) -> Iterable[Batch]:
-        """Full batches of an epoch from batch `start` on."""
         loader = make_loader(
             self.train, batch_size=batch_size, shuffle=True, drop_last=True, start_batch=start, **self._shared
         )
@@ -426,7 +409,7 @@ class IndexedData(TaskData):
         return make_loader(samples, batch_size=size, shuffle=False, **self._shared)
 
     def part(self, rank: int, world_size: int) -> "IndexedData":
-        """The same samples, of which this process reads its share."""
+        """The same samples; this rank reads its share."""
         if self.num_test < world_size:
             raise UserError(
                 f"{self.num_test} test {self.unit} are too few for {world_size} processes; give {world_size} or more"

@@ -1,4 +1,4 @@
-"""The training loop: which batch, step and epoch comes next. A run that continues in mid-epoch does so bit for bit."""
+"""The training loop: order of batches, steps and epochs. A run that continues in mid-epoch is bit-identical."""
 
 import itertools
 import os
@@ -51,7 +51,7 @@ MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
 class _TrainingStep(nn.Module):
-    """A task whose forward pass is its training step, which is what DistributedDataParallel wraps."""
+    """A task whose forward pass is its training step, for DistributedDataParallel."""
 
     def __init__(self, task: TaskModule) -> None:
         super().__init__()
@@ -62,11 +62,10 @@ class _TrainingStep(nn.Module):
 
 
 class Engine:
-    """A task on its device, in its precision and, unless `alone`, shared by all processes of the run.
+    """A task on its device and in its precision; unless `alone`, distributed over the ranks of the run.
 
-    Several processes hold copies (ddp), shards (fsdp), or copies that split the tokens of an image. A task that steps
-    its optimisers itself has several backward passes in a step, so that its gradients are averaged before each step of
-    an optimiser.
+    Ranks hold copies (ddp), shards (fsdp), or copies that split the tokens of an image. A task that steps its
+    optimisers itself has several backward passes per step, so gradients are averaged before each optimiser step.
     """
 
     def __init__(self, config: TrainConfig, task: TaskModule, *, alone: bool = False) -> None:
@@ -85,13 +84,13 @@ class Engine:
             shape = (here.world_size // shared, shared)
             task.split_tokens(init_device_mesh(kind, shape, mesh_dim_names=("data", "tokens"))["tokens"])
         if self.sharded:
-            # Over all processes, as gradients must be averaged over those that share an image too.
+            # Over all ranks: gradients are also averaged over ranks that share an image.
             task.shard(init_device_mesh(kind, (here.world_size,)))
         elif several and not self.average:
             self.module = DistributedDataParallel(self.module, [self.device] if kind == "cuda" else None)
 
     def move(self, batch: Batch) -> Batch:
-        """The batch on the device, in bf16 in that type. Mixed precision keeps floats: points need all their bits."""
+        """The batch on the device, in precision bf16 as bf16. Mixed precision keeps float32: points need all bits."""
         dtype = torch.bfloat16 if self.precision == "bf16" else None
         return map_tensors(
             batch, lambda x: x.to(self.device, dtype if x.is_floating_point() else None, non_blocking=True)
@@ -99,7 +98,7 @@ class Engine:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Autocast in mixed precision; in bf16 new tensors are bf16."""
+        """Autocast in mixed precision; in bf16, new tensors are bf16."""
         before = torch.get_default_dtype()
         try:
             if self.precision == "bf16":
@@ -111,9 +110,9 @@ class Engine:
             torch.set_default_dtype(before)
 
     def train(self, batch: Batch, number: int, *, share: float = 1.0, last: bool = True) -> dict[str, Tensor]:
-        """The task's training step, and the backward pass of `share` of its loss; returns what there is to log.
+        """Training step and backward pass of `share` of its loss; ranks exchange gradients after the `last` batch.
 
-        After the `last` batch of a step of the optimiser the processes exchange gradients.
+        Returns the values for the log.
         """
         with nullcontext() if last or not isinstance(self.module, DistributedDataParallel) else self.module.no_sync():
             if self.sharded:
@@ -128,17 +127,17 @@ class Engine:
         """Clip the gradients, step, and clear them."""
         self.scaler.unscale_(optimizer)
         if clip_grad is not None:
-            # Weights that are not finite are reported with the checkpoint.
+            # Weights that are not finite are reported at the checkpoint.
             nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip_grad)
         self.scaler.step(optimizer)
         self.scaler.update()
         optimizer.zero_grad()
 
     def evaluate(self, batches: Iterable[Batch]) -> None:
-        """Set the task's results from test batches, of which there is a `len` unless the engine is `alone`.
+        """Set the task's results from test batches, which have a `len` unless the engine is `alone`.
 
-        Collective operations, such as gathering the shards of a block, must be called equally often: a process with
-        fewer batches than another repeats its last one, which is not counted.
+        Ranks must call collective operations, such as gathering shards, equally often. A rank with fewer batches
+        repeats its last batch, which is not counted.
         """
         task, batch = self.task, None
         missing = 0
@@ -147,7 +146,7 @@ class Engine:
             missing = max(all_gather(len(batches))) - len(batches)
         training = [module for module in task.modules() if module.training]
         task.eval()
-        # Inference mode would not let processes put the parts of a block together.
+        # Inference mode would keep ranks from gathering the shards of a block.
         with torch.no_grad() if dist.is_initialized() else torch.inference_mode():
             task.on_validation_epoch_start()
             for number, batch in enumerate(batches):
@@ -164,7 +163,7 @@ class Engine:
 
 
 class StopRequest:
-    """Whether Ctrl-C was pressed, or SIGTERM came, within the block: the first asks for a stop after this step."""
+    """Whether Ctrl-C or SIGTERM came within the block: the first requests a stop after the current step."""
 
     def __init__(self) -> None:
         self.asked, self.owner = False, os.getpid()
@@ -182,10 +181,9 @@ class StopRequest:
             signal.signal(number, handler)
 
     def ask(self) -> Callable[[], bool]:
-        """Begin to ask all processes whether one of them has a request; what is returned waits for their answers.
+        """Ask all ranks asynchronously whether one has a request; the returned function waits for the answers.
 
-        Between the two a step is computed, so that no process waits for this. Of a single process it is its request by
-        then.
+        A step is computed in between, so no rank waits. A single process answers with its request after that step.
         """
         if not dist.is_initialized():
             return lambda: self.asked
@@ -201,7 +199,7 @@ class StopRequest:
     def note(self, signum: int, frame: object) -> None:
         """Request a stop once. A second Ctrl-C interrupts; SIGTERM often comes twice, to a process and to its group."""
         signal.signal(signal.SIGINT, self.before[signal.SIGINT])
-        # Processes that load images inherit this handler, and get the same Ctrl-C.
+        # Processes that load images inherit this handler, and receive the same Ctrl-C.
         here = distributed_info()
         if not self.asked and here.first and os.getpid() == self.owner:
             step = "this step" if here.world_size == 1 else "this step or the next"
@@ -211,10 +209,10 @@ class StopRequest:
 
 @dataclass
 class Session:
-    """What a run works with: a task with its config, this process's part of the data, and the plan.
+    """Inputs of a run: a task with its config, this rank's data, and the plan.
 
-    `progress` and `state` are where it begins: at a checkpoint, or at the start. `counts` are parameters, multiply-adds
-    and sizes, as in the run's result; `notes` are printed before the first step.
+    `progress` and `state` are the start of the run or a checkpoint. `counts` are parameters, multiply-adds and sizes
+    for the run's result. `notes` are printed before the first step.
     """
 
     task: TaskModule
@@ -228,19 +226,19 @@ class Session:
 
 @contextmanager
 def training(session: Session, run: RunFolder, *, quiet: bool) -> Iterator["TrainingLoop"]:
-    """The loop of a run, which leaves checkpoints and logs in the run folder; in the block Ctrl-C asks for a stop."""
+    """The loop of a run, with checkpoints and logs in the run folder; within the block Ctrl-C requests a stop."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     with raise_on_all_ranks():
         recorder = Recorder(run.path, session.plan, session.progress, session.task, session.data, quiet=quiet)
     with closing(recorder), warnings.catch_warnings(), StopRequest() as request:
-        # Scores that a block passes on are views, and nothing is written into them.
+        # Blocks pass on scores as views, and nothing writes into them.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
         yield TrainingLoop(session, run, recorder, request)
 
 
 class TrainingLoop:
-    """One process's part of a run: epochs of batches, each followed by a validation and a checkpoint; then the test."""
+    """One rank's part of a run: epochs, each with a validation and a checkpoint; then the test."""
 
     def __init__(self, session: Session, run: RunFolder, recorder: Recorder, request: StopRequest) -> None:
         task, config = session.task, session.task.config
@@ -264,7 +262,6 @@ class TrainingLoop:
             self.load_state_dict(session.state)
 
     def fit(self) -> None:
-        """Train to the end of the plan."""
         progress, plan = self.progress, self.plan
         with (bar := ProgressBar(self.recorder)).rich:
             while progress.epoch < plan.epochs:
@@ -297,11 +294,11 @@ class TrainingLoop:
                 self.save_epoch()
 
     def _batches(self) -> Iterator[Batch]:
-        """The rest of the current epoch, on the device, each with its `part_weight`."""
+        """Remaining batches of the epoch, on the device, each with its `part_weight`."""
         progress, plan = self.progress, self.plan
         batches = self.data.train_batches(batch_size=plan.batch_size, epoch=progress.epoch, start=progress.batch)
         rest = itertools.islice(batches, plan.batches(progress.epoch) - progress.batch)
-        # Of the parts of a step each weighs as much as it counts, so all are read before the first is learned.
+        # A part of a step is weighted by its count, so all parts are read before the first backward pass.
         together = 1 if type(self.task).count is TaskModule.count else plan.accumulate
         while parts := list(itertools.islice(rest, together)):
             for batch, weight in zip(parts, self.task.part_weights(parts)):
@@ -309,30 +306,28 @@ class TrainingLoop:
                 yield self.engine.move(batch)
 
     def start_batch(self) -> None:
-        """Seed: dropout, mixup and the like of this batch depend on (seed, epoch, batch, part of the data) alone."""
+        """Seed the batch: dropout and mixup depend only on (seed, epoch, batch, data-parallel rank)."""
         rank, _ = data_parallel_rank(self.config)
         seed_everything(self.config.loop.seed, self.progress.epoch + 1, self.progress.batch, rank)
 
     def advance(self) -> None:
-        """Advance by one batch."""
         progress = self.progress
         progress.batch += 1
         progress.images += self.plan.batch_size * self.plan.processes
         progress.step += progress.batch % self.plan.accumulate == 0
 
     def end_epoch(self) -> None:
-        """Advance to the next epoch."""
         self.progress.epoch, self.progress.batch = self.progress.epoch + 1, 0
         self._move_schedules("epoch")
 
     def _move_schedules(self, interval: str) -> None:
         for schedule in self.schedules:
-            # A task that steps its optimisers itself moves its schedules on itself.
+            # A task that steps its optimisers itself also steps its schedules.
             if schedule["interval"] == interval and self.task.automatic_optimization:
                 schedule["scheduler"].step()
 
     def evaluate(self) -> None:
-        """Evaluate the weights, or their average if there is one, on the validation samples; write the epoch's row."""
+        """Evaluate the weights, or their average, on the validation samples; write the epoch's row."""
         self.recorder.start_clock()
         if self.data.num_validation:
             with self._averaged():
@@ -340,7 +335,7 @@ class TrainingLoop:
         self.recorder.record_evaluation()
 
     def test(self) -> tuple[Values, Values]:
-        """Metrics on the test samples, of the best epoch's weights and of the last one's; the model keeps the best."""
+        """Metrics on the test samples, for the weights of the best and of the last epoch; the model keeps the best."""
         self.recorder.start_clock()
         with self._averaged():
             self._test(keep=self.progress.best_epoch == self.progress.epoch)
@@ -358,9 +353,9 @@ class TrainingLoop:
         return nullcontext() if self.ema is None else self.ema.swapped_in()
 
     def _test(self, *, keep: bool) -> None:
-        """Evaluate the test samples; with `keep` the run folder gets what was said of each."""
+        """Evaluate the test samples; with `keep`, save the rows in the run folder."""
         self._evaluate(self.data.test_batches(batch_size=self.plan.batch_size))
-        # A task that cannot be compared needs no file, and what a GAN is judged by may fill gigabytes.
+        # Tasks without a comparison need no file; a GAN's rows may fill gigabytes.
         if keep and not self.task.no_comparison:
             with raise_on_all_ranks():
                 if self.recorder.first:
@@ -379,7 +374,7 @@ class TrainingLoop:
             raise KeyboardInterrupt
 
     def checkpoint(self) -> Checkpoint:
-        """The run at this position; `UserError` if its losses or weights are not finite. All processes must call it."""
+        """Checkpoint at this position; `UserError` if losses or weights are not finite. All ranks must call this."""
         self.recorder.settle()
         self.recorder.sync()
         weights = full_state_dict(self.task.model.state_dict())
@@ -396,12 +391,12 @@ class TrainingLoop:
         return Checkpoint(weights, state, self.progress, self.folder.identity)
 
     def load_state_dict(self, state: Values) -> None:
-        """Continue from the `state` of a checkpoint, with the weights in the model; `UserError` for other options."""
+        """Continue from the `state` of a checkpoint, whose weights the model has; `UserError` for other options."""
         other = f"the checkpoint in {self.folder.path} is of a run with other options than config.json has ("
         remedy = "); restore config.json from a copy, or start a new run with --init-from"
         with as_user_error(other, remedy, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-                # PyTorch would take the settings of any other optimiser as well.
+                # PyTorch would also accept the settings of another optimiser.
                 if any(a.keys() != b.keys() for a, b in zip(optimizer.param_groups, saved["param_groups"])):
                     raise ValueError("another optimiser")
                 optimizer.load_state_dict(sharded_state_dict(saved, optimizer))
@@ -419,7 +414,7 @@ class TrainingLoop:
 
 @contextmanager
 def finite_outputs(model: nn.Module) -> Iterator[None]:
-    """Raise `UserError` if the model of a run gives an output that is NaN or infinite within the block."""
+    """Raise `UserError` if the model gives a NaN or infinite output within the block."""
 
     def check(value: Tensor) -> None:
         if value.is_floating_point() and not value.isfinite().all():

@@ -1,4 +1,4 @@
-"""Reading labelled images: sets that are fetched by name, an embedded one, and folders of the user's own."""
+"""Readers of labelled images: sets fetched by name, an embedded set, and users' folders."""
 
 from tokenmix.lab.data.images.augment import make_augment
 from tokenmix.lab.data.images.decode import read_image

@@ -1,8 +1,4 @@
-"""Augmentation that is a function of (seed, epoch, index of the image) alone.
-
-Hence the number of workers, the batch size, the order and resuming change nothing: an image in an epoch always
-has the same augmentation.
-"""
+"""Augmentation as a function of (seed, epoch, image index), independent of workers, batch size, order and resuming."""
 
 import re
 from collections.abc import Callable
@@ -22,13 +18,13 @@ from tokenmix.lab.data.indexed import hash_indices, restored_random_state, seed_
 
 # (images uint8 (B, C, H, W), epoch, indices int64 (B,)) -> images of the same shape.
 Augment = Callable[[Tensor, int, Tensor], Tensor]
-# What timm's auto-augment strings start with.
+# Prefixes of timm's auto-augment strings.
 POLICIES = ("rand", "augmix", "original", "originalr", "v0", "v0r", "3a")
 Transform = Callable[[Image.Image], Image.Image]
 MAKERS = {"rand": timm_augment.rand_augment_transform, "augmix": timm_augment.augment_and_mix_transform}
-# A section that timm does not understand would often be ignored by it.
+# timm would ignore many sections that it does not understand.
 SECTION = re.compile(r"[a-z]+\d+(\.\d+)?|t[a-z0-9]+")
-# Of `hash_indices`.
+# Purpose in `hash_indices`.
 ERASE = 2
 
 
@@ -38,13 +34,13 @@ def make_augment(
     """The augmentation of this name.
 
     Args:
-        name: `none`; `light` (shift by up to an eighth of the size, horizontal flip where `flip` allows it); or a timm
-            auto-augment string such as `rand-m9-mstd0.5-inc1`, which is applied after `light`.
-        seed: with the epoch and the index of an image, all that its augmentation depends on.
-        flip: a mirrored image is still of its class.
+        name: `none`; `light` (shift by up to an eighth of the size, horizontal flip if `flip`); or a timm auto-augment
+            string such as `rand-m9-mstd0.5-inc1`, applied after `light`.
+        seed: with the epoch and the image's index, determines the augmentation.
+        flip: whether a mirrored image keeps its class.
         fill: grey level that is shifted in; None repeats the edge.
-        color_jitter: brightness, contrast and saturation change by up to this share, after `light`.
-        shift: `light` shifts; not needed where a random part of the image was taken before.
+        color_jitter: largest relative change of brightness, contrast and saturation, after `light`.
+        shift: whether `light` shifts; not needed after a random crop.
     """
     policy = name.split("-")[0] in POLICIES
     if color_jitter and (policy or name == "none"):
@@ -87,14 +83,14 @@ class ShiftFlip:
 
 
 def shift_and_flip(images: Tensor, down: Tensor, right: Tensor, flips: Tensor, fill: int | None) -> Tensor:
-    """Each uint8 image mirrored where `flips`, then moved by its own (down, right); `fill` or the edge comes in."""
+    """Mirror each uint8 image where `flips`, then move it by its own (down, right), filling with `fill` or the edge."""
     height, width = images.shape[-2:]
     reach_down, reach_right = (int(shift.abs().max()) if len(shift) else 0 for shift in (down, right))
     around = ((0, 0), (0, 0), (reach_down, reach_down), (reach_right, reach_right))
     pixels = images.numpy()
     padded = np.pad(pixels, around, "edge") if fill is None else np.pad(pixels, around, constant_values=fill)
     out = np.empty(images.shape, np.uint8)
-    # One copied window an image: several times faster than a gather once images no longer fit into the cache.
+    # Copying one window per image is several times faster than a gather once images exceed the cache.
     lefts = reach_right + torch.where(flips, right, -right)
     places = zip((reach_down - down).tolist(), lefts.tolist(), flips.tolist())
     for image, target, (top, left, flipped) in zip(padded, out, places):
@@ -104,7 +100,7 @@ def shift_and_flip(images: Tensor, down: Tensor, right: Tensor, flips: Tensor, f
 
 
 class AutoAugment:
-    """`light`, and then timm's policy or `jitter-0.4`, on one image after the other."""
+    """`light`, then timm's policy or `jitter-0.4`, image by image."""
 
     def __init__(self, policy: str, shift_flip: ShiftFlip) -> None:
         self.policy, self.shift_flip = policy, shift_flip
@@ -116,13 +112,13 @@ class AutoAugment:
             return images
         images = self.shift_flip(images, epoch, indices)
         transform = self._transform(min(images.shape[-2:]))
-        # Other bits than those of the shift.
+        # Bits independent of the shift's.
         seeds = hash_indices(self.shift_flip.seed, epoch, ~indices)
         changed = torch.empty_like(images)
         with restored_random_state():
             for out, image, seed in zip(changed, images, seeds):
                 seed_all(int(seed))
-                # timm's operations fill with a colour, so grey images make the trip as RGB.
+                # timm's operations fill with a colour, so grey images are converted to RGB and back.
                 array = image.expand(3, -1, -1).permute(1, 2, 0).numpy()
                 made = transform(Image.fromarray(np.ascontiguousarray(array))).convert(
                     "L" if len(image) == 1 else "RGB"
@@ -131,7 +127,7 @@ class AutoAugment:
         return changed
 
     def __getstate__(self) -> dict[str, object]:
-        # timm's operations are closures, which cannot be pickled for a loader process that is not forked.
+        # timm's operations are closures, which cannot be pickled for a loader process without fork.
         return {**self.__dict__, "_transforms": {}}
 
     def _transform(self, size: int) -> Transform:
@@ -158,14 +154,14 @@ class AutoAugment:
 
 
 def _posterize(image: Image.Image, bits: int, **options: object) -> Image.Image:
-    """timm's operation asks for 0 bits at its strongest, which newer releases of Pillow refuse."""
+    """timm asks for 0 bits at full strength, which newer releases of Pillow refuse."""
     return timm_augment.posterize(image, max(bits, 1), **options)
 
 
 class Erase:
     """timm's random erasing: with probability `reprob` a box of an image becomes normal noise.
 
-    Paper: Random Erasing Data Augmentation, arXiv:1708.04896. The box has 2 % to a third of the image.
+    Paper: Random Erasing Data Augmentation, arXiv:1708.04896. The box covers 2 % to a third of the image.
     """
 
     def __init__(self, reprob: float, seed: int) -> None:

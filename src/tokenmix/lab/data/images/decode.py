@@ -1,7 +1,6 @@
-"""One image file to one uint8 tensor: every bit depth, palette, alpha, orientation; broken files are named.
+"""One image file to one uint8 tensor, for every bit depth, palette, alpha and orientation; errors name broken files.
 
-Memory is that of the result and of the decoded file in Pillow, 4 bytes a pixel at most, of a large PNG or TIFF of a
-strip of it. Steps between the two work on a part at a time.
+Memory: the result, and Pillow's decoded file of at most 4 bytes per pixel, or a strip of a large PNG or TIFF.
 """
 
 import contextlib
@@ -29,19 +28,19 @@ from tokenmix.lab.data.reading import UnreadableImage
 
 Box = tuple[float, float, float, float]
 
-# Only formats that are recognised by their content: a text file must not pass for an image, and none of these runs a
-# helper program, as EPS would.
+# Only formats recognised by their content: a text file must not pass for an image. None runs a helper program, as EPS
+# would.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF", "JPEG2000")
 TRANSPARENT = ("RGBA", "RGBa", "LA", "La", "PA")
-# Above this, one decoded image fills more than 2 GB.
+# A larger decoded image fills more than 2 GB.
 MAX_PIXELS = 500_000_000
-# What is converted at a time.
+# Pixels converted at a time.
 PART_PIXELS = 1 << 20
-# Each pixel of a result is resampled from at least as many pixels a side; more are averaged before.
+# Each pixel of a result is resampled from at least this many pixels per side; further ones are averaged before.
 REDUCING_GAP = 3
-# Of an image, the area in pixels a side that a random part of 8 % must keep for the target, if the image is large.
+# Smallest side of a random part (8 % of the area), as a share of the image's side.
 SMALLEST_PART = 0.25
-# By the number in EXIF.
+# Keys: orientation number in EXIF.
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -52,7 +51,7 @@ TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 SIDEWAYS = (TURNS[5], TURNS[6], TURNS[7], TURNS[8])
-# The chunks of a PNG that its pixels and its orientation need; of texts those that may hold the orientation.
+# PNG chunks that pixels and orientation need; below, texts that may hold the orientation.
 PIXEL_CHUNKS = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"eXIf")
 ORIENTED_TEXTS = (b"XML:com.adobe.xmp\0\0", b"Raw profile type exif\0")
 LONGEST_TEXT = 1 << 16
@@ -68,10 +67,10 @@ def size_of(img_size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def read_image(path: str | Path, channels: int, img_size: int | tuple[int, int], *, crop_pct: float = 1.0) -> Tensor:
-    """The image of a file as a model takes it, uint8 (channels, height, width).
+    """Read an image file as uint8 (channels, height, width).
 
-    It is turned by its EXIF orientation, laid on white where it is transparent, resized (antialiased) until it covers
-    `img_size` / `crop_pct` and cropped about its centre.
+    The image is turned by its EXIF orientation, put on white where transparent, resized (antialiased) to cover
+    `img_size` / `crop_pct` and centre-cropped.
 
     Raises:
         UserError: the file is missing, empty, truncated, no image, too large, or holds NaN; the message names it.
@@ -83,11 +82,11 @@ def read_image(path: str | Path, channels: int, img_size: int | tuple[int, int],
 
 
 def decode(source: str | Path | bytes, channels: int, size: tuple[int, int], *, crop_pct: float = 1.0) -> Tensor:
-    """`read_image` of a file or of a file's bytes that raises `UnreadableImage`."""
+    """`read_image` of a file or its bytes, with `UnreadableImage` instead."""
     with _opened(source) as image:
         turn = _turn(image)
         height, width = size[::-1] if turn in SIDEWAYS else size
-        # A JPEG can be decoded at an eighth of its size; twice the target keeps the quality of the resizing.
+        # A JPEG can be decoded at down to an eighth of its size; twice the target keeps the quality of the resizing.
         image.draft(None, (round(2 * width / crop_pct), round(2 * height / crop_pct)))
         small = _resized(image, channels, (width, height), _cover(image.size, (height, width), crop_pct))
         return _tensor(small if turn is None else small.transpose(turn), channels)
@@ -99,10 +98,7 @@ def decode_part(
     size: tuple[int, int],
     choose: Callable[[tuple[int, int]], tuple[Box, Image.Resampling]],
 ) -> Tensor:
-    """The part that `choose` picks of an image of this (width, height), resized to `size`.
-
-    A large JPEG is decoded at a part of its size, as far as the smallest random part allows.
-    """
+    """The part that `choose` picks of an image of this (width, height), at `size`; large JPEGs decode smaller."""
     with _opened(source) as image:
         turn = _turn(image)
         if image.width * image.height > LARGE_PIXELS:
@@ -117,10 +113,10 @@ def decode_part(
 
 
 def decode_stored(source: str | Path | bytes) -> Tensor:
-    """An image as it is stored, uint8 (3, H, W), not turned by EXIF: masks and boxes count pixels so."""
+    """An image as stored, uint8 (3, H, W), without EXIF rotation: masks and boxes refer to stored pixels."""
     with _opened(source) as image:
         if image.format == "JPEG" and image.mode in ("L", "RGB") and image.width * image.height > LARGE_PIXELS:
-            # Into the tensor itself: Pillow would hold the whole as well.
+            # Decoded into the tensor itself: Pillow would hold a second copy.
             assert image.fp is not None
             image.fp.seek(0)
             data = torch.frombuffer(bytearray(image.fp.read()), dtype=torch.uint8)
@@ -131,10 +127,10 @@ def decode_stored(source: str | Path | bytes) -> Tensor:
 
 
 def decode_numbers(source: str | Path | bytes) -> Tensor:
-    """The values of an image's pixels (H, W), uint8 or of more bits int64: palette indices, or stored grey levels.
+    """Pixel values (H, W), uint8 or, for more bits, int64: palette indices, or stored grey levels.
 
-    Pillow stretches grey levels of 2 and 4 bits, and those below another largest value of PGM, to 8 or 16 bits. That is
-    undone here: class 3 of 4 is stored as 3.
+    Pillow stretches grey levels of 2 and 4 bits, and of PGM with a smaller maximum, to 8 or 16 bits. This function
+    undoes the stretching: class 3 of 4 is stored as 3.
     """
     with _opened(source) as image:
         if image.mode not in ("P", "L", "1") and not image.mode.startswith("I"):
@@ -143,7 +139,7 @@ def decode_numbers(source: str | Path | bytes) -> Tensor:
             )
         args = image.tile[0].args if image.tile else ()
         raw, *rest = args if isinstance(args, tuple) else (args,)
-        # The grey level that is stored as white, where Pillow stretches the levels.
+        # The stored grey level of white, where Pillow stretches the levels.
         top = {"2": 3, "4": 15}.get(str(raw).partition("L;")[2][:1])
         if image.format == "PPM":
             top = int(rest[-1]) if rest else None
@@ -155,21 +151,21 @@ def decode_numbers(source: str | Path | bytes) -> Tensor:
 
 
 def stored_size(source: str | Path | bytes) -> tuple[int, int]:
-    """(height, width) of an image as it is stored, from its head; raises `UnreadableImage`."""
+    """(height, width) of a stored image, from its header; raises `UnreadableImage`."""
     with _opened(source) as image:
         return image.height, image.width
 
 
 def picture_endings() -> set[str]:
-    """The endings of files of the formats that are read, such as .jpg, in lower case."""
+    """Lower-case file endings of the formats that are read, such as .jpg."""
     Image.init()
     return {ending for ending, name in Image.EXTENSION.items() if name in FORMATS}
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
-    """How EXIF turns the image for display; None if it does not, or is damaged: nothing else of it is needed."""
+    """Rotation by EXIF; None if there is none, or if the EXIF is damaged."""
     with contextlib.suppress(Exception):
-        # A PNG's own method decodes the pixels, after which its EXIF may come; here it does not (`_needed`).
+        # A PNG's own method decodes the pixels, since EXIF may follow them; this one does not (`_needed`).
         return TURNS[Image.Image.getexif(image)[ExifTags.Base.Orientation]]
     return None
 
@@ -181,15 +177,12 @@ def _resized(
     box: Box,
     resampling: Image.Resampling = Image.Resampling.BICUBIC,
 ) -> Image.Image:
-    """The box of an image at another (width, height), antialiased, as `_plain`.
-
-    As Pillow's `reducing_gap`, but without a copy of a large image in 8 bits.
-    """
+    """A box of an image at another (width, height), antialiased: `reducing_gap` without an 8-bit copy of the image."""
     scale = [(box[i + 2] - box[i]) / size[i] for i in range(2)]
     factor = tuple(max(1, int(side / REDUCING_GAP)) for side in scale)
     if factor == (1, 1):
         return _plain(image, channels).resize(size, resampling, box=box)
-    # Of a bicubic filter, half a pixel less than its support.
+    # Half a pixel less than the support of a bicubic filter.
     reach = [1.5 * side for side in scale]
     low = [max(0, int(box[i] - reach[i])) for i in range(2)]
     high = [min(image.size[i], math.ceil(box[i + 2] + reach[i])) for i in range(2)]
@@ -205,10 +198,7 @@ def _plain(
     box: tuple[int, int, int, int] | None = None,
     factor: tuple[int, int] = (1, 1),
 ) -> Image.Image:
-    """The box of an image in 8 bits on white: grey for one channel, or if it is; else RGB.
-
-    `factor` pixels (width, height) are averaged to one.
-    """
+    """A box of an image in 8 bits on white: grey for one channel or grey images, else RGB; averages `factor` pixels."""
     left, top, right, bottom = box or (0, 0, *image.size)
     parts = _parts(image, channels, (left, top, right, bottom), factor)
     first = next(parts)
@@ -226,10 +216,7 @@ def _plain(
 def _parts(
     image: Image.Image, channels: int, box: tuple[int, int, int, int], factor: tuple[int, int] = (1, 1)
 ) -> Iterator[Image.Image]:
-    """`_plain` as its parts from top to bottom.
-
-    Levels as floats and layers of transparency take many times what is kept.
-    """
+    """`_plain` in parts from top to bottom: float levels and transparency take many times the memory kept."""
     if channels not in (1, 3):
         raise UserError(f"images have 1 or 3 channels here, not {channels}")
     clear = image.mode in TRANSPARENT or "transparency" in image.info
@@ -250,7 +237,7 @@ def _parts(
 
 
 def _crops(strips: Iterator[Image.Image], boxes: Sequence[tuple[int, int, int, int]]) -> Iterator[Image.Image]:
-    """The boxes, one below the other, of the image that the strips make."""
+    """Boxes, ordered from top to bottom, of the image that the strips form."""
     held, top = next(strips), 0
     for left, first, right, last in boxes:
         while top + held.height < last:
@@ -262,7 +249,7 @@ def _crops(strips: Iterator[Image.Image], boxes: Sequence[tuple[int, int, int, i
 
 
 def _in_mode(image: Image.Image, mode: str) -> Image.Image:
-    # Pillow copies an image that has the mode already.
+    # Pillow copies even an image that already has the mode.
     return image if image.mode == mode else image.convert(mode)
 
 
@@ -296,7 +283,7 @@ def _opened(source: str | Path | bytes) -> Iterator[ImageFile.ImageFile]:
                     f"has {image.width} x {image.height} pixels, more than {MAX_PIXELS:,} (scale it down, or cut it)"
                 )
             if image.width * image.height > LARGE_PIXELS:
-                # One at a time, and nothing else is opened meanwhile.
+                # Large images are opened one at a time.
                 stack.enter_context(_unlimited())
             yield image
         except (UnreadableImage, UserError):
@@ -307,7 +294,7 @@ def _opened(source: str | Path | bytes) -> Iterator[ImageFile.ImageFile]:
             raise UnreadableImage("may not be read by this user") from None
         except Image.UnidentifiedImageError:
             raise UnreadableImage("is not an image of a known format") from None
-        # Decoders meet damaged data with any exception: OSError, SyntaxError, struct.error, ValueError, zlib.error, ...
+        # Decoders raise any exception for damaged data: OSError, SyntaxError, struct.error, ValueError, zlib.error, ...
         except Exception as error:
             text = " ".join(str(error).split()) or type(error).__name__
             cut = "is truncated" if "truncated" in text.lower() else "cannot be decoded"
@@ -326,7 +313,7 @@ def _file(source: str | Path | bytes) -> BinaryIO:
 
 @contextlib.contextmanager
 def _unlimited() -> Iterator[None]:
-    """Without Pillow's own limit, which is a setting of the whole process and warns at 89 million pixels."""
+    """Lift Pillow's own limit, which is process-wide and warns at 89 million pixels."""
     with _pillow_limit:
         limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
@@ -336,7 +323,7 @@ def _unlimited() -> Iterator[None]:
 
 
 def _needed(file: BinaryIO) -> BinaryIO:
-    """The file; of a PNG only the chunks of its pixels: texts, profiles and animations cannot make it unreadable."""
+    """The file; for PNG only the pixel chunks, since texts, profiles and animations must not make it unreadable."""
     file.seek(0)
     spans, pixels, skipped = [(0, len(PNG))], [], False
     if file.read(len(PNG)) == PNG:
@@ -344,7 +331,7 @@ def _needed(file: BinaryIO) -> BinaryIO:
             start, (length, kind) = file.tell(), struct.unpack(">I4s", head)
             text = length <= LONGEST_TEXT and kind in (b"iTXt", b"tEXt", b"zTXt") and file.read(32)
             if kind in PIXEL_CHUNKS or (text and text.startswith(ORIENTED_TEXTS)):
-                # The orientation may come after the pixels, and is to be known before they are decoded.
+                # The orientation may follow the pixels, but is needed before they are decoded.
                 skipped |= bool(pixels) and kind not in (b"IDAT", b"IEND")
                 (pixels if kind in (b"IDAT", b"IEND") else spans).append((start - 8, start + length + 4))
             else:
@@ -355,8 +342,6 @@ def _needed(file: BinaryIO) -> BinaryIO:
 
 
 class _Spans(io.RawIOBase):
-    """Spans (start, stop) of a file, one after the other."""
-
     def __init__(self, file: BinaryIO, spans: list[tuple[int, int]]) -> None:
         self._file, self._spans = file, spans
         self._ends = np.cumsum([stop - start for start, stop in spans])
@@ -385,7 +370,7 @@ class _Spans(io.RawIOBase):
 
 
 def _eight_bit(image: Image.Image, high: float) -> Image.Image:
-    """Grey images of 16 or 32 bits or floats up to `high` as 8-bit grey, and transparent ones on white."""
+    """Grey images of 16 or 32 bits, or floats up to `high`, as 8-bit grey; transparent images on white."""
     levels = np.asarray(image, dtype=np.float64) if image.mode.startswith(("I", "F")) else None
     if image.mode == "F":
         assert levels is not None
@@ -411,26 +396,26 @@ def _cover(size: tuple[int, int], target: tuple[int, int], share: float) -> Box:
     width, height = size
     scale = share * min(width / target[1], height / target[0])
     box_width, box_height = scale * target[1], scale * target[0]
-    # By rounding, the box may be wider than the image.
+    # Rounding may make the box wider than the image.
     left, top = max(0.0, (width - box_width) / 2), max(0.0, (height - box_height) / 2)
     return left, top, min(left + box_width, width), min(top + box_height, height)
 
 
 PNG = b"\x89PNG\r\n\x1a\n"
-# Larger images are decoded one at a time, however many threads read images, and in strips where that is possible.
+# Larger images are decoded one at a time, for any number of reader threads, and in strips where possible.
 LARGE_PIXELS = 1 << 24
-# What is decoded at a time, at least a row or what TIFF stores as one.
+# Pixels decoded at a time: at least a row, or the unit that a TIFF stores.
 STRIP_PIXELS = 1 << 20
-# Bytes a pixel by PNG's kind of colour: grey, RGB, palette, and the first two with transparency.
+# Bytes per pixel by PNG colour type: grey, RGB, palette, grey and RGB with transparency.
 PNG_BYTES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
-# Of TIFF, all that its pixels depend on: sizes, types, compression, colours, and none that points elsewhere.
+# TIFF tags that pixels depend on: sizes, types, compression, colours. No tag that refers to another place.
 TIFF_TAGS = (256, 258, 259, 262, 266, 277, 284, 292, 293, 317, 320, 332, 338, 339, 347, 529, 530, 531, 532)
 HEIGHT, COMPRESSION, OFFSETS, ROWS, COUNTS, PLANES = 257, 259, 273, 278, 279, 284
 PLAIN = 1
 
 
 def strips_of(image: Image.Image) -> Iterator[Image.Image] | None:
-    """The strips of an image that was opened and not loaded; None if its file has to be decoded as a whole."""
+    """Strips of an opened, unloaded image; None if the file must be decoded as a whole."""
     file = image.fp if isinstance(image, ImageFile.ImageFile) else None
     if file is None or image.width * image.height <= LARGE_PIXELS:
         return None
@@ -447,7 +432,7 @@ def strips_of(image: Image.Image) -> Iterator[Image.Image] | None:
 
 
 def _chunks(file: IO[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """Kind and content of each chunk of a PNG from here on; that of pixels in parts."""
+    """Kind and content of each following PNG chunk; pixel chunks in parts."""
     while len(found := file.read(8)) == 8:
         length, kind = struct.unpack(">I4s", found)
         while length > 0 and (part := file.read(min(length, 1 << 16) if kind == b"IDAT" else length)):
@@ -457,7 +442,6 @@ def _chunks(file: IO[bytes]) -> Iterator[tuple[bytes, bytes]]:
 
 
 def png_chunk(kind: bytes, content: bytes) -> bytes:
-    """A chunk as it is stored."""
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
 
@@ -480,7 +464,7 @@ def _png_strips(file: IO[bytes], width: int, height: int) -> Iterator[Image.Imag
                 raise OSError(f"image file is truncated (its pixels end in row {top + len(held) // stride})")
             held += inflate.decompress(data, missing)
             data = inflate.unconsumed_tail
-        # The filter of a row refers to the row above, which therefore comes first, unfiltered.
+        # A row's filter refers to the row above, so the unfiltered row above comes first.
         first = struct.pack(">II", width, count + bool(above)) + head[8:]
         parts = (b"IHDR", first), (b"IDAT", zlib.compress(above + held, 0)), (b"IEND", b"")
         made = [png_chunk(*part) for part in parts]
@@ -494,7 +478,7 @@ def _png_strips(file: IO[bytes], width: int, height: int) -> Iterator[Image.Imag
 def _tiff_strips(file: IO[bytes], tags: ImageFileDirectory_v2, width: int, height: int) -> Iterator[Image.Image]:
     rows, places = min(tags.get(ROWS, height), height), list(zip(tags[OFFSETS], tags[COUNTS], strict=True))
     if tags.get(COMPRESSION) == PLAIN:
-        # Often all rows in one strip.
+        # Often all rows form one strip.
         held = [min(rows, height - first) for first in range(0, height, rows)]
         places = [(start + i * (size // n), size // n) for (start, size), n in zip(places, held) for i in range(n)]
         rows = 1

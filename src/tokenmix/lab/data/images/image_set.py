@@ -1,4 +1,4 @@
-"""Sets of images with labels, all of one size, in memory or decoded each time they are read; and sets by name."""
+"""Sets of labelled images of one size, in memory or decoded on each read; and loading by name."""
 
 import contextlib
 import copy
@@ -27,17 +27,17 @@ from tokenmix.lab.data.lookup import load_data, short_name
 from tokenmix.lab.data.reading import LeftOut, UnreadableImage
 
 CHANNELS = 3
-# timm's own if a model states none.
+# timm's default for models without one.
 CROP_PCT = 0.875
-# Of `hash_indices`.
+# Purpose in `hash_indices`.
 RANDOM_CROP = 1
-# Images whose sizes are looked at, and by how much the median may be scaled down without a word.
+# Number of images whose size is checked, and the largest scale-down of the median without a warning.
 SIZES_SEEN, SHRINKING = 16, 2
 STATISTICS_SAMPLE = 2048
 
 
 def warn_of_shrinking(source: Callable[[int], Path | bytes], count: int, size: tuple[int, int]) -> None:
-    """Say on stderr if `size` shows less than half of the pixels a side that the images have."""
+    """Warn on stderr if `size` shows less than half of the images' pixels per side."""
     found: list[tuple[int, int]] = []
     for index in {place * count // SIZES_SEEN for place in range(SIZES_SEEN)} if count else ():
         with contextlib.suppress(UnreadableImage):
@@ -56,17 +56,17 @@ def warn_of_shrinking(source: Callable[[int], Path | bytes], count: int, size: t
 class ImageSet(IndexedDataset):
     """Images of one size with labels; item i is (uint8 (C, H, W), label).
 
-    `read` gives {"image": (B, C, H, W), "label": int64 (B,), "index": int64 (B,)}, without images that cannot be read
-    any more; of what `prepared` returns the images are float32, as a classifier takes them, else uint8 as stored.
+    `read` gives {"image": (B, C, H, W), "label": int64 (B,), "index": int64 (B,)} without images that have become
+    unreadable. After `prepared` the images are normalised float32, before it uint8 as stored.
 
     Attributes:
         labels: int64 (N,).
         channels: 1 or 3.
         size: (height, width).
-        flip: a mirrored image is still of its class.
-        fill: grey level after the object (0 to 255), or None where there is no uniform background.
-        in_memory: reading costs next to nothing.
-        photographs: of any size, so that training takes a random part of each, and testing the centre.
+        flip: whether a mirrored image keeps its class.
+        fill: grey level behind the object (0 to 255); None without a uniform background.
+        in_memory: whether reading costs next to nothing.
+        photographs: whether images have any size: training crops at random, testing crops the centre.
         crop_pct: share of an image that testing keeps.
     """
 
@@ -96,14 +96,13 @@ class ImageSet(IndexedDataset):
 
     @abstractmethod
     def pixels(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Images uint8 (B, C, H, W), and those of the indices that could be read."""
+        """Images uint8 (B, C, H, W), and the indices that could be read."""
 
     def random_crops(self, indices: Tensor, seed: int, epoch: int) -> tuple[Tensor, Tensor]:
-        """As `pixels`, but a random part of each photograph, a function of (seed, epoch, index)."""
+        """Like `pixels`, with a random crop of each photograph as a function of (seed, epoch, index)."""
         return self.pixels(indices)
 
     def subset(self, indices: Tensor) -> Self:
-        """The images with these indices, in this order."""
         part = copy.copy(self)
         part.labels = self.labels[indices]
         return part
@@ -118,15 +117,16 @@ class ImageSet(IndexedDataset):
         reprob: float = 0.0,
         seed: int = 0,
     ) -> Self:
-        """The images as a classifier takes them: augmented, normalised and erased a whole batch at a time.
+        """The images for a classifier: augmented, normalised and erased batch by batch.
 
         Args:
             mean, std: per channel, in 0..1.
-            augment, color_jitter: see `make_augment`; photographs are first cropped at random unless it is `none`.
-            reprob: share of the images from which a box is erased.
-            seed: of the augmentation.
+            augment, color_jitter: see `make_augment`; photographs are first cropped at random unless `augment` is
+                `none`.
+            reprob: probability of erasing a box of an image.
+            seed: seed of the augmentation.
         """
-        # A random part of a photograph is shifted as it is.
+        # A random crop of a photograph replaces the shift.
         crops = self.photographs and augment != "none"
         change = make_augment(
             augment, seed=seed, flip=self.flip, fill=self.fill, color_jitter=color_jitter, shift=not crops
@@ -158,7 +158,7 @@ class _Preparation:
 
 
 class InMemoryImages(ImageSet):
-    """Images uint8 (N, C, H, W) held in memory."""
+    """Images uint8 (N, C, H, W) in memory."""
 
     in_memory = True
 
@@ -176,13 +176,7 @@ class InMemoryImages(ImageSet):
 
 
 class LazyImages(ImageSet):
-    """Images that are decoded each time they are read.
-
-    One that has become unreadable is left out of its batch; the first ten are named on stderr, with their count.
-
-    Attributes:
-        places: number of each image among those that the set was made of.
-    """
+    """Images decoded on each read, with `places` in the original set. Unreadable images are left out of their batch."""
 
     def __init__(self, labels: Tensor, size: tuple[int, int], *, channels: int, photographs: bool) -> None:
         self.labels, self.size, self.channels, self.photographs = labels, size, channels, photographs
@@ -197,10 +191,10 @@ class LazyImages(ImageSet):
 
     @abstractmethod
     def source(self, index: int) -> Path | bytes:
-        """The file, or the bytes of the file."""
+        """The file, or its bytes."""
 
     def name(self, index: int) -> str:
-        """Where the image is, for a message."""
+        """Location of the image, for messages."""
         return str(self.source(index))
 
     def pixels(self, indices: Tensor) -> tuple[Tensor, Tensor]:
@@ -212,7 +206,7 @@ class LazyImages(ImageSet):
         bits = dict(zip(indices.tolist(), hash_indices(seed, epoch, indices, RANDOM_CROP)))
 
         def choose(size: tuple[int, int]) -> tuple[Box, Image.Resampling]:
-            # timm's: 8 % to 100 % of the area at aspect ratios of 3/4 to 4/3, resized in one of two ways.
+            # timm's: 8 % to 100 % of the area, aspect ratio 3/4 to 4/3, with one of two resampling filters.
             image = torch.empty(1, size[1], size[0], device="meta")
             top, left, height, width = RandomResizedCropAndInterpolation.get_params(image, (0.08, 1.0), (3 / 4, 4 / 3))
             resampling = random.choice((Image.Resampling.BILINEAR, Image.Resampling.BICUBIC))
@@ -238,14 +232,14 @@ class LazyImages(ImageSet):
 
 
 def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """uint8 (B, C, H, W) as float32, (images / 255 - mean) / std per channel."""
+    """uint8 (B, C, H, W) to float32: (images / 255 - mean) / std per channel."""
     scale = torch.tensor([1 / (255 * s) for s in std]).view(-1, 1, 1)
     shift = torch.tensor([-m / s for m, s in zip(mean, std)]).view(-1, 1, 1)
     return images.to(torch.float32).mul_(scale).add_(shift)
 
 
 def resize_images(images: Tensor, size: tuple[int, int] | None) -> Tensor:
-    """uint8 (N, C, H, W) at another size, bilinear and antialiased; unchanged if the size is None or their own."""
+    """Resize uint8 (N, C, H, W), bilinear and antialiased; unchanged if the size is None or their own."""
     if size is None or tuple(images.shape[-2:]) == size:
         return images
     parts = [
@@ -256,14 +250,14 @@ def resize_images(images: Tensor, size: tuple[int, int] | None) -> Tensor:
 
 
 def in_size(images: ImageSet, size: tuple[int, int] | None) -> ImageSet:
-    """Images in memory at this size, bilinear and antialiased; else unchanged: those of files are decoded at theirs."""
+    """Resize images in memory, bilinear and antialiased; images of files are decoded at their size."""
     if size is None or size == images.size or not isinstance(images, InMemoryImages):
         return images
     return InMemoryImages(resize_images(images.images, size), images.labels, flip=images.flip, fill=images.fill)
 
 
 def with_channels(images: ImageSet, channels: int | None) -> ImageSet:
-    """Images in memory with another number of channels: grey thrice, or the brightness of colours; else unchanged."""
+    """Convert images in memory to 1 channel (brightness) or 3 (grey repeated); other images stay unchanged."""
     if channels is None or not isinstance(images, InMemoryImages) or images.images.shape[1] == channels:
         return images
     pixels = images.images
@@ -276,7 +270,7 @@ def with_channels(images: ImageSet, channels: int | None) -> ImageSet:
 
 
 def channel_statistics(parts: Iterable[Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel in 0..1, exact, of images uint8 (..., C, H, W)."""
+    """Exact mean and standard deviation per channel, in 0..1, of images uint8 (..., C, H, W)."""
     counts = sum(
         torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in part.movedim(-3, 0)])
         for part in parts
@@ -286,16 +280,15 @@ def channel_statistics(parts: Iterable[Tensor]) -> tuple[tuple[float, ...], tupl
     weights = counts.double() / counts.sum(1, keepdim=True)
     mean = (weights * levels).sum(1)
     std = (weights * (levels - mean[:, None]).square()).sum(1).sqrt()
-    # Images of one level have no spread; dividing by less than one level would only blow up rounding.
+    # Constant images have no spread; division by less than one level would only amplify rounding.
     return tuple(mean.tolist()), tuple(std.clamp_min(1 / 255).tolist())
 
 
 @dataclass(frozen=True)
 class ImageData(DataSet[ImageSet]):
-    """Labelled images, all of one size; `load_images` fills in `mean` and `std`.
+    """Labelled images of one size; `mean` and `std` per channel, in 0..1, of the training images.
 
-    Attributes:
-        mean, std: per channel, in 0..1, measured on the training images.
+    Photographs, which are not decoded at the start, have ImageNet's `mean` and `std`.
     """
 
     mean: tuple[float, ...] = ()
@@ -303,31 +296,29 @@ class ImageData(DataSet[ImageSet]):
 
     @property
     def name(self) -> str:
-        """The spec as a part of a file name."""
+        """The spec as part of a file name."""
         return short_name(self.spec)
 
     @property
     def channels(self) -> int:
-        """1 or 3."""
         return self.train.channels
 
     @property
     def img_size(self) -> tuple[int, int]:
-        """(height, width)."""
         return self.train.size
 
     @property
     def flip(self) -> bool:
-        """A mirrored image is still of its class."""
+        """Whether a mirrored image keeps its class."""
         return self.train.flip
 
     @property
     def crop_pct(self) -> float:
-        """Share of a test image that its centre crop keeps."""
+        """Share of a test image that the centre crop keeps."""
         return self.train.crop_pct
 
     def describe(self) -> dict[str, object]:
-        """What a run folder's data.json keeps; only JSON types."""
+        """Description for data.json; only JSON types."""
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
         return {
             "name": self.name,
@@ -347,7 +338,7 @@ class ImageData(DataSet[ImageSet]):
             "fill": self.train.fill,
             "crop_pct": self.crop_pct,
             "skipped": len(self.skipped),
-            # Bytes of a path that are not UTF-8 would make a JSON that other readers refuse.
+            # Non-UTF-8 bytes of a path would make JSON that other readers refuse.
             "skipped_first": [
                 {"path": os.fsencode(s.path).decode("utf-8", "replace"), "reason": s.reason} for s in self.skipped[:20]
             ],
@@ -368,20 +359,19 @@ def load_images(
 ) -> ImageData:
     """Training and test images of a data set.
 
-    Which images are for testing and validation never depends on the seed, so a run never saw the images it is evaluated
-    on.
+    The choice of test and validation images never depends on the seed, so a run never trains on its evaluation images.
 
     Args:
         spec: a name of `tokenmix list data`, such as `fashion-mnist`, `folder:PATH`, `imagefolder:PATH` or
             `wds:TRAIN_SHARDS,TEST_SHARDS`.
-        img_size: side of the square (or height and width) that images are resized to; the set's own if not given, 64
-            for a folder, 224 for photographs.
-        limit: keep this many training images, in the shares of the classes, chosen by the seed.
-        limit_eval: keep this many test images, in the shares of the classes, the same for every seed.
-        validation: hold out this many training images; a tenth of those used if None. `limit` is taken of the others.
-        seed: chooses the images that `limit` keeps, nothing else.
-        crop_pct: share of a photograph's centre that testing keeps, 0.875 if not given; for imagefolder and wds alone.
-        channels: 3, or 1 for grey; the set's own if not given, 3 for the user's own files.
+        img_size: side of the square, or (height, width), to resize to; default: the set's own, 64 for a folder, 224 for
+            photographs.
+        limit: keep this many training images, with the class proportions, chosen by the seed.
+        limit_eval: keep this many test images, with the class proportions, the same for every seed.
+        validation: hold out this many training images; None: a tenth of those used. `limit` applies to the others.
+        seed: affects only the images that `limit` keeps.
+        crop_pct: share of a photograph's centre that testing keeps, default 0.875; only for imagefolder and wds.
+        channels: 3, or 1 for grey; default: the set's own, 3 for users' files.
         root: the cache; $TOKENMIX_DATA or ~/.cache/tokenmix/data if not given.
 
     Raises:
@@ -404,7 +394,7 @@ def load_images(
     )
     images = data.train
     if images.photographs:
-        # ImageNet's: nothing is decoded at the start.
+        # ImageNet's, so that nothing is decoded at the start.
         both = (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
         mean, std = both if images.channels == 3 else ((statistics.mean(values),) for values in both)
     else:

@@ -1,8 +1,8 @@
-"""Labelled images: folders of the user's own, and the two sets that the package itself knows by name.
+"""Users' folders of labelled images, and the two sets that the package knows by name.
 
-Small folders are read at once, ImageNet's layout when needed. Digits: scikit-learn's
-1,797 grey scans of 8 x 8 pixels, embedded there. Fashion-MNIST: 60,000 + 10,000 grey images of 28 x 28 pixels, 10 kinds
-of clothing (Xiao, Rasul and Vollgraf, 2017), fetched once and read by torchvision.
+Small folders are read at once, ImageNet's layout on demand. Digits: scikit-learn's 1,797 embedded grey scans of 8 x 8
+pixels. Fashion-MNIST: 60,000 + 10,000 grey images of 28 x 28 pixels in 10 classes of clothing (Xiao, Rasul and
+Vollgraf, 2017), fetched once and read by torchvision.
 """
 
 import os
@@ -31,7 +31,7 @@ from tokenmix.lab.data.lookup import DataRequest, stored_path
 from tokenmix.lab.data.reading import Item, Skipped, held_out, labelled_files, log_skipped, read_each
 from tokenmix.lab.data.store import Names, Stored, fetched
 
-# Decoded images up to this many bytes are kept in memory; larger sets are read from their files batch by batch.
+# Decoded images up to this many bytes stay in memory; larger sets are read from files batch by batch.
 MEMORY_BYTES = 2 << 30
 NOT_IMAGES = ("thumbs.db", "desktop.ini")
 NO_IMAGES = "a class needs readable PNG, JPEG, WebP, BMP, GIF or TIFF files"
@@ -41,7 +41,7 @@ IMAGENET_LAYOUT = "train/CLASS/*.JPEG and val/CLASS/*.JPEG"
 
 
 class FileImages(LazyImages):
-    """Images that are decoded from their files each time."""
+    """Images decoded from files on each read."""
 
     def __init__(self, items: list[Item], size: tuple[int, int], *, channels: int, photographs: bool = False) -> None:
         super().__init__(_labels(items), size, channels=channels, photographs=photographs)
@@ -52,10 +52,10 @@ class FileImages(LazyImages):
 
 
 def load_imagefolder(request: DataRequest) -> ImageData:
-    """The photographs of a folder in ImageNet's layout, by their endings; none is decoded before it is needed."""
+    """Photographs in ImageNet's layout, found by file ending and decoded on demand."""
     folder, size = request.path, request.img_size
     assert size is not None  # The registry has one.
-    # By its ending: to look into a million files would take an hour.
+    # By file ending: opening a million files would take an hour.
     endings = picture_endings()
     others: list[Skipped] = []
 
@@ -83,10 +83,10 @@ def load_imagefolder(request: DataRequest) -> ImageData:
 
 
 def load_folder(request: DataRequest) -> ImageData:
-    """The images of a folder, as RGB or grey, resized and cropped about the centre.
+    """Images of a folder as RGB or grey, resized and centre-cropped.
 
-    train/ and test/ (or val/) are taken where they are there; else a fifth of each class is kept for testing, chosen by
-    the files' contents: the same files give the same split, and copies of one file stay on one side.
+    train/ and test/ (or val/) are used if present. Otherwise a fifth of each class is for testing, chosen by file
+    content: the same files give the same split, and copies of a file stay on one side.
     """
     folder, size, channels = request.path, request.img_size, request.channels or CHANNELS
     assert size is not None  # The registry has one.
@@ -107,7 +107,7 @@ def load_folder(request: DataRequest) -> ImageData:
 
 
 def _may_be_image(path: str) -> bool:
-    """Whatever its ending; not what systems leave after."""
+    """Any file ending; not files that operating systems leave."""
     return os.path.basename(path).lower() not in NOT_IMAGES
 
 
@@ -125,7 +125,7 @@ def _labels(items: list[Item]) -> torch.Tensor:
 def _read_all(
     items: list[Item], size: tuple[int, int], channels: int, label: str, *, in_memory: bool
 ) -> tuple[ImageSet, list[Item], list[Skipped]]:
-    """The images that can be read, decoded if they are to be `in_memory`; their files; and the others."""
+    """Readable images, decoded if `in_memory`; their files; and skipped files."""
     images = torch.empty(len(items) if in_memory else 0, channels, *size, dtype=torch.uint8)
 
     def read(place: int) -> None:
@@ -148,11 +148,11 @@ TEST_DIGITS = 360
 HOME = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"
 PACKAGE = "dataset-fashion-mnist"
 CONTENT = "14410854cf7a289477dcfc7df3f8ec24741e281cdcc425ede0d9a748ca630214"
-"""SHA-256 of the four files, unpacked: each source packs them in its own way."""
+"""SHA-256 of the four unpacked files; sources compress them differently."""
 
 
 def load_digits(request: DataRequest) -> ImageData:
-    """The digits with a split that never changes: 1,437 training and 360 test images, stratified."""
+    """The digits in a fixed stratified split: 1,437 training and 360 test images."""
     import sklearn
 
     images, labels, parts = _digits()
@@ -175,7 +175,6 @@ def _digits() -> tuple[Tensor, Tensor, list[list[int]]]:
 
 
 def load_fashion_mnist(request: DataRequest) -> ImageData:
-    """The publisher's split, fetched once."""
     tensors, notes = fetched("fashion-mnist", request.root, fetch_fashion_mnist)
     train, test = (
         InMemoryImages(
@@ -190,10 +189,10 @@ def load_fashion_mnist(request: DataRequest) -> ImageData:
 
 
 def fetch_fashion_mnist(folder: Path) -> Stored:
-    """From the publisher, else from the Debian package."""
+    """Fetch from the publisher, else from the Debian package."""
 
     def home() -> Stored:
-        # Not torchvision's download, which has no time limit, and no HTTPS.
+        # Not torchvision's download, which has no timeout and no HTTPS.
         for name, _ in FashionMNIST.resources:
             download(HOME + name, folder / name)
         return _read_archives(folder, folder, f"publisher's files from {HOME}")
@@ -207,7 +206,6 @@ def fetch_fashion_mnist(folder: Path) -> Stored:
 
 
 def _read_archives(archives: Path, folder: Path, source: str) -> Stored:
-    """The images and labels in the publisher's four files."""
     raw, tensors = folder / "FashionMNIST" / "raw", {}
     raw.mkdir(parents=True, exist_ok=True)
     try:

@@ -1,7 +1,7 @@
-"""WebDataset shards, read in place and nearly in order; nothing is unpacked, or decoded before its time.
+"""WebDataset shards, read in place and nearly sequentially; nothing is unpacked, images are decoded on demand.
 
-A shard is a POSIX tar; files whose names differ only after the first dot are one sample: 07.jpg, 07.cls, 07.json. The
-headers of a shard are read once, and the index of where its samples are is kept in the cache.
+A shard is a POSIX tar. Files whose names differ only after the first dot form a sample: 07.jpg, 07.cls, 07.json. Shard
+headers are read once; the cache keeps an index of the samples' positions.
 """
 
 import json
@@ -31,21 +31,21 @@ from tokenmix.lab.data.store import Names, fetched_of_files
 
 USAGE = "give --data wds:PATH/train-{000000..000009}.tar,PATH/val-{000000..000001}.tar"
 MOST_SHARDS = 1_000_000
-# Of several pictures of a sample the first of these is taken, else the first of another format that is read.
+# Preferred endings of a sample's image, in order; then any other format that is read.
 PICTURES = ("jpg", "jpeg", "png", "webp", "ppm")
 BLOCK = 512
-# Labels from here on are damaged, or need a classes.txt, unless there are more samples.
+# Labels from here on count as damage, or need a classes.txt, unless there are more samples.
 UNNAMED_CLASSES = 1000
-# A head has a row for each class, however many are named.
+# A head has a row for each class.
 MOST_CLASSES = 1_000_000
-# A change of what the index keeps makes cached ones void.
+# Increase when the content of the index changes, so that cached ones are rebuilt.
 INDEX = 2
-# Samples among which the next one is drawn: about four shards of ImageNet's usual size.
+# Size of the shuffle buffer: about four shards of ImageNet's usual size.
 BUFFER = 5000
 
 
 class Found(NamedTuple):
-    """One sample, or why there is none."""
+    """One sample, or why it is unusable."""
 
     name: str
     offset: int = 0
@@ -56,10 +56,7 @@ class Found(NamedTuple):
 
 
 def expand(pattern: str, root: Path | None = None) -> list[Path]:
-    """The files that a pattern such as train-{000..009}.tar or train-*.tar means; `UserError` if one is missing.
-
-    Of a pattern of URLs their copies in the cache `root`.
-    """
+    """Files of a pattern such as train-{000..009}.tar, or cached copies of URLs; `UserError` if one is missing."""
     whole = pattern if is_url(pattern) else str(user_path(pattern))
     names = list(islice(_expand(whole), MOST_SHARDS + 1))
     if len(names) > MOST_SHARDS:
@@ -99,7 +96,7 @@ def _scan_all(paths: Sequence[Path]) -> tuple[dict[str, Tensor], dict[str, str]]
 
 
 def _scan(path: Path) -> list[Found]:
-    """The samples of one shard, from its headers and labels; `UserError` if it is cut off or damaged."""
+    """Samples of one shard, from its headers and labels; `UserError` if the shard is truncated or damaged."""
     members: dict[str, list[dict[str, tuple[int, int]]]] = {}
     last, problem, offset = "the beginning", "is truncated", 0
     try:
@@ -108,7 +105,7 @@ def _scan(path: Path) -> list[Found]:
                 folder, _, base = member.name.rpartition("/")
                 key, _, ending = base.partition(".")
                 if member.isfile() and key and not member.issparse():
-                    # A key may come again: the file is of its first sample that has none of this ending.
+                    # A key may repeat: the file belongs to its first sample without this ending.
                     samples = members.setdefault(f"{folder}/{key}" if folder else key, [])
                     parts = next((parts for parts in samples if ending.lower() not in parts), None)
                     if parts is None:
@@ -116,7 +113,7 @@ def _scan(path: Path) -> list[Found]:
                     parts[ending.lower()] = (member.offset_data, member.size)
                 last = member.name
             offset = tar.offset
-            # A tar ends with blocks of zeros; the library takes a damaged header for an end as well.
+            # A tar ends with zero blocks; the library also takes a damaged header for the end.
             if (end := os.pread(file.fileno(), BLOCK, offset)) == bytes(BLOCK):
                 return [
                     _sample(key, parts, file.fileno())._replace(again=place > 0)
@@ -126,7 +123,7 @@ def _scan(path: Path) -> list[Found]:
             problem = "is truncated" if len(end) < BLOCK else "is damaged"
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
-    # Headers of a damaged shard may announce more than there is memory, or hold no numbers.
+    # Headers of a damaged shard may announce more than the memory, or hold no numbers.
     except Exception as error:
         told = str(error) or type(error).__name__
         problem = "is truncated" if "unexpected end" in told else f"is no uncompressed tar file ({told})"
@@ -141,7 +138,7 @@ def _sample(key: str, parts: dict[str, tuple[int, int]], handle: int) -> Found:
         return Found(key, wrong=f"has no picture, only .{', .'.join(sorted(parts))}")
     if picture[1] == 0:
         return Found(key, wrong="is empty (0 bytes)")
-    # The whole number in .cls, else "label" in .json, also as text or written 1.0.
+    # The integer in .cls, else "label" in .json, also as text or as 1.0.
     ending = next((ending for ending in ("cls", "json") if ending in parts), None)
     if ending is None:
         return Found(key, wrong="has no label: neither .cls nor .json")
@@ -164,12 +161,7 @@ def _sample(key: str, parts: dict[str, tuple[int, int]], handle: int) -> Found:
 
 
 class ShardImages(LazyImages):
-    """The images of shards, each read by its offset; the index is taken from the cache `root` if no shard has changed.
-
-    Attributes:
-        skipped: what is not a sample.
-        again: names of samples whose key came before in their shard.
-    """
+    """Images of shards, read by offset with a cached index; `skipped` are no samples, `again` repeat a key."""
 
     reads_in_order = True
 
@@ -196,7 +188,7 @@ class ShardImages(LazyImages):
         try:
             with open_regular(self.paths[shard]) as file:
                 if shard not in self._read_ahead and hasattr(os, "posix_fadvise"):
-                    # The system reads the shard from end to end: what the buffer picks lies in memory by then.
+                    # The system reads the shard ahead sequentially: the buffer's picks are then in memory.
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
                     self._read_ahead.add(shard)
                 data = os.pread(file.fileno(), size, offset)
@@ -209,7 +201,6 @@ class ShardImages(LazyImages):
         return data
 
     def check_shares(self, world_size: int) -> None:
-        """Each process needs a shard of its own."""
         count = len(np.unique(self.shard[self.places].numpy()))
         if count < world_size:
             raise UserError(
@@ -218,10 +209,9 @@ class ShardImages(LazyImages):
             )
 
     def training_order(self, seed: int, epoch: int, rank: int, world_size: int) -> np.ndarray:
-        """The shards of an epoch in a random order, dealt out to the processes; in each, a shuffle buffer.
+        """Shards of an epoch in random order, distributed over the ranks; each rank has a shuffle buffer.
 
-        A process whose shards hold less than its share starts over with them; one whose hold more leaves the rest out,
-        which in the next epoch are others.
+        A rank with too few samples repeats its shards. A rank with too many leaves some out, others in the next epoch.
         """
         shard = self.shard[self.places].numpy()
         self.check_shares(world_size)
@@ -235,7 +225,7 @@ class ShardImages(LazyImages):
 
 
 def shuffled(stream: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """What comes out of a buffer of `size` that a stream fills, and from which a random one is drawn each time."""
+    """Output of a shuffle buffer of `size` over a stream."""
     out = np.empty_like(stream)
     buffer = stream[:size].copy()
     draws = rng.integers(0, len(buffer), len(stream)) if len(buffer) else []
@@ -246,10 +236,9 @@ def shuffled(stream: np.ndarray, size: int, rng: np.random.Generator) -> np.ndar
 
 
 def load_webdataset(request: DataRequest) -> ImageData:
-    """The images of shards for training, and after a comma those for testing; without them a fifth of each class.
+    """Images of shards for training and, after a comma, for testing; without test shards, a fifth of each class.
 
-    Which fifth depends on the samples' names alone. Classes are named by the lines of a classes.txt next to the shards,
-    else by their numbers.
+    The split depends only on the samples' names. A classes.txt next to the shards names the classes, else numbers do.
     """
     patterns = [pattern for pattern in request.variant.split(",") if pattern]
     if not 1 <= len(patterns) <= 2:
@@ -281,7 +270,7 @@ def load_webdataset(request: DataRequest) -> ImageData:
 
 
 def _classes(file: Path | None, sets: Sequence[ShardImages]) -> list[str]:
-    """The names in classes.txt, else the numbers; `UserError` for a label beyond them, or beyond what is plausible."""
+    """Names in classes.txt, else numbers; `UserError` for a label beyond them, or beyond what is plausible."""
     last = max(sets, key=lambda images: int(images.labels.max()))
     count = 1 + int(last.labels.max())
     where = f"{last.name(int(last.labels.argmax()))} has the label {count - 1}"

@@ -1,4 +1,4 @@
-"""Reading scenes: images with a class for each pixel, with boxes, or with a mask for each object."""
+"""Readers of scenes: images with a class per pixel, boxes, or a mask per object."""
 
 from tokenmix.lab.data.scenes.scenes import (
     Objects,

@@ -1,8 +1,7 @@
-"""COCO in its published layout: boxes and masks of 80 classes, masks as polygons or run lengths down the columns.
+"""COCO in its published layout: boxes and masks of 80 classes, as polygons or column-wise run lengths; tests on val.
 
-Lin et al., "Microsoft COCO: Common Objects in Context", 2014. Its categories are numbered 1 to 90 with gaps; labels
-here are counted from 0, and `notes["category_ids"]` has the published number of each. Images without annotations are
-kept: they are background. The val part is for testing.
+Lin et al., "Microsoft COCO: Common Objects in Context", 2014. COCO numbers its categories 1 to 90 with gaps. Labels
+here count from 0; `notes["category_ids"]` has the published numbers. Images without annotations are kept as background.
 """
 
 from collections import Counter
@@ -34,7 +33,7 @@ from tokenmix.lab.data.scenes.scenes import (
 )
 
 YEARS = ("2017", "2014")
-# What is read of an entry, and of which types it is.
+# Fields that are read, and their types.
 IMAGE = {"id": (int,), "file_name": (str,), "height": (int, float), "width": (int, float)}
 CATEGORY = {"id": (int,), "name": (str,)}
 MOST, MOST_BITS = 2**53, 40
@@ -42,16 +41,15 @@ ANNOTATION = {"id": (int, str), "image_id": (int,), "category_id": (int,), "bbox
 
 
 Entry = Values
-"""Of a JSON file; what is read of it has been checked."""
+"""Checked entry of a JSON file."""
 
 
 class CocoScenes(Scenes[tuple[Entry, list[Entry]]]):
-    """The images of an annotation file, each with its annotations of some area; `UserError` naming an entry that is
-    wrong.
+    """Images of an annotation file, each with its annotations of non-zero area; `UserError` names a wrong entry.
 
     Attributes:
         categories: number and name of each.
-        dropped: image files with the number of their boxes of no area within the image.
+        dropped: image files with their number of boxes without area inside the image.
     """
 
     def __init__(self, path: Path, folder: Path, *, with_masks: bool) -> None:
@@ -87,13 +85,12 @@ class CocoScenes(Scenes[tuple[Entry, list[Entry]]]):
 
     @property
     def annotations(self) -> list[Entry]:
-        """Those of all images."""
         return [entry for _, found in self.items for entry in found]
 
     def _scene(self, item: tuple[Entry, list[Entry]]) -> Scene:
         given, found = item
         name = given["file_name"]
-        # The user's own links in the folder may lead out of it, a name may not.
+        # Links in the user's folder may lead elsewhere, names in a file may not.
         clean = not Path(name).is_absolute() and ".." not in Path(name).parts
         path = self.folder / name if clean else inside(self.folder, name)
         image = read_stored(path)
@@ -123,7 +120,7 @@ class CocoScenes(Scenes[tuple[Entry, list[Entry]]]):
 
 
 def load_coco(request: DataRequest) -> SceneData:
-    """Training and validation images of the folder that has annotations/instances_train2017.json, or 2014."""
+    """Training and validation images of a folder with annotations/instances_train2017.json, or 2014."""
     root = folder_in(request.path, ("", "coco"), "annotations", "COCO")
     year = next((y for y in YEARS if (root / "annotations" / f"instances_train{y}.json").is_file()), YEARS[0])
     train, test = (
@@ -193,10 +190,9 @@ def _check_annotation(entry: Entry, images: Container[int], categories: Containe
 
 
 def decode_mask(segmentation: object, height: int, width: int) -> Tensor:
-    """Decode a COCO `segmentation` to a mask, bool (H, W).
+    """Decode a COCO `segmentation` to a mask, bool (H, W). A `UserError` does not name the file.
 
-    Run lengths are checked here, since pycocotools reads beyond its memory where they are too few: a string of two
-    letters gave 4,064 pixels of an image of 120. A `UserError` is without a name of a file, which the caller knows.
+    Run lengths are checked here, because pycocotools reads outside its memory if there are too few.
     """
     if isinstance(segmentation, Mapping):
         return _from_runs(segmentation, height, width)
@@ -206,7 +202,7 @@ def decode_mask(segmentation: object, height: int, width: int) -> Tensor:
 
 
 def encode_mask(mask: Tensor) -> dict[str, object]:
-    """A mask bool (H, W) as {"size": [H, W], "counts": string}, which COCO's own tools read."""
+    """Encode a mask bool (H, W) as {"size": [H, W], "counts": string}, for COCO's own tools."""
     coded = _pycocotools().encode(np.asfortranarray(mask.cpu().numpy().view(np.uint8)))
     return {"size": [int(side) for side in coded["size"]], "counts": coded["counts"].decode("ascii")}
 
@@ -226,7 +222,7 @@ def _from_runs(segmentation: Mapping[str, object], height: int, width: int) -> T
 
 
 def _lengths_of_string(coded: str | bytes) -> list[int]:
-    """Numbers of five bits a letter, lowest first, with a sign; from the fourth on each is less the last but one."""
+    """Signed numbers of five bits per letter, lowest first; from the fourth on, stored minus the last but one."""
     letters = coded.encode("latin-1", "replace") if isinstance(coded, str) else coded
     runs: list[int] = []
     value = shift = 0
@@ -249,7 +245,7 @@ def _lengths_of_string(coded: str | bytes) -> list[int]:
 
 
 def _from_polygons(polygons: list[object], height: int, width: int) -> Tensor:
-    """`UserError` for polygons that crash pycocotools, which allocates one entry per step of the outline, unchecked."""
+    """`UserError` for polygons that crash pycocotools, which allocates an entry per step of the outline, unchecked."""
     reach = 2 * max(height, width)
     for polygon in polygons:
         given = str(polygon)[:40]

@@ -1,7 +1,7 @@
-"""Images with a label image each: ADE20K, Cityscapes, and folders of the user's own.
+"""Images with label images: ADE20K, Cityscapes, and users' folders.
 
 Zhou, Zhao, Puig, Fidler, Barriuso and Torralba, "Scene Parsing through ADE20K Dataset", 2017. Cordts et al., "The
-Cityscapes Dataset for Semantic Urban Scene Understanding", 2016, whose table of classes is torchvision's.
+Cityscapes Dataset for Semantic Urban Scene Understanding", 2016; the table of classes is torchvision's.
 """
 
 import re
@@ -37,16 +37,16 @@ JPEG = b"\xff\xd8\xff"
 ADE20K = 150
 LAYOUT = "train/images, train/masks, val/images and val/masks"
 EVALUATED = [kind for kind in Cityscapes.classes if 0 <= kind.train_id < IGNORE]
-# A licence plate's -1 is 255 in eight bits.
+# -1, a licence plate, is 255 in eight bits.
 LABEL_IDS = {kind.id & 255: kind.train_id & 255 for kind in Cityscapes.classes}
 TRAIN_IDS = {**{kind.train_id: kind.train_id for kind in EVALUATED}, IGNORE: IGNORE}
 
 
 def load_ade20k(request: DataRequest) -> SceneData:
-    """Training and validation images of ADEChallengeData2016, given itself or the folder it is in.
+    """Training and validation images of ADEChallengeData2016, or of the folder that contains it.
 
-    0 in a label image means unlabelled and is ignored; the classes 1 to 150 become 0 to 149. A class has the first of
-    its names in objectInfo150.txt, which the data set includes; else its number.
+    0 in a label image means unlabelled and is ignored; classes 1 to 150 become 0 to 149. A class has its first name in
+    objectInfo150.txt, which is part of the data set; else its number.
     """
     root = folder_in(request.path, ("", "ADEChallengeData2016"), "annotations", "ADEChallengeData2016")
     table = numbers_table({0: IGNORE, **{number: number - 1 for number in range(1, ADE20K + 1)}})
@@ -71,10 +71,9 @@ def load_ade20k(request: DataRequest) -> SceneData:
 
 
 def load_cityscapes(request: DataRequest) -> SceneData:
-    """Training and validation images of the folder that has leftImg8bit and gtFine, with 19 classes.
+    """Training and validation images of a folder with leftImg8bit and gtFine, with 19 classes.
 
-    Read are the images *_gtFine_labelIds.png as they are published; where the user has written
-    *_gtFine_labelTrainIds.png, those.
+    Reads the user's *_gtFine_labelTrainIds.png if they exist, else the published *_gtFine_labelIds.png.
     """
     root = folder_in(request.path, ("",), "leftImg8bit", "Cityscapes")
     parts = []
@@ -99,14 +98,13 @@ def load_cityscapes(request: DataRequest) -> SceneData:
 
 
 def load_masks(request: DataRequest) -> SceneData:
-    """The user's images, each with a PNG of the same name whose pixels are numbers of classes; 255 is ignored.
+    """Users' images, each with a PNG of the same name whose pixels are class numbers; 255 is ignored.
 
         PATH/train/images/a.jpg    PATH/train/masks/a.png
         PATH/val/images/b.jpg      PATH/val/masks/b.png      (val may be called test)
-        PATH/classes.txt           one name a line, the first is class 0
+        PATH/classes.txt           one name per line, the first is class 0
 
-    Without classes.txt the number of classes is taken from the training masks. A class that no mask shows is named on
-    stderr.
+    Without classes.txt, the training masks give the number of classes. stderr names classes without pixels in any mask.
     """
     root = request.path
     if not (root / "train").is_dir():
@@ -125,7 +123,7 @@ def load_masks(request: DataRequest) -> SceneData:
     classes = classes or [f"class {i}" for i in range(max(shown - {IGNORE}, default=-1) + 1)]
     absent = [name for number, name in enumerate(classes) if number not in shown]
     ignored = f"; {IGNORE} means ignored" if IGNORE in shown else ""
-    # Reading a mask names the number that no class has.
+    # Reading a mask reports numbers outside the classes.
     if len(classes) - len(absent) < 2 and shown <= {*range(len(classes)), IGNORE}:
         missing = f", none of class {', '.join(map(repr, absent[:NAMED]))}" if absent else ""
         raise UserError(
@@ -143,18 +141,14 @@ def load_masks(request: DataRequest) -> SceneData:
 
 
 def _numbers_shown(masks: Sequence[Path], count: int | None) -> set[int]:
-    """The numbers in these label images, of which one below `count` or `IGNORE` is enough; all of them if None.
-
-    Raises:
-        UserError: no label image can be read, or one has a number that no class can have.
-    """
+    """Numbers in these label images, or with a `count`, until all below it are found; `UserError` if out of range."""
     shown: set[int] = set()
     problem: UserError | None = None
     for path in masks:
         try:
             found = _read_numbers(path).unique()
         except UserError as reason:
-            # Named and counted where its image is needed, unless there are no others.
+            # Reported where the image is needed, unless there are no others.
             problem = problem or reason
             continue
         if count is None and not 0 <= int(found[0]) <= int(found[-1]) <= IGNORE:
@@ -172,12 +166,12 @@ def _numbers_shown(masks: Sequence[Path], count: int | None) -> set[int]:
 
 
 def _masks_below(images: Path, masks: Path) -> list[tuple[Path, Path]]:
-    """The images in a folder and below, each with the PNG at the same path in the other folder."""
+    """Images in a folder and below, each with the PNG at the same path in the other folder."""
     return [(path, masks / path.relative_to(images).with_suffix(".png")) for path in _images_below(images)]
 
 
 def checked_pairs(pairs: Sequence[tuple[Path, Path]]) -> Sequence[tuple[Path, Path]]:
-    """The pairs; `UserError` naming a file that does not exist, and one that may be meant."""
+    """The pairs; `UserError` for a missing file, with a likely alternative."""
     for image, labels in pairs:
         if not image.is_file():
             raise UserError(f"{image} does not exist, though {labels} is to label it; add it or remove its entry")
@@ -193,8 +187,8 @@ def pair_scenes(pairs: Sequence[tuple[Path, Path]], table: Tensor) -> Scenes[tup
     """Images and their label images, opened on demand.
 
     Args:
-        pairs: (image, label image), of which every file exists, else `UserError`.
-        table: int64 (L,): the class of each number in a label image, 255 at most, or -1 where there is no such number.
+        pairs: (image, label image); `UserError` if a file is missing.
+        table: int64 (L,): the class of each number in a label image, at most 255, or -1 for an unknown number.
     """
     return Scenes(checked_pairs(pairs), partial(_read_pair, table=table))
 
@@ -205,7 +199,7 @@ def _read_pair(pair: tuple[Path, Path], table: Tensor) -> Scene:
 
 
 def read_labels(pair: tuple[Path, Path], table: Tensor, image: Tensor) -> Tensor:
-    """The classes of a label image, uint8 (H, W); `UserError` naming it if it cannot be read or not fit the image."""
+    """Classes of a label image, uint8 (H, W); `UserError` if it is unreadable or does not fit the image."""
     numbers = _read_numbers(pair[1])
     if numbers.shape != image.shape[1:]:
         raise UserError(
@@ -213,7 +207,7 @@ def read_labels(pair: tuple[Path, Path], table: Tensor, image: Tensor) -> Tensor
             f"{image.shape[2]} x {image.shape[1]}; both must have the same size"
         )
     parts = []
-    # Part after part, as the table takes int64.
+    # In parts, because the table takes int64.
     for part in numbers.split(PART_ROWS):
         part = part.long()
         inside = (part >= 0) & (part < len(table))
@@ -227,12 +221,12 @@ def read_labels(pair: tuple[Path, Path], table: Tensor, image: Tensor) -> Tensor
 
 
 def numbers_table(classes: Mapping[int, int]) -> Tensor:
-    """The table of `pair_scenes` that knows these numbers and no others."""
+    """Table for `pair_scenes` with these numbers only."""
     return torch.tensor([classes.get(number, OUT_OF_RANGE) for number in range(256)])
 
 
 def _read_numbers(path: Path) -> Tensor:
-    """A label image (H, W), uint8 or int64; `UserError` naming it."""
+    """A label image (H, W), uint8 or int64; `UserError` names the file."""
     try:
         with open_regular(path) as file:
             if file.read(len(JPEG)) == JPEG:
@@ -243,7 +237,7 @@ def _read_numbers(path: Path) -> Tensor:
 
 
 def _images_below(folder: Path) -> list[Path]:
-    """The images in a folder and below, in the order of their names; `UserError` if there are none."""
+    """Images in a folder and below, sorted by name; `UserError` if there are none."""
     images = sorted(p for p in folder.rglob("*") if p.suffix.lower() in ENDINGS) if folder.is_dir() else []
     if not images:
         raise UserError(f"{folder} has no images; give a folder with {', '.join(ENDINGS)} files")

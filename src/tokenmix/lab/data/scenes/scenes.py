@@ -1,6 +1,6 @@
-"""An image with what is known of its pixels and objects, sets of them, and batches, augmented by torchvision.
+"""Scenes: images with labels of pixels and objects, sets of scenes, and batches, augmented by torchvision.
 
-The augmentation of a sample is a function of (seed, epoch, index); global random states are unchanged.
+The augmentation of a sample is a function of (seed, epoch, index); global random states stay unchanged.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,15 +33,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Objects:
-    """The objects of a scene.
+    """Objects of a scene.
 
     Attributes:
         boxes: float32 (M, 4), left, top, right, bottom in pixels.
-        labels: int64 (M,), counted from 0 as in `SceneData.classes`; a detector adds its background itself.
-        masks: bool (M, H, W), or None where only boxes are known.
+        labels: int64 (M,), counted from 0 as in `SceneData.classes`; a detector adds its own background class.
+        masks: bool (M, H, W); None if only boxes are known.
         crowd: bool (M,), regions that COCO marks as a crowd: ignored in training and evaluation.
-        area: float32 (M,), pixels that decide the size class of an object in evaluation, as COCO's annotations give
-            them; None where they are those of its mask, or of its box.
+        area: float32 (M,), area in pixels that decides an object's size class in evaluation, as in COCO's annotations;
+            None for the area of the mask or box.
     """
 
     boxes: Tensor
@@ -51,30 +51,30 @@ class Objects:
     area: Tensor | None = None
 
     def kept(self, keep: Tensor) -> "Objects":
-        """Those of them that `keep`, bool (M,), marks."""
+        """The objects that `keep`, bool (M,), marks."""
         masks, area = (None if values is None else values[keep] for values in (self.masks, self.area))
         return Objects(self.boxes[keep], self.labels[keep], masks, self.crowd[keep], area)
 
     def areas(self) -> Tensor:
-        """`area`, or that of each mask, or of each box: float32 (M,)."""
+        """`area`, or the area of each mask or box: float32 (M,)."""
         if self.area is not None:
             return self.area
         if self.masks is not None:
-            # One by one: a sum would convert them all to eight bytes a pixel.
+            # One by one: a sum would convert all masks to eight bytes per pixel.
             return torch.tensor([float(mask.count_nonzero()) for mask in self.masks])
         return (self.boxes[:, 2] - self.boxes[:, 0]) * (self.boxes[:, 3] - self.boxes[:, 1])
 
 
 @dataclass(frozen=True)
 class Scene:
-    """An image and what is known of it.
+    """An image with its labels.
 
     Attributes:
         image: uint8 (3, H, W).
-        name: its file, or what else finds it again.
+        name: the file, or another identification.
         classes: uint8 or int64 (H, W), the class of each pixel or `SceneData.ignore`; None for tasks on objects.
         objects: None for tasks on pixels.
-        key: the number that a published layout gives the image, such as COCO's image_id; None for its index.
+        key: number of the image in a published layout, such as COCO's image_id; None for the index.
     """
 
     image: Tensor
@@ -85,12 +85,7 @@ class Scene:
 
 
 class Scenes(Generic[T]):
-    """Numbered scenes of any size, opened one by one.
-
-    Args:
-        items: what the scenes are read from, such as files.
-        read: the scene of an item, without augmentation; `UserError` naming its file if it cannot be read.
-    """
+    """Numbered scenes of any size, opened one by one; `read` returns an item's scene, without augmentation."""
 
     def __init__(self, items: Sequence[T], read: Callable[[T], Scene]) -> None:
         self.items, self.read = items, read
@@ -99,11 +94,9 @@ class Scenes(Generic[T]):
         return len(self.items)
 
     def scene(self, index: int) -> Scene:
-        """The scene with this index."""
         return self.read(self.items[index])
 
     def subset(self, indices: Tensor) -> "Scenes[int]":
-        """The scenes with these indices, in this order."""
         return Scenes(indices.tolist(), self.scene)
 
 
@@ -119,9 +112,9 @@ class SceneData(DataSet[Scenes]):
     Attributes:
         palette: colour of each class for figures, 0 to 255.
         ignore: label of pixels that are neither learned nor counted.
-        mean, std: per channel, in 0..1; ImageNet's where nothing is decoded at the start.
-        crop: (height, width) that suits training on this set, if the user names none; None for whole scenes.
-        notes: what the published layout says besides, as values for JSON, such as COCO's category numbers.
+        mean, std: per channel, in 0..1; ImageNet's if nothing is decoded at the start.
+        crop: default (height, width) for training on this set; None for whole scenes.
+        notes: further entries of the published layout as JSON values, such as COCO's category numbers.
     """
 
     palette: Sequence[tuple[int, int, int]]
@@ -133,18 +126,18 @@ class SceneData(DataSet[Scenes]):
 
 
 def load_scenes(spec: str, *, want: Want, seed: int = 0, root: Path | None = None) -> SceneData:
-    """Scenes with the classes of their pixels, or with boxes or masks of their objects.
+    """Scenes with classes of pixels, or with boxes or masks of objects.
 
-    The test scenes and their content do not depend on the seed.
+    Test scenes do not depend on the seed.
 
     Args:
         spec: a name of `tokenmix list data`, or a published layout with its folder, such as `voc:PATH`.
-        want: what is to be known of the images.
-        seed: of training scenes that are composed on the fly; real ones do not depend on it.
+        want: kind of labels.
+        seed: seed of training scenes composed on the fly; other scenes do not depend on it.
         root: the cache; $TOKENMIX_DATA or ~/.cache/tokenmix/data if not given.
 
     Raises:
-        UserError: unknown set, one that lacks what is wanted, unusable folder, or a data set that cannot be obtained.
+        UserError: unknown set, a set without these labels, an unusable folder, or a data set that cannot be obtained.
     """
     if want not in get_args(Want):
         raise UserError(f"want is one of {', '.join(get_args(Want))}, got {want!r}")
@@ -158,10 +151,7 @@ def objects_of(
     masks: Tensor | None = None,
     crowd: list[bool] | None = None,
 ) -> Objects:
-    """Objects of which boxes (M, 4), left, top, right, bottom, or masks bool (M, H, W) with a pixel or more are known.
-
-    The boxes of masks end after the last pixel.
-    """
+    """Objects from boxes (M, 4), or from masks bool (M, H, W), not empty, whose boxes end after the last pixel."""
     if boxes is None:
         assert masks is not None
         boxes = masks_to_boxes(masks).float() + torch.tensor([0.0, 0.0, 1.0, 1.0])
@@ -171,16 +161,16 @@ def objects_of(
 
 
 def warn_of_absent(absent: Sequence[str], source: Path | str, ignore: str = "") -> None:
-    """One line on stderr with the classes that no training image shows."""
+    """Report on stderr the classes without training images."""
     if absent:
         more = f" and {len(absent) - NAMED} more" if len(absent) > NAMED else ""
         log(f"{source} has no example of {', '.join(map(repr, absent[:NAMED]))}{more}, so it cannot be learned{ignore}")
 
 
 def bit_palette(count: int) -> list[tuple[int, int, int]]:
-    """Colours of classes 0 to count - 1, as Pascal VOC gives them: the bits of the number, dealt to red, green, blue.
+    """Colours of classes 0 to count - 1 as in Pascal VOC, from the bits of the class number.
 
-    Bits 0, 3 and 6 of a number are the highest bits of its red, bits 1, 4 and 7 of its green, 2, 5 and 8 of its blue.
+    Bits 0, 3 and 6 are the highest bits of red, bits 1, 4 and 7 of green, bits 2, 5 and 8 of blue.
     """
     return [  # pyrefly: ignore[bad-return]
         tuple(sum((n >> 3 * place + c & 1) << 7 - place for place in range(8)) for c in range(3)) for n in range(count)
@@ -188,7 +178,7 @@ def bit_palette(count: int) -> list[tuple[int, int, int]]:
 
 
 def read_stored(path: Path) -> Tensor:
-    """An image as stored, uint8 (3, H, W); `UserError` naming it."""
+    """An image as stored, uint8 (3, H, W); `UserError` names the file."""
     try:
         return decode_stored(path)
     except UnreadableImage as reason:
@@ -196,7 +186,7 @@ def read_stored(path: Path) -> Tensor:
 
 
 def folder_in(path: Path, candidates: Sequence[str], marker: str, layout: str) -> Path:
-    """The first of path / candidate that has `marker` in it; `UserError` saying what the layout looks like."""
+    """The first of path / candidate that contains `marker`; `UserError` describes the layout."""
     if not path.is_dir():
         raise UserError(f"{path} is not a folder; give one in the layout of {layout}")
     for candidate in candidates:
@@ -208,38 +198,36 @@ def folder_in(path: Path, candidates: Sequence[str], marker: str, layout: str) -
 
 
 class RandomScale(v2.Transform):
-    """Resize by one of several factors, each as likely: images bilinear, classes by the nearest."""
+    """Resize by a random factor of several: images bilinear, classes nearest-neighbour."""
 
     def __init__(self, scales: Sequence[float]) -> None:
         super().__init__()
         self.scales = tuple(scales)
 
     def make_params(self, flat_inputs: list[Tensor]) -> dict[str, list[int]]:
-        """The size that all of a sample's parts take."""
         scale = self.scales[int(torch.randint(len(self.scales), ()))]
         height, width = v2.functional.get_size(flat_inputs[0])
         return {"size": [max(round(height * scale), 1), max(round(width * scale), 1)]}
 
     def transform(self, inpt: Tensor, params: dict[str, list[int]]) -> Tensor:
-        """Of one part."""
         return F.resize(inpt, params["size"], antialias=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SceneAugment:
-    """Random scale, crop, flip and colours of an image and what is known of it.
+    """Random scale, crop, flip and colours of an image with its labels.
 
-    Objects smaller than `min_size` afterwards are dropped, and those of no area; a box that a crop cuts becomes what is
-    left of it, with masks the box of what is left of the mask.
+    Objects that become smaller than `min_size`, or without area, are dropped. A cropped box becomes its remaining part;
+    with masks, the box of the remaining mask.
 
     Attributes:
-        seed: with the epoch and the index of a sample, all that it depends on.
-        crop: (height, width) that comes out, padded if need be; None leaves the size, which a detector settles itself.
-        ignore: class of what is padded where the scaled image is smaller than the crop.
+        seed: with the epoch and the sample's index, determines the augmentation.
+        crop: (height, width) of the output, padded if needed; None keeps the size, which a detector changes itself.
+        ignore: class of the padding, if the scaled image is smaller than the crop.
         scales: factors to choose from.
-        flip: chance of a mirrored sample.
-        color_jitter: brightness, contrast and saturation change by up to this share.
-        fill: colour of what is padded, in 0..1; the mean that is subtracted makes it 0.
+        flip: probability of mirroring.
+        color_jitter: largest relative change of brightness, contrast and saturation.
+        fill: colour of the padding, in 0..1; the subtracted mean makes the padding 0.
         min_size: least width and height of an object in pixels.
     """
 
@@ -263,7 +251,7 @@ class SceneAugment:
             raise UserError(f"color_jitter must be in [0, 1], got {self.color_jitter:g}")
 
     def __call__(self, scene: Scene, epoch: int, index: int) -> Scene:
-        """The scene in an epoch, with classes of the type that they had; crowds are left out, which nobody learns."""
+        """The scene in an epoch, with classes in their type; crowd regions, which are not learned, are left out."""
         parts: list[Tensor] = [tv_tensors.Image(scene.image)]
         objects = None if scene.objects is None else scene.objects.kept(~scene.objects.crowd)
         if scene.classes is not None:
@@ -276,7 +264,7 @@ class SceneAugment:
         steps: list[v2.Transform] = [] if self.scales == (1.0,) else [RandomScale(self.scales)]
         if self.crop is not None:
             colour = [round(255 * level) for level in self.fill]
-            # An object's mask is padded with background.
+            # Masks of objects are padded with background.
             outside = 0 if scene.classes is None else self.ignore
             steps.append(
                 v2.RandomCrop(
@@ -297,36 +285,32 @@ class SceneAugment:
             return changed
         boxes = F.clamp_bounding_boxes(others[0]).as_subclass(Tensor)
         masks = None if objects.masks is None else others[1].as_subclass(Tensor).bool()
-        # An area that was given is that of the whole object.
+        # A given area belongs to the whole object.
         return replace(changed, objects=left_over(boxes, replace(objects, area=None), masks, self.min_size))
 
 
 def left_over(boxes: Tensor, objects: Objects, masks: Tensor | None, min_size: float) -> Objects:
-    """The objects of these changed boxes and masks that are still large enough."""
+    """The objects of these changed boxes and masks that are large enough."""
     keep = torch.ones(len(boxes), dtype=torch.bool)
     if masks is not None:
         keep &= masks.flatten(1).any(1)
         boxes = boxes.clone()
-        # The last pixel belongs to the object: its box ends one further.
+        # The last pixel belongs to the object, so its box ends one pixel further.
         boxes[keep] = masks_to_boxes(masks[keep]) + torch.tensor([0.0, 0.0, 1.0, 1.0])
     sides = boxes[:, 2:] - boxes[:, :2]
     keep &= (sides > 0).all(1) & (sides >= min_size).all(1)
     return replace(objects, boxes=boxes, masks=masks).kept(keep)
 
 
-# After that many unreadable scenes in a row the set itself must be wrong.
+# After this many unreadable scenes in a row the set is considered broken.
 TRIED = 10
 
 
 class SceneSamples(IndexedDataset[Batch]):
-    """Scenes as a task takes them; what a sample is, `PixelSamples` and `ObjectSamples` say.
+    """Scenes as a task takes them, with `augment` in training; see `PixelSamples` and `ObjectSamples`.
 
-    A scene that cannot be read is left out of its batch, and named on stderr. For a batch of which none can be read
-    the next readable scene replaces it.
-
-    Args:
-        scenes: `data.train` or `data.test`.
-        augment: of training; None for whole images as they are.
+    An unreadable scene is left out of its batch, with a message on stderr. If a whole batch is unreadable, the next
+    readable scene replaces it.
     """
 
     unit = "images"
@@ -340,7 +324,7 @@ class SceneSamples(IndexedDataset[Batch]):
         return len(self.scenes)
 
     def readable(self, indices: Tensor, epoch: int) -> tuple[list[Scene], list[int]]:
-        """The scenes that can be read, as training or testing sees them, and their indices."""
+        """Readable scenes, as training or testing uses them, and their indices."""
         wanted, problem = indices.tolist(), None
         found, kept = list[Scene](), list[int]()
         for number in range(len(wanted) + TRIED):
@@ -367,10 +351,11 @@ class SceneSamples(IndexedDataset[Batch]):
 class PixelSamples(SceneSamples[dict[str, Tensor]]):
     """Images with the class of each pixel.
 
-    `read` gives {"image": float32 (B, 3, H, W), normalised, "classes": int64 (B, H, W), "index": int64 (B,)}. Whole
-    images of several sizes in one batch are padded to the largest, below and on the right, with the ignored class; a
-    network that mixes all tokens sees that, so evaluate such sets one image at a time. `data` has mean, std and the
-    ignored class. A scene without classes is a `UserError`.
+    `read` gives {"image": float32 (B, 3, H, W), normalised, "classes": int64 (B, H, W), "index": int64 (B,)}. `data`
+    has mean, std and the ignored class. A scene without classes is a `UserError`.
+
+    Whole images of different sizes are padded below and on the right to the largest of the batch, with the ignored
+    class. Networks that mix all tokens see the padding, so evaluate such sets one image at a time.
     """
 
     wanted = "classes"
@@ -395,14 +380,14 @@ class PixelSamples(SceneSamples[dict[str, Tensor]]):
         }
 
     def shown(self, index: int) -> set[int]:
-        """The classes in this image, or in the first after it that can be read, without the ignored one."""
+        """Classes in this image, or in the next readable one, without the ignored class."""
         classes = self.readable(torch.tensor([index]), 0)[0][0].classes
         assert classes is not None
         return set(classes.unique().tolist()) - {self.ignore}
 
 
 class ObjectBatch(TypedDict):
-    """Images float32 (3, H, W), of each a dict of its objects, and their indices (B,)."""
+    """Images float32 (3, H, W), a dict of objects for each, and indices (B,)."""
 
     images: list[Tensor]
     targets: list[dict[str, Tensor]]
@@ -414,8 +399,8 @@ class ObjectSamples(SceneSamples[ObjectBatch]):
 
     `read` gives {"images": list of float32 (3, H, W) in 0..1, not normalised since the detectors do it, "targets": list
     of dicts of boxes (M, 4), labels (M,) counted from 0, masks bool (M, H, W) if known, iscrowd (M,), area (M,) and
-    image_id (), "index": int64 (B,)}. Objects of no area are left out, and regions of crowds with `augment`: neither
-    can be learned. A scene without objects, which differs from one with zero objects, is a `UserError`.
+    image_id (), "index": int64 (B,)}. Objects without area are left out, and with `augment` crowd regions: neither can
+    be learned. A scene without objects is a `UserError`; a scene with zero objects is not.
     """
 
     wanted = "objects"
@@ -443,7 +428,7 @@ class ObjectSamples(SceneSamples[ObjectBatch]):
 
 
 def _stacked(parts: Sequence[Tensor], size: tuple[int, int], fill: float) -> Tensor:
-    """The parts in the corner of a batch of this height and width."""
+    """Parts in the top left corner of a batch of this height and width."""
     if all(part.shape[-2:] == size for part in parts):
         return torch.stack(list(parts))
     out = parts[0].new_full((len(parts), *parts[0].shape[:-2], *size), fill)

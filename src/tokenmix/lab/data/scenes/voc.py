@@ -1,7 +1,7 @@
 """Pascal VOC in its published layout: classes of pixels, boxes, or masks of objects.
 
-Everingham, Van Gool, Williams, Winn and Zisserman, "The Pascal Visual Object Classes (VOC) Challenge", 2010. Where the
-lists and masks of Hariharan et al. (2011) are, trainaug.txt and SegmentationClassAug, segmentation trains on them.
+Everingham, Van Gool, Williams, Winn and Zisserman, "The Pascal Visual Object Classes (VOC) Challenge", 2010. If the
+lists and masks of Hariharan et al. (2011), trainaug.txt and SegmentationClassAug, exist, segmentation trains on them.
 """
 
 import re
@@ -39,14 +39,14 @@ NAMES = (
 )
 OBJECTS = list[str](NAMES.split())
 ROOTS = ("", "VOC2012", "VOCdevkit/VOC2012", "VOC2007", "VOCdevkit/VOC2007")
-# Who a pixel belongs to: 0 is nobody, and so is the border around each object.
+# Object number of each pixel: 0 for background and for the border around objects.
 OWNERS = numbers_table({**{number: number for number in range(IGNORE)}, IGNORE: 0})
 CLASS_OF_OBJECT = numbers_table({0: IGNORE, IGNORE: IGNORE, **{i + 1: i for i in range(len(OBJECTS))}})
 SIDES = ("xmin", "ymin", "xmax", "ymax")
 
 
 def load_voc(request: DataRequest) -> SceneData:
-    """Training and validation images of the folder that has JPEGImages, or of VOCdevkit above it."""
+    """Training and validation images of a folder with JPEGImages, or of its parent VOCdevkit."""
     root = folder_in(request.path, ROOTS, "JPEGImages", "Pascal VOC")
     return {"classes": _load_classes, "boxes": _load_boxes, "masks": _load_masks}[request.kind](root)
 
@@ -72,7 +72,7 @@ def _load_classes(root: Path) -> SceneData:
 
 
 def _load_masks(root: Path) -> SceneData:
-    """Images with a mask for each object, from the image of object numbers and the one of their classes."""
+    """Images with a mask per object, from the images of object numbers and of classes."""
     parts = []
     for part, purpose in (("train", "learn from"), ("val", "evaluate on")):
         names = root / "ImageSets" / "Segmentation" / f"{part}.txt"
@@ -87,7 +87,7 @@ def _load_masks(root: Path) -> SceneData:
 
 
 def _read_masks(pairs: tuple[tuple[Path, Path], tuple[Path, Path]]) -> Scene:
-    """An image with its masks; an object's class is that of most of its pixels."""
+    """An image with its masks; an object has the class of most of its pixels."""
     of_owners, of_classes = pairs
     image = read_stored(of_owners[0])
     owners, classes = read_labels(of_owners, OWNERS, image), read_labels(of_classes, CLASS_OF_OBJECT, image)
@@ -105,11 +105,11 @@ def _read_masks(pairs: tuple[tuple[Path, Path], tuple[Path, Path]]) -> Scene:
 
 
 def _load_boxes(root: Path) -> SceneData:
-    """Images with boxes from XML files; `difficult` objects are marked as crowd and so ignored."""
+    """Images with boxes from XML files; `difficult` objects are marked as crowd, and so ignored."""
     lists, folder = root / "ImageSets" / "Main", root / "Annotations"
     if not folder.is_dir():
         raise UserError(f"{root} has no folder Annotations with the boxes; for classes of pixels want='classes'")
-    # VOC 2007 has published its test set; of 2012 val.txt takes its place.
+    # VOC 2007 has a published test set; for 2012, val.txt is used for testing.
     names = ("trainval", "test") if (lists / "test.txt").is_file() else ("train", "val")
     parts, skipped, dropped = [], list[Skipped](), 0
     for name, purpose in zip(names, ("learn from", "evaluate on")):
@@ -152,7 +152,7 @@ def _read_boxed(item: tuple[Path, "Boxes"]) -> Scene:
 def _object_data(
     train: Scenes, test: Scenes, source: str, skipped: Sequence[Skipped] = (), notes: Values | None = None
 ) -> SceneData:
-    """Scenes with objects; background is none of their classes."""
+    """Scenes with objects; no class is background."""
     palette = bit_palette(len(OBJECTS) + 1)[1:]
     return SceneData(
         train=train, test=test, classes=OBJECTS, palette=palette, source=source, skipped=skipped, notes=notes or {}
@@ -160,7 +160,7 @@ def _object_data(
 
 
 def _stems(names: Path) -> list[str]:
-    """The images that are listed; the published trainaug.txt may name paths, of which the last part counts."""
+    """Listed images; the published trainaug.txt may have paths, of which the file name counts."""
     return [re.sub(r"\.(jpe?g|png)$", "", Path(line.split()[0]).name) for line in names_in(names, "images")]
 
 
@@ -170,14 +170,14 @@ def _pairs(root: Path, stems: Sequence[str], folder: str) -> list[tuple[Path, Pa
 
 @dataclass(frozen=True)
 class Boxes:
-    """What an XML file says of an image.
+    """Content of an image's XML file.
 
     Attributes:
         corners: left, top, right, bottom of each object, in pixels from the corner of the image.
-        names: of the class of each.
+        names: class of each object.
         difficult: objects that the benchmark ignores in training and evaluation.
-        dropped: number of boxes of no area.
-        size: (height, width) that is known of the image; None if it is not.
+        dropped: number of boxes without area.
+        size: (height, width) of the image; None if unknown.
     """
 
     corners: list[tuple[float, ...]]
@@ -188,21 +188,21 @@ class Boxes:
 
 
 class _NoEntities(ElementTree.TreeBuilder):
-    """Raises where entities could be declared: 8 MB of them are 800 MB of text."""
+    """Rejects entity declarations: 8 MB of them are 800 MB of text."""
 
     def doctype(self, name: str, pubid: str | None, system: str | None) -> None:
         raise UserError("has a DOCTYPE, whose entities may grow without end; remove it")
 
 
 def read_boxes(text: str | bytes, path: Path | str, *, first: int = 1, known: Sequence[str] | None = None) -> Boxes:
-    """The boxes of a file whose content is `text`; `UserError` if it is no XML, or an object lacks what it needs.
+    """Boxes of an XML file; `UserError` for invalid XML or an incomplete object.
 
     Args:
-        text: its content.
-        path: for messages.
-        first: 1 where the corners are numbers of pixels, the first of them 1 and the last within the box, as VOC has
-            it; 0 where they are the edges themselves.
-        known: the classes that there are; any for None.
+        text: content of the file.
+        path: path for messages.
+        first: 1 if corners are pixel numbers from 1, with the last pixel inside the box, as in VOC; 0 if they are
+            edges.
+        known: allowed classes; None for any.
     """
     try:
         root = ElementTree.fromstring(text, ElementTree.XMLParser(target=_NoEntities()))
@@ -233,7 +233,7 @@ def read_boxes(text: str | bytes, path: Path | str, *, first: int = 1, known: Se
             )
         difficult.append(node.findtext("difficult", "0").strip() == "1")
     sides = [root.findtext(f"size/{side}", "").strip() for side in ("height", "width")]
-    # Python itself reads no whole number of thousands of digits.
+    # Python refuses whole numbers of thousands of digits.
     size = (int(sides[0]), int(sides[1])) if all(s.isdecimal() and len(s) < 10 for s in sides) else None
     return Boxes(corners, names, difficult, dropped, size)
 

@@ -1,4 +1,4 @@
-"""Image classification: its options."""
+"""Options of image classification."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -20,7 +20,7 @@ class ClassificationOptions(TeacherOptions, ClassOptions):
     """Share of a photograph that the centre crop keeps in evaluation; 0.875 if not given."""
     augment: Annotated[str, named("NAME")] = "light"
     """none, light, or a timm RandAugment string such as rand-m9-mstd0.5-inc1.
-    light: random shift and horizontal flip; of photographs, random resized crop."""
+    light: random shift and horizontal flip; for photographs, random resized crop."""
     color_jitter: Annotated[float, Range(least=0)] = 0.0
     """Strength of the random change of brightness, contrast and saturation, in addition to light."""
     reprob: float = 0.0
@@ -32,6 +32,6 @@ class ClassificationOptions(TeacherOptions, ClassOptions):
     smoothing: Annotated[float, Range(least=0, below=1)] = 0.1
     """Label smoothing."""
     diagonality: Annotated[float, Range(least=0)] = 0.0
-    """Weight of the diagonality loss on the scores of less-attention; it materializes the N x N map of every layer."""
+    """Weight of the diagonality loss on the scores of less-attention; it materialises the N x N map of every layer."""
     diagonality_form: Literal["hinge", "printed"] = "hinge"
-    """hinge, bounded below, mean over the layers; or printed, the paper's sums, which push the diagonal down."""
+    """hinge: bounded below, mean over layers; printed: the paper's sums, which push the diagonal down."""

@@ -1,4 +1,4 @@
-"""Image classification: cross-entropy, and the metrics of classes."""
+"""Image classification with cross-entropy and classification metrics."""
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,10 +55,10 @@ classes = model.pretrained_cfg["label_names"]""",
 
 
 class ImageClassification(ImageTask, ClassTask):
-    """One label for each image: cross-entropy with label smoothing, and timm's Mixup and CutMix if asked for.
+    """One label per image: cross-entropy with label smoothing, and optionally timm's Mixup and CutMix.
 
-    With `diagonality` the diagonality loss is added, on the scores that the model's `forward_with_scores` hands
-    out: logits (B, classes), and the scores that each less-attention layer made.
+    `diagonality` adds the diagonality loss on the scores of each less-attention layer. The model's
+    `forward_with_scores` returns logits (B, classes) and these scores.
     """
 
     hub: ClassVar[HubForm | None] = HUB
@@ -152,14 +152,14 @@ class ImageClassification(ImageTask, ClassTask):
 
     @classmethod
     def view(cls, model: nn.Module, file: Path, data: Description) -> View:
-        """The middle of the image, as much of it as predictions are made of."""
+        """The part of the image that predictions use."""
         image = read_image(file, data["channels"], tuple(data["img_size"]), crop_pct=data.get("crop_pct", 1.0))
         return image_view(image, data["mean"], data["std"])
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Cross-entropy; with mixed images against mixed targets, which hold the smoothing already."""
+        """Cross-entropy; mixed images have mixed targets, which already include the smoothing."""
         images, targets, smoothing = batch["image"], batch["label"], self.options.smoothing
-        # A batch is odd only if one of its files could not be read any more; then nothing can be paired.
+        # A batch is odd only if a file has become unreadable; its images cannot be paired.
         if self.mixup is not None and len(images) % 2 == 0:
             (images, targets), smoothing = self.mixup(images.clone(), targets), 0.0
         model: Any = self.model
@@ -173,11 +173,10 @@ class ImageClassification(ImageTask, ClassTask):
         return self.part_weight * loss, logs
 
     def count(self, batch: Mapping[str, Tensor]) -> int:
-        """Images, without those that could not be read any more."""
         return len(batch["image"])
 
     def teacher_logits(self, teacher: DistillingTask, batch: Mapping[str, Tensor]) -> Tensor:
-        """On the images with the teacher's own mean and standard deviation."""
+        """The teacher's logits on the images, normalised with the teacher's mean and standard deviation."""
         images = batch["image"]
         ours, theirs = (
             [images.new_tensor(data[k]).view(-1, 1, 1) for k in STATS] for data in (self.data, teacher.data)
@@ -188,7 +187,7 @@ class ImageClassification(ImageTask, ClassTask):
 
     @classmethod
     def named_teacher(cls, name: str, config: TrainConfig, data: Description) -> Self:
-        """A pretrained classifier of timm's with as many classes as the data; their order is the user's affair."""
+        """A pretrained timm classifier with as many classes as the data; users must check their order."""
         name = without_timm(name)
         if not (timm.is_model(name) or name.startswith(("hf-hub:", "local-dir:"))):
             raise UserError(
@@ -207,22 +206,22 @@ class ImageClassification(ImageTask, ClassTask):
                 "this data first, and give the run folder"
             )
         channels, cfg = data["channels"], model.pretrained_cfg
-        # Weights for three channels, adapted by timm to another number of them, expect the mean of their statistics.
+        # timm adapts three-channel weights to another number of channels; they expect the mean of the statistics.
         stats = {k: list(cfg[k]) if len(cfg[k]) == channels else [statistics.mean(cfg[k])] * channels for k in STATS}
         return cls(model, config, {**data, **stats})
 
     def _diagonality(self, layers: Sequence[Scores]) -> Tensor:
-        """The mean over the layers of the hinge, the sum of the printed form, as the article adds them."""
+        """Hinge: mean over the layers; printed: sum over the layers, as in the article."""
         form = self.options.diagonality_form
         loss: Any = diagonality_loss
         if self.config.loop.grad_checkpointing:
-            # Else every layer's N x N maps would be kept for the backward pass, though its block's are not.
+            # Otherwise every layer's N x N maps would be kept for the backward pass, unlike its block's.
             loss = partial(checkpoint, diagonality_loss, use_reentrant=False)
         losses = torch.stack([loss(scores, form) for scores in layers])
         return losses.sum() if form == "printed" else losses.mean()
 
     def shard(self, mesh: DeviceMesh) -> None:
-        """As for every task; `forward_with_scores` gathers the parts as `forward` does."""
+        """As for every task; `forward_with_scores` also gathers the shards."""
         super().shard(mesh)
         if self.options.diagonality:
             from torch.distributed.fsdp import register_fsdp_forward_method
@@ -230,7 +229,7 @@ class ImageClassification(ImageTask, ClassTask):
             register_fsdp_forward_method(self.model, "forward_with_scores")
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> Rows:
-        """What is said of each image; of processes that share the images each has some of them."""
+        """Rows of the images; ranks that share images have some of the images each."""
         found = self.model(batch["image"]).float(), batch["label"], batch["index"]
         return self.judged(*(part[self.own_samples] for part in found))
 
@@ -240,7 +239,7 @@ class ImageClassification(ImageTask, ClassTask):
         return {**found, "top5": Metric.mean(lambda rows: rows["rank"] < 5)} if len(data["classes"]) > 5 else found
 
     def plain_samples(self, data: IndexedData, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
-        """Pixels, of images above 32 px those of a thumbnail, without augmentation."""
+        """Pixels without augmentation; above 32 px those of a thumbnail."""
         images = getattr(data.images, part)
         for indices in torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).split(512):
             pixels, kept = images.pixels(indices)
@@ -249,7 +248,7 @@ class ImageClassification(ImageTask, ClassTask):
             yield PlainSamples(small.flatten(1), images.labels[kept])
 
     def save_for_hub(self, folder: Path) -> nn.Module:
-        """In timm's form: config.json with the data's classes, mean and std, and model.safetensors."""
+        """In timm's format: config.json with the data's classes, mean and std, and model.safetensors."""
         prepared = {"mean": self.data["mean"], "std": self.data["std"], "crop_pct": self.data.get("crop_pct", 1.0)}
         save_for_hf(
             self.model,
@@ -261,7 +260,7 @@ class ImageClassification(ImageTask, ClassTask):
         return timm.create_model(f"local-dir:{folder}", pretrained=True)
 
     def predict(self, inputs: Sequence[str | Path]) -> list[Values]:
-        """Label, its probability, and the five most probable classes of each file."""
+        """Label, probability and the five most probable classes of each file."""
         answers = []
         for file in map(Path, inputs):
             image = self.view(self.model, file, self.data).inputs.to(next(self.model.parameters()))
@@ -271,7 +270,7 @@ class ImageClassification(ImageTask, ClassTask):
 
 
 def _of_size(build: Callable[..., nn.Module], size: tuple[int, ...]) -> nn.Module:
-    """A model of timm's; its convolutional ones have no such argument: they take images of any size."""
+    """A timm model of this image size; convolutional models lack the argument, and take any size."""
     try:
         return build(img_size=size)
     except TypeError as error:
@@ -281,11 +280,11 @@ def _of_size(build: Callable[..., nn.Module], size: tuple[int, ...]) -> nn.Modul
 
 
 def _check_image_size(task: type[ImageClassification], config: TrainConfig) -> None:
-    """Build the model with shapes only, before any image is read; `UserError` if the size does not fit its patches."""
+    """Build the model with shapes only, before images are read; `UserError` if the size does not fit its patches."""
     name = config.data.data.partition(":")[0]
     side = config.options.img_size or (DATA_SETS[name].img_size if name in DATA_SETS else None)
     if side is None or ":" in str(config.model.model_kwargs.get("mixer", "")) or is_foreign(config.model.model):
-        return  # A mixer or model of the user's own may need more than shapes.
+        return  # A user's mixer or model may need more than shapes.
     description = {"classes": ["0", "1"], "channels": config.options.in_chans or 3, "img_size": [side, side]}
     if config.model.model in MODELS:
         with torch.device("meta"):
@@ -294,7 +293,7 @@ def _check_image_size(task: type[ImageClassification], config: TrainConfig) -> N
     try:
         with torch.device("meta"):
             model = task.build_model(config, description)
-    except Exception:  # Not all models of timm's can be built with shapes only; this one fails later, or does not.
+    except Exception:  # Some timm models cannot be built with shapes only; errors then come later.
         return
     patch = input_sizes(model).get("patch_size")
     if patch is not None and side % patch:

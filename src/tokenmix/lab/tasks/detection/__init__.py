@@ -1,4 +1,4 @@
-"""Object detection and instance segmentation: their options."""
+"""Options of object detection and instance segmentation."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -10,7 +10,7 @@ from tokenmix.lab.train.schema import Factors, Numbers, Part, Range
 
 @dataclass(frozen=True, kw_only=True)
 class FindingOptions(Part):
-    """Image size, inference and which predictions count."""
+    """Image size, inference, and which predictions count."""
 
     min_size: Annotated[Numbers | None, Range(least=1)] = None
     """Shorter side of an image in pixels; --img-size, or the model's own, if not given.
@@ -18,11 +18,11 @@ class FindingOptions(Part):
     max_size: Annotated[int | None, Range(least=1)] = None
     """Limit of the longer side in pixels."""
     score: Annotated[float, Range(least=0, most=1)] = 0.05
-    """Lowest score of a prediction; mAP needs it low, figures and tables start at --shown."""
+    """Lowest score of a prediction; mAP needs a low value, figures and tables start at --shown."""
     nms: Annotated[float, Range(least=0, most=1)] = 0.5
     """IoU of two boxes of one class above which the one with the lower score is dropped (NMS)."""
     detections: Annotated[int, Range(least=1)] = 100
-    """Maximum number of predictions per image, in evaluation too; COCO has 100."""
+    """Maximum number of predictions per image, also in evaluation; 100 in COCO."""
     window: Annotated[int | None, Range(least=16)] = None
     """Evaluate and predict larger images in sliding windows of this side, in pixels; whole images if not given."""
     overlap: Annotated[float, Range(least=0, below=1)] = 0.25
@@ -33,7 +33,7 @@ class FindingOptions(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectOptions(FindingOptions, TaskOptions):
-    """Augmentation, image size, inference and which predictions count."""
+    """Augmentation, image size, inference, and which predictions count."""
 
     evaluation: ClassVar[type[Part]] = FindingOptions
 
@@ -46,9 +46,9 @@ class ObjectOptions(FindingOptions, TaskOptions):
     crop: Annotated[int | None, Range(least=0)] = None
     """Side of the random training crops in pixels; the data set's own if not given, 0 for whole images."""
     crops: Annotated[int, Range(least=1)] = 1
-    """Samples of each training image in an epoch, each augmented differently; for few large images."""
+    """Samples per training image and epoch, each augmented differently; for few large images."""
     scales: Annotated[Factors, Range(above=0)] = (1.0,)
-    """Scale factors, of which one is drawn for each training image before the crop."""
+    """Scale factors; one is drawn for each training image before the crop."""
     flip: Annotated[float, Range(least=0, most=1)] = 0.5
     """Probability of a horizontal flip."""
 

@@ -1,4 +1,4 @@
-"""Which detections are right, image by image, and average precision as COCO measures it, of boxes or of masks."""
+"""Matching of detections image by image, and COCO's average precision of boxes or masks."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -10,21 +10,21 @@ from torch import Tensor
 from tokenmix.errors import needs
 from tokenmix.lab.train.metrics import Metric, Rows
 
-# In single precision, as most of COCO's users have them.
+# In single precision, like most users of COCO.
 OVERLAPS = torch.linspace(0.5, 0.95, 10).double()
 RECALLS = torch.linspace(0.0, 1.0, 101).double()
 BITS = 1 << torch.arange(len(OVERLAPS))
 SIZES = torch.tensor([[0, 1e10], [0, 32**2], [32**2, 96**2], [96**2, 1e10]], dtype=torch.float64)
-"""Least and largest area of objects of all sizes, of small, medium and large ones."""
+"""Least and largest area: all objects, small, medium and large ones."""
 Kind = Literal["boxes", "masks"]
 
 
 def matched_rows(found: Mapping[str, Tensor], there: Mapping[str, Tensor], index: int, want: Kind) -> dict[str, Tensor]:
-    """Columns of one image: a row of table `found` for each detection, of `there` for each object that counts.
+    """Columns of one image: table `found` has a row per detection, `there` a row per object that counts.
 
-    `found.right` and `found.ignored` (D, 4) have for each class of sizes a bit for each of the ten overlaps: the
-    detection is of an object, or of what counts for nothing, a region of a crowd or an object of another size.
-    `there.size` (G, 4) says which classes an object is in. Masks have under `box_` the columns of their boxes as well.
+    `found.right` and `found.ignored` (D, 4) have a bit per overlap (ten) for each size class. right: the detection
+    matches an object. ignored: it matches a crowd region or an object of another size, which do not count. `there.size`
+    (G, 4): size classes of an object. For masks, columns of their boxes have the prefix `box_`.
     """
     order = found["scores"].argsort(descending=True, stable=True)
     scores, labels = found["scores"][order].cpu(), found["labels"][order].cpu()
@@ -54,14 +54,14 @@ def matched_rows(found: Mapping[str, Tensor], there: Mapping[str, Tensor], index
 
 
 def match(overlap: Tensor, crowd: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
-    """COCO's greedy matching of one class in one image, at each of the ten overlaps, for each class of sizes.
+    """COCO's greedy matching of one class in one image, at each of the ten overlaps, for each size class.
 
-    A detection takes the free object that it overlaps most, else one that counts for nothing; a crowd may be taken
-    again.
+    A detection takes the free object with the largest overlap, else one that does not count. A crowd can match
+    repeatedly.
 
     Shape:
-        overlap (D, G) of detections by falling score, crowd bool (G,), counted bool (4, G), which are no crowd and of
-        the size; returns right and ignored, bool (4, 10, D).
+        overlap (D, G) of detections by falling score, crowd bool (G,), counted bool (4, G), no crowd and of the size
+        class; returns right and ignored, bool (4, 10, D).
     """
     rows, columns = overlap.shape
     right, ignored = (torch.zeros(len(counted), len(OVERLAPS), rows, dtype=torch.bool) for _ in range(2))
@@ -72,18 +72,18 @@ def match(overlap: Tensor, crowd: Tensor, counted: Tensor) -> tuple[Tensor, Tens
         right[..., row] = first.any(-1)
         ignored[..., row] = enough.any(-1) & ~right[..., row]
         wanted = torch.where(torch.where(right[..., row, None], first, enough), overlap[row], -1.0)
-        # Of equal overlaps the last, as COCO's.
+        # The last of equal overlaps, as in COCO.
         best = (columns - 1 - wanted.flip(-1).argmax(-1))[..., None]
         free.scatter_(-1, best, crowd[best] | ~enough.any(-1, keepdim=True) & free.gather(-1, best))
     return right, ignored
 
 
 def object_metrics(want: Kind, classes: Sequence[str]) -> dict[str, Metric]:
-    """COCO's numbers of boxes; or of masks, and under `box_*` of their boxes as well.
+    """COCO's metrics of boxes; or of masks, and with prefix `box_` of their boxes.
 
-    `map` is the mean over overlaps of 0.5, 0.55, ..., 0.95 and over the classes that occur; small ends at an area of
-    32 x 32 pixels, medium at 96 x 96; `mar` is the recall; `per_class` has the mean of each class. -1 where nothing of
-    the kind is in the data.
+    `map` is the mean over overlaps of 0.5, 0.55, ..., 0.95 and over the classes that occur. `mar` is the recall.
+    `per_class` has the mean of each class. small ends at an area of 32 x 32 pixels, medium at 96 x 96. -1 if the data
+    has no such object.
     """
     with needs("COCO's average precision"):
         import pycocotools  # noqa: F401
@@ -113,19 +113,19 @@ def object_metrics(want: Kind, classes: Sequence[str]) -> dict[str, Metric]:
 def precision_recall(
     rows: Rows, weights: Tensor, classes: int, prefix: str = "", size: int = 0, overlaps: range = range(10)
 ) -> tuple[Tensor, Tensor]:
-    """COCO's average precision and recall of each class, each image counting so often; nan where no object is.
+    """COCO's average precision and recall per class, with weighted images; nan for a class without objects.
 
         AP = 1/101 sum_r max_{r' >= r} precision(r'),   r = 0, 0.01, ..., 1
 
     Args:
-        rows: those of `matched_rows`, of all images; columns begin with `prefix`.
-        weights: float64 (R, n), of the images in the order of `index`.
+        rows: rows of `matched_rows` for all images; column names start with `prefix`.
+        weights: float64 (R, n), weights of the images in the order of `index`.
         classes: number of classes.
-        size: the class of sizes, of `SIZES`.
-        overlaps: those of the ten that the mean is over.
+        size: size class, an index of `SIZES`.
+        overlaps: the overlaps, of ten, to average over.
 
     Returns:
-        two (R, classes)
+        Precision and recall (R, classes).
     """
     found: list[tuple[Tensor, Tensor]] = []
     for label in range(classes):
@@ -153,17 +153,16 @@ def precision_recall(
 
 
 def _kinds(want: Kind) -> dict[str, Kind]:
-    """What is measured, by the prefix of its names."""
     return {"": "boxes"} if want == "boxes" else {"": "masks", "box_": "boxes"}
 
 
 def _within(areas: Tensor) -> Tensor:
-    """Which of the four classes of sizes areas (M,) are in: bool (4, M)."""
+    """Which of the four size classes the areas (M,) belong to: bool (4, M)."""
     return (areas.double() >= SIZES[:, :1]) & (areas.double() <= SIZES[:, 1:])
 
 
 def _encoded(shapes: Tensor, kind: Kind) -> tuple[list[Any], Tensor]:
-    """As pycocotools takes them, boxes as left, top, width and height, masks as run lengths; and their areas."""
+    """Shapes for pycocotools, boxes as left, top, width and height, masks as run lengths; and their areas."""
     if kind == "boxes":
         boxes = torch.cat([shapes[:, :2], shapes[:, 2:] - shapes[:, :2]], 1).detach().cpu().double()
         return boxes.tolist(), boxes[:, 2:].prod(1)
@@ -174,7 +173,7 @@ def _encoded(shapes: Tensor, kind: Kind) -> tuple[list[Any], Tensor]:
 
 
 def _overlaps(found: list[Any], there: list[Any], crowd: Tensor) -> Tensor:
-    """Intersection over union float64 (D, G); with a crowd over the detection alone."""
+    """Intersection over union float64 (D, G); for a crowd, intersection over the detection's area."""
     from pycocotools.mask import iou
 
     if not found or not there:

@@ -1,7 +1,4 @@
-"""Detection and instance segmentation: data, detector, its losses, and its predictions as rows, files and images.
-
-An image that is larger than a detector takes is searched in windows, whose objects are merged into one list.
-"""
+"""Detection and instance segmentation; large images are searched in windows, whose objects are merged."""
 
 import inspect
 import json
@@ -43,9 +40,9 @@ from tokenmix.models.registry import create_model
 from tokenmix.registry import MODELS, Arguments, is_foreign, load_object
 
 Found = Values
-# How far a box may end from the edge of a window and still be taken for one that the edge cuts.
+# Distance in pixels from a window's edge up to which a box counts as cut by the edge.
 EDGE = 2.0
-# Pieces that are compared with whole boxes at a time.
+# Pieces compared with whole boxes at a time.
 PIECES = 256
 
 
@@ -59,18 +56,18 @@ def find_in_windows(
     count: int,
     at_once: int = 4,
 ) -> Found:
-    """The objects of an image, found in square windows that share `overlap` of their side.
+    """Objects of an image, found in square windows that share `overlap` of their side.
 
-    A box that the edge of a window cuts is kept only where no other window saw more of the object: where less than half
-    of it is in a box of its class. The rest is merged by NMS of each class.
+    A box cut by a window's edge is kept if less than half of the box is inside a box of its class: then no other window
+    saw more of the object. NMS per class merges the others.
 
     Args:
-        detect: images to detections of each; their masks are `PlacedMasks`, and so are those that come out.
+        detect: images to detections of each; masks are `PlacedMasks`, also in the result.
         image: (3, H, W).
-        window: side of a window, of which `overlap` is best more than the largest object.
-        nms: overlap of two boxes of which the worse is dropped.
-        count: at most as many objects.
-        at_once: windows in a batch.
+        window: side of a window; its `overlap` should exceed the largest object.
+        nms: IoU of two boxes above which the one with the lower score is dropped.
+        count: maximum number of objects.
+        at_once: windows per batch.
     """
     height, width = image.shape[1:]
     step = max(round(window * (1 - overlap)), 1)
@@ -80,7 +77,7 @@ def find_in_windows(
         seen = []
         for i in range(0, len(columns), at_once):
             seen += detect([image[:, top : top + window, left : left + window] for left in columns[i : i + at_once]])
-        # A row together: thousands of small tensors among what the detector allocates would keep that memory.
+        # Concatenate per row: thousands of small tensors between the detector's would keep its memory allocated.
         boxes, scores, labels = (torch.cat([one[name] for one in seen]) for name in ("boxes", "scores", "labels"))
         lefts = torch.tensor(columns).repeat_interleave(torch.tensor([len(one["boxes"]) for one in seen]))
         starts = torch.stack([lefts, torch.full_like(lefts, top)], 1).to(boxes)
@@ -88,7 +85,7 @@ def find_in_windows(
         found = [(*crop, left) for one, left in zip(seen, columns) if "masks" in one for crop in one["masks"].crops]
         crops += [(mask, top + y, left + x) for mask, y, x, left in found]
     starts, boxes, scores, labels = map(torch.cat, zip(*parts))
-    # Those that end at an edge of their window which is not an edge of the image.
+    # Boxes that end at a window's edge inside the image.
     ends = starts + window
     at_start = (boxes[:, :2] < starts + EDGE) & (starts > 0)
     at_end = (boxes[:, 2:] > ends - EDGE) & (ends < boxes.new_tensor([width, height]))
@@ -105,8 +102,7 @@ def find_in_windows(
 
 
 def _uncovered(pieces: Tensor, whole: Tensor, boxes: Tensor, labels: Tensor) -> Tensor:
-    """The pieces without a whole box of their class that has more than half of them; only near ones are compared, as
-    pieces are in the order of their windows."""
+    """Pieces with at most half of their area in a whole box of their class; compares near boxes only."""
     if not len(pieces):
         return pieces
     low, high = boxes[pieces, :2].amin(0), boxes[pieces, 2:].amax(0)
@@ -118,18 +114,15 @@ def _uncovered(pieces: Tensor, whole: Tensor, boxes: Tensor, labels: Tensor) -> 
     return pieces[((covered <= 0.5) | (labels[pieces, None] != labels[None, whole])).all(1)]
 
 
-# Bright ones, since what they are drawn on is a photograph, with much green, blue and grey in it.
+# Bright colours, visible on photographs with much green, blue and grey.
 COLORS = ("#ffe11a", "#1ae5ff", "#ff4dff", "#ff8c1a", "#66ff33", "#ff3b3b", "#4d79ff", "#b366ff", "#99ffcc", "#ffb3c6")
 VEIL = 0.45
 BOXES, MOST = 10, 1_000
-"""Groups of boxes of a class, and training images, of the simplest method."""
+"""The simplest method: groups of boxes per class, and its number of training images."""
 
 
 class ObjectTask(ImageTask):
-    """A torchvision detector, trained on the sum of its own losses.
-
-    Crowd regions are not trained on, and detections in them are not counted as wrong, as in COCO.
-    """
+    """A torchvision detector, trained on the sum of its losses; crowd regions neither train nor count, as in COCO."""
 
     monitor: str = "map"
     options: ObjectOptions
@@ -215,10 +208,10 @@ class ObjectTask(ImageTask):
 
     @classmethod
     def view(cls, model: nn.Module, file: Path, data: Description) -> View:
-        """The whole image at the detector's own scale."""
+        """The whole image at the detector's scale."""
         detector: Any = model
         picture = stored_picture(file)
-        # Only our own transform takes 8 bits.
+        # Only our transform takes 8 bits.
         own = isinstance(detector.net.transform, PictureTransform)
         seen, _ = detector.net.transform([picture if own else picture.float() / 255])
         levels = seen.tensors[0] * channel_columns(detector.std) + channel_columns(detector.mean)
@@ -234,7 +227,7 @@ class ObjectTask(ImageTask):
         return total, {name: value.detach() for name, value in losses.items()}
 
     def count(self, batch: Batch) -> int:
-        """Images: torchvision's losses are means over them, or over equally many anchors of each."""
+        """Number of images: torchvision's losses are means over images, or over equally many anchors of each."""
         return len(batch["images"])
 
     def evaluate(self, batch: Batch) -> Rows:
@@ -242,7 +235,7 @@ class ObjectTask(ImageTask):
         return joined([matched_rows(with_dense_masks(found), there, index, self.want) for found, there, index in each])
 
     def plain_answers(self, data: IndexedData) -> dict[str, Rows]:
-        """The same boxes in every image: means of groups of the training boxes of each class, as frequent as these."""
+        """The same boxes in every image: means of groups of training boxes per class, with the groups' frequencies."""
         from sklearn.cluster import KMeans
 
         places, labels, seen = list[Tensor](), list[Tensor](), 0
@@ -293,7 +286,7 @@ class ObjectTask(ImageTask):
         return samples
 
     def example(self) -> dict[str, Tensor]:
-        """Two images of noise, of the size at which RetinaNet looks."""
+        """Two images of noise, in RetinaNet's image size."""
         if self.model.kind != "retinanet":
             raise UserError(
                 f"{self.config.model.model} cannot be exported: the number of {self.want} in its second stage depends "
@@ -302,14 +295,12 @@ class ObjectTask(ImageTask):
         return {"images": torch.rand(2, 3, *self.data["img_size"])}
 
     def answering(self) -> nn.Module:
-        """Images (B, 3, H, W) of one size to (B, A, 4 + classes): boxes and scores of every anchor, before NMS."""
+        """Module from images (B, 3, H, W) to (B, A, 4 + classes): boxes and scores of every anchor, before NMS."""
         return AllAnchors(self.model)
 
     @torch.no_grad()
     def find(self, images: Sequence[Tensor]) -> list[Found]:
-        """Detections in each image (3, H, W), in 0..1 or uint8, larger ones in windows if the options say so; on the
-        CPU.
-        """
+        """Detections on the CPU for images (3, H, W), in 0..1 or uint8; in windows if the options say so."""
         options = self.options
 
         def detect(images: Sequence[Tensor]) -> list[Found]:
@@ -325,7 +316,7 @@ class ObjectTask(ImageTask):
         ]
 
     def predict(self, inputs: Sequence[str | Path]) -> list[Values]:
-        """Label, score and box (left, top, width, height in pixels) of each object, from the score `shown` on."""
+        """Label, score and box (left, top, width, height in pixels) of each object with at least the score `shown`."""
         rows = list[Values]()
         for file in inputs:
             (found,) = self.find([stored_picture(file)])
@@ -333,9 +324,7 @@ class ObjectTask(ImageTask):
         return rows
 
     def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[Values]:
-        """The same, with NAME-overlay.png, the image with what is shown drawn on it, and results.json in COCO's form,
-        which has all from the score `score` on.
-        """
+        """The same; also writes NAME-overlay.png, and results.json in COCO's format with all scores from `score` on."""
         check_stems(inputs)
         rows, results = [], []
         classes = self.data["classes"]
@@ -348,7 +337,7 @@ class ObjectTask(ImageTask):
             results += coco_results(found, image_id=number, file=file.name, category_ids=ids)
             draw = partial(draw_objects, found=shown, classes=classes, size=size)
             replace_file(out / f"{file.stem}-overlay.png", drawn_png(picture, draw))
-            del picture  # No second one while the next is read.
+            del picture  # Free it before the next one is read.
         replace_file(out / "results.json", (json.dumps(results) + "\n").encode())
         return rows
 
@@ -358,7 +347,7 @@ class ObjectTask(ImageTask):
 
 
 def _check_learnable(whole: ObjectSamples, config: TrainConfig, want: Literal["boxes", "masks"]) -> None:
-    """Raise `UserError` if no training image shows an object to learn; the first that does ends the search."""
+    """Raise `UserError` if no training image shows an object to learn; the search ends at the first that does."""
     samples = subset(whole, config.data.limit)
     targets = (samples.read(torch.tensor([place]), 0)["targets"][0] for place in range(len(samples)))
     if not any((~target["iscrowd"]).any() for target in targets):
@@ -371,13 +360,11 @@ def _check_learnable(whole: ObjectSamples, config: TrainConfig, want: Literal["b
 
 
 def _sides(image: Tensor) -> Tensor:
-    """Width, height, width, height: what boxes are divided by."""
     height, width = image.shape[1:]
     return torch.tensor([width, height, width, height], dtype=torch.float32)
 
 
 def _filled(boxes: Tensor, size: Sequence[int]) -> Tensor:
-    """Masks bool (M, H, W) that are the boxes."""
     rows, columns = (torch.arange(length) + 0.5 for length in size)
     left, top, right, bottom = boxes.unbind(1)
     inside = [
@@ -392,7 +379,7 @@ def _without_crowds(target: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _own_side(model: str) -> int:
-    """Side of the images that a model of ours is built for; of one from elsewhere what torchvision's mostly take."""
+    """Side of the images of one of our models; for other models torchvision's usual side."""
     if is_foreign(model):
         return 800
     entry = MODELS[model]
@@ -401,7 +388,7 @@ def _own_side(model: str) -> int:
 
 
 def _fixed_size(model: str) -> bool:
-    """Whether it is a model of ours that takes only squares of one size."""
+    """Whether the model is ours and only takes squares of one size."""
     if is_foreign(model):
         return False
     return "min_size" not in inspect.signature(load_object(MODELS[model].build)).parameters
@@ -414,17 +401,17 @@ class Detection(ObjectTask):
 
 
 class InstanceSegmentation(ObjectTask):
-    """Masks by Mask R-CNN; COCO's average precision of masks, and under `box_*` that of its boxes."""
+    """Masks by Mask R-CNN; COCO's average precision of masks, and with prefix `box_` of their boxes."""
 
     want: ClassVar[Literal["boxes", "masks"]] = "masks"
 
 
 class AllAnchors(nn.Module):
-    """A RetinaNet without what depends on the image: boxes (left, top, right, bottom) and scores of all anchors.
+    """The image-independent part of a RetinaNet: boxes (left, top, right, bottom) and scores of all anchors.
 
         out = [decode(regression, anchors), sigmoid(logits)]
 
-    Images are of one size and in 0..1; they are not resized, only normalised.
+    Images have one size and values in 0..1; they are normalised, not resized.
     """
 
     mean: Tensor
@@ -437,33 +424,31 @@ class AllAnchors(nn.Module):
         self.register_buffer("std", channel_columns(detector.std))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, 3, H, W) to (B, A, 4 + classes)."""
         maps = list(self.net.backbone((images - self.mean) / self.std).values())
         found = self.net.head(maps)
         grids = [list(x.shape[2:]) for x in maps]
         strides = [[images.shape[2] // grid[0], images.shape[3] // grid[1]] for grid in grids]
         anchors = torch.cat(self.net.anchor_generator.grid_anchors(grids, strides)).to(images)
         shifts = found["bbox_regression"]
-        # Not len(shifts), which export would make a constant.
+        # Not len(shifts), which an export would make a constant.
         boxes = self.net.box_coder.decode_single(shifts.flatten(0, 1), anchors.repeat(shifts.shape[0], 1))
         return torch.cat([boxes.view_as(shifts), found["cls_logits"].sigmoid()], dim=2)
 
 
 def class_color(label: int) -> tuple[int, ...]:
-    """Red, green and blue, 0 to 255, in which objects of a class are drawn; they come again after ten classes."""
+    """Red, green and blue, 0 to 255, of a class's objects; ten colours repeat."""
     return ImageColor.getrgb(COLORS[label % len(COLORS)])
 
 
 def image_numbers(files: Sequence[str | Path]) -> list[int]:
-    """COCO's image_id of each: the number at the end of its name, as in 000000000042.jpg and
-    COCO_val2014_000000000042.jpg; their indices in the list if not all have one of their own."""
+    """COCO's image_id of each file, the number at the end of its name; if not all differ, the indices in the list."""
     ends = [re.search(r"(?<![0-9])[0-9]{1,15}$", Path(file).stem) for file in files]
     numbers = [int(end[0]) for end in ends if end]
     return numbers if len(set(numbers)) == len(files) else list(range(len(files)))
 
 
 def object_rows(file: str, found: Arguments, classes: Sequence[str]) -> list[Values]:
-    """One row for each object, the most confident first; a row without a label where there is none."""
+    """One row per object, most confident first; a row without a label for an image without objects."""
     rows = []
     for i, (label, score, box) in enumerate(_objects(found)):
         row = {"file": file, "label": classes[label], "score": round(score, 4), "box": [round(v, 1) for v in box]}
@@ -473,7 +458,7 @@ def object_rows(file: str, found: Arguments, classes: Sequence[str]) -> list[Val
 
 
 def coco_results(found: Arguments, *, image_id: int, file: str, category_ids: Sequence[int]) -> list[Values]:
-    """The objects of an image in COCO's form of results: box as left, top, width, height; masks run-length encoded."""
+    """Objects of an image in COCO's results format: box as left, top, width, height; masks run-length encoded."""
     entries = []
     for i, (label, score, box) in enumerate(_objects(found)):
         entry: Values = {
@@ -497,9 +482,9 @@ def draw_objects(
     classes: Sequence[str],
     size: tuple[int, int] | None = None,
 ) -> Image.Image:
-    """The image in RGB with masks, boxes, names and scores drawn on it; one in RGB is changed itself.
+    """Draw masks, boxes, names and scores on the image; an RGB image is changed in place.
 
-    It may be a strip from row `first` on of an image of this `size` (height, width), in which the objects were found.
+    The image may be a strip, from row `first`, of an image of this `size` (height, width).
     """
     image = image if image.mode == "RGB" else image.convert("RGB")
     colors = [class_color(label) for label in found["labels"].tolist()]
@@ -507,7 +492,7 @@ def draw_objects(
         if crop.numel():
             corner, veil = (left, top - first), Image.fromarray(crop.numpy().astype("uint8") * round(255 * VEIL))
             image.paste(color, corner, veil)
-    # Names over dozens of boxes hide what is in them.
+    # Dozens of names would hide the objects.
     side = min(size or image.size)
     named, width = len(colors) <= 20 and side >= 200, 1 if side < 400 else 2
     pen, font = ImageDraw.Draw(image), ImageFont.load_default()
@@ -521,6 +506,5 @@ def draw_objects(
 
 
 def _objects(found: Mapping[str, Tensor]) -> list[tuple[int, float, list[float]]]:
-    """Label, score and box as left, top, width, height."""
     boxes = box_convert(found["boxes"].float(), "xyxy", "xywh").tolist()
     return list(zip(found["labels"].tolist(), found["scores"].tolist(), boxes, strict=True))

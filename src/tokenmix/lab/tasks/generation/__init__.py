@@ -1,4 +1,4 @@
-"""Image generation by GANs: its options and its two optimisers."""
+"""Options of image generation by GANs, and of its two optimisers."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -9,7 +9,7 @@ from tokenmix.lab.train.schema import Names, Part, Range, named
 
 @dataclass(frozen=True, kw_only=True)
 class AdversarialOptim(ManualOptim):
-    """Adam of the generator and Adam of the discriminator, at constant learning rates."""
+    """Adam for the generator and Adam for the discriminator, with constant learning rates."""
 
     lr_g: Annotated[float, Range(above=0)] = 1e-4
     """Learning rate of the generator."""
@@ -20,7 +20,7 @@ class AdversarialOptim(ManualOptim):
     beta2: Annotated[float, Range(least=0, below=1)] = 0.999
     """beta2 of both Adams."""
     d_steps: Annotated[int, Range(least=1)] = 1
-    """Steps of the discriminator for each of the generator; the batch is split into as many parts."""
+    """Discriminator steps per generator step; the batch is split into this many parts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class JudgeOptions(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions(JudgeOptions, TaskOptions):
-    """Which images are generated, and their metrics."""
+    """Classes and size of generated images, and their metrics."""
 
     evaluation: ClassVar[type[Part]] = JudgeOptions
 
@@ -42,10 +42,10 @@ class GenerationOptions(JudgeOptions, TaskOptions):
     crop_pct: float | None = None
     """Share of a photograph that the centre crop keeps; 0.875 if not given."""
     augment: Literal["none", "light"] = "light"
-    """light flips images horizontally where the data allows it."""
+    """light flips images horizontally if the data allows it."""
     classes: Names | None = None
     """Use only these classes of the data, separated by commas."""
     ema: Annotated[float | None, Range(above=0, below=1)] = None
-    """Decay of an average of the generator, such as 0.999, which is then used for evaluation and generation."""
+    """Decay of an average of the generator, such as 0.999; the average is used for evaluation and generation."""
     columns: Annotated[int, Range(least=1)] = 8
-    """Images of each class in a grid of samples."""
+    """Images per class in a grid of samples."""

@@ -1,7 +1,4 @@
-"""Metrics of generated images, and the networks of their features.
-
-These are a classifier trained by tokenmix, or Inception if its weights can be fetched.
-"""
+"""Metrics of generated images, and their feature networks: Inception, or a classifier trained by tokenmix."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -23,30 +20,31 @@ INCEPTION = "inception"
 WEIGHTS = "weights-inception-2015-12-05-6726825d.pth"
 HOME = f"https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/{WEIGHTS}"
 CONTENT = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
-"""SHA-256 of that file, which torch-fidelity unpickles."""
-# Usual for the Inception Score.
+"""SHA-256 of the weight file, which torch-fidelity unpickles."""
+# Usual number for the Inception Score.
 SPLITS = 10
 THUMBNAIL = 8
-# Of features at a time: 50,000 x 50,000 kernels would be 20 GB.
+# Rows of features at a time: kernels of 50,000 x 50,000 would need 20 GB.
 ROWS = 1024
 
 
 def frechet_distance(real: Tensor, fake: Tensor) -> Tensor:
-    """The squared Fréchet distance between normal distributions with the mean and covariance of two sets.
+    """Squared Fréchet distance between normal distributions with the mean and covariance of two sets, in float64.
 
         |m - m'|^2 + tr(S + S' - 2 (S S')^(1/2))
 
-    Paper: Heusel et al., arXiv 1706.08500, in which the features are Inception's. In float64; the root's trace is that
-    of the symmetric S^(1/2) S' S^(1/2), so that no complex number comes up where a covariance is singular.
+    Paper: Heusel et al., arXiv 1706.08500, with features of Inception. The trace of the root is computed from the
+    symmetric S^(1/2) S' S^(1/2), which avoids complex numbers for singular covariances.
 
-    Shapes: real (N, d), fake (M, d); a number.
+    Shape:
+        real (N, d), fake (M, d); a number.
     """
     if min(len(real), len(fake)) < 2:
         raise UserError(
             f"a covariance needs two images or more, got {len(real)} real and {len(fake)} generated; evaluate more"
         )
     real, fake = real.double(), fake.double()
-    # The covariance of a single feature is a number.
+    # The covariance of a single feature is a scalar.
     spread, other_spread = (torch.atleast_2d(torch.cov(x.mT)) for x in (real, fake))
     levels, axes = torch.linalg.eigh(spread)
     root = (axes * levels.clamp_min(0).sqrt()) @ axes.mT
@@ -55,12 +53,13 @@ def frechet_distance(real: Tensor, fake: Tensor) -> Tensor:
 
 
 def kernel_distance(real: Tensor, fake: Tensor) -> Tensor:
-    """The unbiased squared maximum mean discrepancy under the kernel (x y / d + 1)^3; it may come out below 0.
+    """Unbiased squared maximum mean discrepancy with the kernel (x y / d + 1)^3; may be negative.
 
-    Paper: Bińkowski et al., arXiv 1801.01401. Over all pairs and in float64, where others take the mean over random
-    subsets: the same expectation, and deterministic.
+    Paper: Bińkowski et al., arXiv 1801.01401. Computed over all pairs in float64: deterministic, with the same
+    expectation as the usual mean over random subsets.
 
-    Shapes: real (N, d), fake (M, d); a number.
+    Shape:
+        real (N, d), fake (M, d); a number.
     """
     n, m = len(real), len(fake)
     if min(n, m) < 2:
@@ -81,14 +80,15 @@ def _diagonal(features: Tensor) -> Tensor:
 
 
 def class_score(logits: Tensor, splits: int = 1) -> Tensor:
-    """exp of the mean divergence of each image's class probabilities from their mean; the mean over splits in order.
+    """exp of the mean KL divergence of images' class probabilities from their mean; averaged over splits in order.
 
         exp( mean_i sum_k p_ik (log p_ik - log p_k) ),   p_k = mean_i p_ik
 
-    1 if the classifier cannot distinguish the images, the number of classes at most. Paper: Salimans et al.,
-    arXiv 1606.03498, where the classifier is Inception.
+    1 if the classifier cannot distinguish the images, at most the number of classes. Paper: Salimans et al.,
+    arXiv 1606.03498, with Inception as classifier.
 
-    Shapes: logits (N, K); a number.
+    Shape:
+        logits (N, K); a number.
     """
     if len(logits) < splits:
         raise UserError(f"{len(logits)} generated images cannot be cut into {splits} parts; evaluate more images")
@@ -100,17 +100,17 @@ def class_score(logits: Tensor, splits: int = 1) -> Tensor:
 
 
 def thumbnails(images: Tensor) -> Tensor:
-    """Images (B, C, H, W) as features: their 8 x 8 pixels, which tell shades and rough shapes without a classifier."""
+    """8 x 8 thumbnails of images (B, C, H, W) as features: shades and rough shapes, without a classifier."""
     return F.adaptive_avg_pool2d(images.float(), THUMBNAIL).flatten(1)
 
 
 class Features:
-    """A classifier in two parts, called with images (B, C, S, S) in -1 .. 1 for features (B, d) and logits (B, K).
+    """A classifier: images (B, C, S, S) in -1 .. 1 to features (B, d) and logits (B, K).
 
     Attributes:
-        monitor: the metric that picks the best epoch.
-        least: the fewest images that the metrics can be had of.
-        metrics: those that rest on it, by their names.
+        monitor: metric that picks the best epoch.
+        least: smallest number of images for the metrics.
+        metrics: metrics on these features, by name.
     """
 
     monitor: ClassVar[str]
@@ -122,7 +122,7 @@ class Features:
         return
 
     def wanted(self, labels: Tensor) -> Tensor:
-        """The classifier's numbers of the classes that `check` was given last."""
+        """The classifier's class numbers, for the classes of the last `check`."""
         return labels
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,15 +130,12 @@ class Features:
 
 
 def features_kind(source: str) -> "type[InceptionFeatures | RunFeatures]":
-    """The feature network, which is made of the source: Inception if that is its name, else that of a run folder."""
+    """Class of the feature network: Inception by name, else a run folder."""
     return InceptionFeatures if source == INCEPTION else RunFeatures
 
 
 class RunFeatures(Features):
-    """What the classifier of a run folder says, and the features before its last layer.
-
-    Metrics are named apart from FID, KID and the Inception Score, with which they share the formulas and nothing else.
-    """
+    """Features and logits of a run's classifier; the metrics use the formulas of FID, KID and Inception Score."""
 
     monitor: ClassVar[str] = "feature_fd"
     least: ClassVar[int] = 2
@@ -192,10 +189,7 @@ class RunFeatures(Features):
 
 
 class InceptionFeatures(Features):
-    """torch-fidelity's Inception network, by which FID, KID and the Inception Score are published.
-
-    It resizes as TensorFlow 1 did, and takes images of eight bits.
-    """
+    """torch-fidelity's Inception network of FID, KID and Inception Score; resizes 8-bit images like TensorFlow 1."""
 
     monitor: ClassVar[str] = "fid"
     least: ClassVar[int] = SPLITS
@@ -208,7 +202,7 @@ class InceptionFeatures(Features):
     def __init__(self, source: str = INCEPTION) -> None:
         with needs("features=inception (unlike features=RUN, a run folder of image-classification)"):
             from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
-        # In torch's cache, where torch-fidelity keeps them too.
+        # In torch's cache, which torch-fidelity also uses.
         path = Path(torch.hub.get_dir()) / "checkpoints" / WEIGHTS
         try:
             if path.is_file():

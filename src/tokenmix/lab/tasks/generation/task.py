@@ -1,4 +1,4 @@
-"""Image generation: class-conditional GANs by the hinge loss, judged by a classifier's features; and their samples."""
+"""Image generation: class-conditional GANs with hinge loss, evaluated on a classifier's features; and their samples."""
 
 import dataclasses
 import re
@@ -36,20 +36,20 @@ from tokenmix.models.registry import create_model
 
 SIZES = (32, 64, 128)
 ROWS = 10
-# Spectral norm needs a weight whole, and sixteen bits of its own.
+# Spectral norm needs unsharded weights; of the 16-bit precisions, only bf16-mixed is supported.
 ALLOWED = {"precision": ("32", "bf16-mixed"), "strategy": ("auto", "ddp")}
 
 
 class ImageGeneration(ImageTask):
-    """Images of a class: hinge loss, two Adams of two rates, one step of the generator for `d_steps` of its judge.
+    """Class-conditional GAN: hinge loss, two Adams, one generator step per `d_steps` discriminator steps.
 
         L_D = mean relu(1 - D(x, c)) + mean relu(1 + D(G(z, c), c));   L_G = -mean D(G(z, c), c)
 
-    Paper: Zhang et al., arXiv 1805.08318. Classes c of generated images are those of the batch's real ones, so that
-    they come as often; others draw them evenly. Power iteration of spectral norm moves on in every pass of a training
-    network, where the authors' code leaves it out for generated images.
+    Paper: Zhang et al., arXiv 1805.08318. Generated images have the classes c of the batch's real ones, and thus their
+    frequencies; other implementations draw classes uniformly. Every training pass advances the power iteration of
+    spectral norm; the authors' code skips it for generated images.
 
-    All noise is a function of the seed and the position in the run, of test images of the seed and the image's index.
+    Noise is a function of the seed and the position in the run; for test images, of the seed and the image's index.
     """
 
     monitor: str = "thumbnail_fd"
@@ -69,7 +69,7 @@ class ImageGeneration(ImageTask):
     def __init__(self, model: nn.Module, config: TrainConfig, data: Description) -> None:
         super().__init__(model, config, data)
         self.classes: list[str] = list(data["classes"])
-        # In a list, or the classifier would be a part of this module, and of what several processes share.
+        # In a list, so that the classifier is no submodule, and not shared between ranks.
         self._judge: list[Features] = []
 
     def usual_monitor(self) -> str:
@@ -78,7 +78,7 @@ class ImageGeneration(ImageTask):
 
     @classmethod
     def load_data(cls, config: TrainConfig, like: Description | None = None) -> IndexedData:
-        """The images of the data and of the classes asked for, in -1 .. 1."""
+        """Images of the data in the selected classes, in -1 .. 1."""
         options: GenerationOptions = config.options
         images = load_images(
             config.data.data, img_size=options.img_size, seed=config.loop.seed, crop_pct=options.crop_pct
@@ -107,7 +107,7 @@ class ImageGeneration(ImageTask):
         images = dataclasses.replace(images, mean=half, std=half)
         if options.features is not None:
             features_kind(options.features)(options.features).check(images.classes, images.channels)
-        # The task mirrors them itself. Shifts, of which `light` has some, are what the generator would learn to make.
+        # The task mirrors images itself. The generator would learn the shifts of `light`.
         return image_data(images, config, half, half, augment="none")
 
     @classmethod
@@ -119,13 +119,13 @@ class ImageGeneration(ImageTask):
         }
         gan = create_model(config.model.model, **given, **config.model.model_kwargs)
         assert isinstance(gan, GAN)
-        # On a CPU steps are a quarter shorter this way; the layout of the weights is that of what they make.
+        # On a CPU this shortens steps by a quarter; outputs take the layout of the weights.
         gan = gan.to(memory_format=torch.channels_last)
         return gan if config.options.ema is None else gan.keep_average()
 
     @classmethod
     def with_absolute_paths(cls, config: TrainConfig) -> TrainConfig:
-        """The path of the judge as well as that of the data, and the size of images of the run that it starts from."""
+        """Also makes the feature network's path absolute, and takes the image size of an --init-from run."""
         config, judge = with_size_of_start(super().with_absolute_paths(config)), config.options.features
         if judge is None or judge == INCEPTION:
             return config
@@ -152,7 +152,7 @@ class ImageGeneration(ImageTask):
             )
 
     def configure_optimizers(self) -> Configured:
-        """Adam of the discriminator, then Adam of the generator; metrics.csv shows the first one's rate."""
+        """Adam of the discriminator, then Adam of the generator; metrics.csv shows the first learning rate."""
         betas = (self.config.optim.beta1, self.config.optim.beta2)
         judge = torch.optim.Adam(self.model.discriminator.parameters(), lr=self.config.optim.lr_d, betas=betas)
         return [judge, torch.optim.Adam(self.model.generator.parameters(), lr=self.config.optim.lr_g, betas=betas)]
@@ -161,7 +161,7 @@ class ImageGeneration(ImageTask):
         raise NotImplementedError("each network has its own loss; see training_step")
 
     def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Values:
-        """`d_steps` steps of the discriminator, each on its part of the batch, and one of the generator."""
+        """`d_steps` discriminator steps, each on its part of the batch, and one generator step."""
         judging, generating = self.optimizers
         parts, judge, generator = self.config.optim.d_steps, self.model.discriminator, self.model.generator
 
@@ -171,14 +171,14 @@ class ImageGeneration(ImageTask):
             optimizer.step()
 
         images, labels, losses = self._mirrored(batch["image"]), batch["label"], []
-        # A batch is smaller if one of its files could not be read any more.
+        # A batch is smaller if a file has become unreadable.
         for real, classes in zip(images.chunk(parts), labels.chunk(parts)):
             with torch.no_grad():
                 fake = generator(self._noise(classes), classes)
             judged, wrong = (judge(images, classes).float() for images in (real, fake))
             losses.append(F.relu(1 - judged).mean() + F.relu(1 + wrong).mean())
             step(judging, losses[-1])
-        # The generator's gradient goes through the discriminator, which needs none of its own.
+        # The generator's gradient passes through the discriminator, whose parameters need none.
         judge.requires_grad_(False)
         classes = labels.chunk(parts)[0]
         g_loss = -judge(generator(self._noise(classes), classes), classes).float().mean()
@@ -225,7 +225,7 @@ class ImageGeneration(ImageTask):
 
     @torch.no_grad()
     def draw(self, folder: Path, step: int) -> None:
-        """A grid of samples, a row for each of the first ten classes; at the end strips between two noises too."""
+        """A grid of samples, a row for each of the first ten classes; at the end also strips between two noises."""
         training, columns = self.model.training, self.options.columns
         self.model.eval()
         folder.mkdir(exist_ok=True)
@@ -243,7 +243,7 @@ class ImageGeneration(ImageTask):
         return {"noise": noise, "label": torch.tensor([0, len(self.classes) - 1])}
 
     def answering(self) -> nn.Module:
-        """What generates: noise (B, z) and classes (B,) to images (B, C, S, S) in -1 .. 1."""
+        """The generator: noise (B, z) and classes (B,) to images (B, C, S, S) in -1 .. 1."""
         return self.model.generator if self.model.average is None else self.model.average
 
     def predict(self, inputs: Sequence[str | Path]) -> list[Values]:
@@ -259,11 +259,13 @@ def keep_classes(
     validation: int | None = 0,
     seed: int,
 ) -> ImageData:
-    """The images of the wanted classes, numbered in their order; of all classes if None.
-    One text may name several, separated by commas; the limits are of the images that are left, as in `load_images`.
+    """The images of the selected classes, numbered in their order; of all classes if None.
+
+    One text may name several classes, separated by commas. The limits apply to the remaining images, as in
+    `load_images`.
 
     Raises:
-        UserError: a class that the data does not have, one that is named twice, or fewer than two.
+        UserError: an unknown class, a class named twice, or fewer than two classes.
     """
     known = list(images.classes)
     names = known
@@ -290,7 +292,7 @@ def keep_classes(
 
 
 def check_class_names(names: Sequence[str], known: Sequence[str], what: str) -> None:
-    """Raise `UserError` for a name that is not known, with the nearest that are, or that comes twice."""
+    """Raise `UserError` for a repeated name, or an unknown one with the nearest names."""
     for place, name in enumerate(names):
         if name not in known:
             raise unknown_name(what, name, known)
@@ -299,10 +301,7 @@ def check_class_names(names: Sequence[str], known: Sequence[str], what: str) -> 
 
 
 def noise_of(places: Tensor, latent_dim: int, *, seed: int, group: int = 0) -> Tensor:
-    """Normal noise (n, latent_dim), a row for each place: a function of (seed, group, place) and of nothing else.
-
-    So neither the batch, nor the number of processes, nor what else is asked for changes a sample.
-    """
+    """Normal noise (n, latent_dim), a row per place: a function of (seed, group, place), not of batch or rank."""
     rows = []
     for bits in hash_indices(seed, group, places.cpu(), purpose=3).tolist():
         generator = torch.Generator().manual_seed(bits & 0x7FFFFFFFFFFFFFFF)
@@ -311,10 +310,7 @@ def noise_of(places: Tensor, latent_dim: int, *, seed: int, group: int = 0) -> T
 
 
 def between(first: Tensor, last: Tensor, count: int) -> Tensor:
-    """`count` points (count, z) along the great circle from one noise (z,) to another.
-
-    On a straight line the middle would be nearer to 0 than any noise that the generator was trained with.
-    """
+    """`count` points (count, z) on the great circle between two noises (z,); a line would pass too near to 0."""
     angle = torch.arccos((first @ last / (first.norm() * last.norm())).clamp(-1, 1))
     shares = torch.linspace(0, 1, count, device=first.device)[:, None]
     if angle < 1e-4:
@@ -324,19 +320,18 @@ def between(first: Tensor, last: Tensor, count: int) -> Tensor:
 
 @torch.no_grad()
 def strips(gan: nn.Module, latent_dim: int, classes: Tensor, count: int, *, seed: int) -> Tensor:
-    """Images (classes x count) on the way between two noises, which are the same for each class."""
+    """Images (classes x count) between two noises, the same noises for each class."""
     ends = noise_of(torch.arange(2, device=classes.device), latent_dim, seed=seed)
     path = between(ends[0], ends[1], count)
     return gan(path.repeat(len(classes), 1), classes.repeat_interleave(count))
 
 
 def save_grid(images: Tensor, columns: int, path: Path) -> Path:
-    """Write images (n, C, H, W) in -1 .. 1 row by row as one PNG."""
     return save_image(make_grid(images.float().cpu(), nrow=columns, padding=2, pad_value=1.0), path)
 
 
 def save_image(image: Tensor, path: Path) -> Path:
-    """Write one image (C, H, W) in -1 .. 1 as a PNG, grey if it has one channel."""
+    """Write one image (C, H, W) in -1 .. 1 as PNG, grey if it has one channel."""
     levels = image.float().cpu().add(1).div(2).clamp(0, 1).mul(255).round().byte().permute(1, 2, 0).numpy()
     with replacing(path) as partial:
         Image.fromarray(levels[..., 0] if levels.shape[2] == 1 else levels).save(partial)
@@ -344,7 +339,7 @@ def save_image(image: Tensor, path: Path) -> Path:
 
 
 COLUMNS = 8
-# Made at a time: thousands at once would not fit into memory.
+# Images generated at a time: thousands would exceed the memory.
 BATCH = 64
 
 
@@ -357,25 +352,23 @@ def generate(
     seed: int = 0,
     interpolate: int | None = None,
 ) -> list[Values]:
-    """Write `num` images of each class as PNG files, and all of them in grid.png, each class from a new row on.
+    """Write `num` images of each class as PNG files, and all in grid.png, with a new row for each class.
 
-    An image depends on the run, the seed, its class and its number alone: more of them, or other classes, change
-    none.
+    An image depends only on the run, the seed, its class and its number, not on the other images.
 
     Args:
         run: a run folder of image-generation.
         out: folder to write.
         classes: names of classes; all if empty.
-        num: images of each class.
-        seed: of the noise.
-        interpolate: write strips.png as well, that many steps between two noises for each class.
+        num: images per class.
+        seed: seed of the noise.
+        interpolate: also write strips.png, with this many steps between two noises for each class.
 
     Returns:
-        For each class its name, how many images, and the first of their files.
+        For each class its name, number of images, and first file.
 
     Raises:
-        UserError: a run of another task, a class that it does not know or that is named twice, or a number that is too
-            small.
+        UserError: a run of another task, an unknown or repeated class, or too small a number.
     """
     for name, value, least in (("num", num, 1), ("interpolate", interpolate, 2), ("seed", seed, 0)):
         if value is not None and value < least:
@@ -396,7 +389,7 @@ def generate(
         stem = re.sub(r"\W+", "-", task.classes[number]).strip("-") or "class"
         files = [save_image(image, out / f"{number:03d}-{stem}-{i:04d}.png") for i, image in enumerate(made)]
         rows.append({"class": task.classes[number], "images": num, "first": str(files[0])})
-        # White, as what is between images, up to the end of the row.
+        # White, like the space between images, to the end of the row.
         images += [made, made.new_ones(-num % columns, *made.shape[1:])]
     save_grid(torch.cat(images), columns, out / "grid.png")
     if interpolate is not None:

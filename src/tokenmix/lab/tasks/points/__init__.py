@@ -1,4 +1,4 @@
-"""Point clouds, classified or segmented into parts: their options."""
+"""Options of point-cloud classification and segmentation."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -12,9 +12,9 @@ class VotingOptions(Part):
     """Test-time augmentation."""
 
     votes: Annotated[int, Range(least=1)] = 1
-    """Predictions to average: for the cloud as it is, and for stretched copies of it."""
+    """Predictions to average: one for the cloud itself, the others for stretched copies."""
     vote_scale: Annotated[float, Range(least=1)] = 1.25
-    """Each axis of a stretched copy is multiplied by a factor in 1 / vote_scale to vote_scale."""
+    """Range of stretching: each axis is multiplied by a factor in 1 / vote_scale to vote_scale."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,17 +26,17 @@ class CloudOptions(VotingOptions, TaskOptions):
     num_points: Annotated[int, Range(least=1)] = 1024
     """Points of a cloud; larger clouds are subsampled."""
     features: Literal["auto", "xyz", "xyz+normals"] = "auto"
-    """Input features of a point; auto takes normals where the data has them."""
+    """Input features of a point; auto uses normals if the data has them."""
     choice: Literal["first", "random", "farthest"] = "random"
     """How training subsamples a larger cloud."""
     augment: Literal["none", "light"] = "light"
-    """light stretches and shifts clouds and drops points, by the next three options."""
+    """light stretches and shifts clouds and drops points, as set by the next three options."""
     scale: Annotated[float, Range(least=1)] = 1.5
     """Each axis is multiplied by a factor in 1 / scale to scale."""
     shift: Annotated[float, Range(least=0)] = 0.2
     """Largest shift along each axis."""
     point_dropout: Annotated[float, Range(least=0, below=1)] = 0.0
-    """Largest share of the points that is dropped."""
+    """Largest share of points to drop."""
 
 
 @dataclass(frozen=True, kw_only=True)

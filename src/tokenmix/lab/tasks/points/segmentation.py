@@ -1,4 +1,4 @@
-"""Point segmentation: the part that each point of a cloud of known category belongs to."""
+"""Point segmentation: the part of each point of a cloud of known category."""
 
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
@@ -21,25 +21,25 @@ from tokenmix.ops.points import nearest_neighbours
 
 
 def cloud_iou(answered: Tensor, part: Tensor, label: Tensor, allowed: Tensor) -> Tensor:
-    """The intersection over union of each cloud (B,), a mean over the parts of its category.
+    """Intersection over union of each cloud (B,), averaged over the parts of its category.
 
-    As ShapeNet-part defines it, a part of its category that a cloud neither has nor is given counts as 1.
+    As in ShapeNet-part, a part of its category that neither occurs nor is predicted counts as 1.
 
     Args:
         answered: (B, N), predicted parts.
-        part: (B, N), true parts, negative where a row is padded.
+        part: (B, N), true parts, negative at padding.
         label: (B,), categories.
-        allowed: (C, P) bool, which parts a category has.
+        allowed: (C, P) bool, the parts of each category.
     """
     each = iou_of(class_counts(answered, part, allowed.shape[1], NO_PART)).nan_to_num(1.0)
     return (each * allowed[label]).sum(1) / allowed[label].sum(1)
 
 
 class PointSegmentation(PointTask):
-    """A part for each point, by cross-entropy over all parts; predictions are among those of the cloud's category.
+    """A part per point, by cross-entropy over all parts; predictions are limited to the parts of the cloud's category.
 
-    In `predict`, a file is named as `CATEGORY=FILE`. Without a category the one is taken whose prediction is the most
-    confident, which is a guess, and the prediction says so.
+    `predict` takes files as `CATEGORY=FILE`. Without a category, the category with the most confident prediction is
+    guessed, and the prediction says so.
     """
 
     monitor: str = "instance_miou"
@@ -66,13 +66,12 @@ class PointSegmentation(PointTask):
         return int((batch["part"] != NO_PART).sum())
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> Rows:
-        """The votes on each point, among the parts of its category, against its part."""
         points, mask = self.inputs(batch)
         self._check_parts(batch)
         return self._judged_parts(self.parts_of(points, batch["label"], mask)[0], batch)
 
     def plain_answers(self, data: IndexedData) -> dict[str, Rows]:
-        """For each point the most frequent of the parts that its category has."""
+        """For each point the most frequent part of its category."""
         counts = torch.zeros(self.allowed.shape[1], dtype=torch.float64)
         for batch in data.batches_of("train", 64):
             counts += batch["part"][batch["part"] != NO_PART].bincount(minlength=len(counts))
@@ -82,7 +81,7 @@ class PointSegmentation(PointTask):
         return {"majority": joined(rows)}
 
     def _judged_parts(self, scores: Tensor, batch: Mapping[str, Tensor]) -> Rows:
-        """What an evaluation keeps of logarithms of probabilities (B, N, P) of the points of a batch."""
+        """Evaluation rows of log-probabilities (B, N, P) of the points of a batch."""
         label, part, allowed = batch["label"], batch["part"], self.allowed.to(scores.device)
         answered = scores.masked_fill(~allowed[label].unsqueeze(1), -torch.inf).argmax(-1)
         return {
@@ -95,9 +94,7 @@ class PointSegmentation(PointTask):
 
     @classmethod
     def make_metrics(cls, config: TrainConfig, data: Description) -> dict[str, Metric]:
-        """Mean IoU over clouds, categories and parts, accuracy of points, loss; IoU of each category and part, -1 where
-        it is nowhere.
-        """
+        """Mean IoU over clouds, categories and parts, accuracy, loss; IoU of each, nan (null in JSON) if absent."""
 
         def by_category(rows: Rows) -> Tensor:
             kinds = F.one_hot(rows["label"].long(), len(data["classes"])).double()
@@ -133,7 +130,7 @@ class PointSegmentation(PointTask):
         return {**super().example(), "category": torch.tensor([0, len(self.data["classes"]) - 1])}
 
     def parts_of(self, points: Tensor, label: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Logarithms of probabilities (B, N, P) of all parts, and of those alone that the cloud's category has."""
+        """Log-probabilities (B, N, P) of all parts, and of the parts of the cloud's category only."""
         scores = self.vote(lambda cloud: self.model(cloud, label, mask), points)
         return scores, scores.masked_fill(~self.allowed[label].unsqueeze(1), -torch.inf)
 
@@ -141,7 +138,7 @@ class PointSegmentation(PointTask):
         return [self._answer(given)[2] for given in inputs]
 
     def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[Values]:
-        """The same, with each cloud as a coloured PLY and an image."""
+        """The same; also writes each cloud as a coloured PLY and an image."""
         answers = []
         for number, given in enumerate(inputs):
             cloud, parts, told = self._answer(given)
@@ -153,7 +150,7 @@ class PointSegmentation(PointTask):
         return answers
 
     def _answer(self, given: str | Path) -> tuple[Cloud, Tensor, Values]:
-        """The cloud, the part of each of its points, and what is printed."""
+        """The cloud, the part of each point, and the printed values."""
         classes, names = self.data["classes"], self.data["part_names"]
         name, told, file = str(given).partition("=")
         if told and name not in classes and not Path(str(given)).exists():
@@ -167,7 +164,7 @@ class PointSegmentation(PointTask):
             if best is None or sure.mean().item() > best[0]:
                 best = (sure.mean().item(), category, parts[0].cpu())
         assert best is not None
-        # A point that the model was not given has the part of the nearest one that it was.
+        # A point outside the model's input has the part of the nearest point in the input.
         nearest = nearest_neighbours(cloud.points[None], cloud.points[None, places], 1)[0, :, 0]
         parts = best[2][nearest]
         shares = torch.bincount(parts, minlength=len(names)) / len(parts)

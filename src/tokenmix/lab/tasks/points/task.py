@@ -1,4 +1,4 @@
-"""Shared by the two tasks on point clouds: data, voting, clouds from files and as images; and point classification."""
+"""Shared code of the point-cloud tasks: data, voting, files, images; and point classification."""
 
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,9 +32,9 @@ class PointTask(TaskModule):
     """A task on point clouds, with a model of `tokenmix.models.points`.
 
     Attributes:
-        want: the labels of the data and the output of the model, of clouds or of points.
-        outputs: arguments of the model that are numbers of names in the data's description.
-        usual_points: of a cloud, in the data set on which such models are compared.
+        want: level of labels and outputs, clouds or points.
+        outputs: model arguments that count names in the data's description.
+        usual_points: points per cloud in the data set on which such models are compared.
     """
 
     options: CloudOptions
@@ -48,7 +48,7 @@ class PointTask(TaskModule):
 
     @classmethod
     def load_data(cls, config: TrainConfig, like: Description | None = None) -> IndexedData:
-        """The clouds of `config.data.data`; with `like` as wide as that run's, and of the same classes and parts."""
+        """Clouds of `config.data.data`; with `like`, with that run's features, classes and parts."""
         options: CloudOptions = config.options
         data = load_points(config.data.data, want=cls.want)
         if len(data.classes) < 2 and cls.want == "class":
@@ -125,14 +125,11 @@ class PointTask(TaskModule):
         return {"points": torch.randn(2, int(self.data["num_points"]), width)}
 
     def inputs(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Points and mask, None if all clouds are full: statistics without a mask take less time."""
+        """Points, and the mask, or None if all clouds are full: statistics are faster without a mask."""
         return batch["points"], None if batch["mask"].all() else batch["mask"]
 
     def vote(self, answer: Callable[[Tensor], Tensor], points: Tensor) -> Tensor:
-        """Test-time augmentation: mean probabilities over the cloud and copies with scaled axes, as logarithms.
-
-        The factors are the same for every cloud and in every call, so a prediction does not depend on the batch.
-        """
+        """Test-time augmentation: log of mean probabilities over copies with scaled axes, by fixed factors."""
         votes, scale = self.options.votes, self.options.vote_scale
         if votes == 1:
             return F.log_softmax(answer(points).float(), -1)
@@ -142,10 +139,7 @@ class PointTask(TaskModule):
         return torch.stack(each).mean(0).clamp_min(torch.finfo(torch.float32).tiny).log()
 
     def read(self, file: str | Path) -> tuple[Cloud, Tensor, Tensor]:
-        """The cloud of a file, in the unit ball; the points (1, n, C) that the model is given, and their indices (n,).
-
-        Of a large cloud those are some of the points, by a fixed draw.
-        """
+        """A file's cloud in the unit ball; the model's input (1, n, C), and its indices (n,) by a fixed draw."""
         cloud, count = unit_ball(read_points(file, centred=True)), int(self.data["num_points"])
         drawn = torch.from_numpy(np.random.default_rng(0).permutation(len(cloud.points))[:count])
         points = point_features(cloud, self.data["features"])[drawn]
@@ -153,7 +147,7 @@ class PointTask(TaskModule):
 
 
 class PointClassification(PointTask, ClassTask):
-    """One class for each cloud, by cross-entropy with label smoothing; an evaluation may take the mean of votes."""
+    """One class per cloud, by cross-entropy with label smoothing; evaluation may average votes."""
 
     options: CloudClassificationOptions  # pyrefly: ignore[bad-override-mutable-attribute]
     same_inputs: ClassVar[Mapping[str, str]] = {"features": "--features"}
@@ -175,7 +169,7 @@ class PointClassification(PointTask, ClassTask):
         return self.judged(self.vote(lambda cloud: self.model(cloud, mask), points), batch["label"], batch["index"])
 
     def plain_samples(self, data: IndexedData, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
-        """Of each cloud how far its points are from the centre and from the axes: ten quantiles of each."""
+        """Ten quantiles of each cloud's distances from the centre and the axes."""
         shares = torch.linspace(0.05, 0.95, 10)
         for batch in data.batches_of(part, 64):
             places = batch["points"][..., :3].float().masked_fill(~batch["mask"].bool()[..., None], torch.nan)
@@ -208,17 +202,17 @@ AUGMENTATION = ("scale", "shift", "point_dropout")
 
 
 def colors_of(parts: Tensor) -> Tensor:
-    """Colours uint8 (N, 3) of parts (N,), the same for a part everywhere."""
+    """Colours uint8 (N, 3) of parts (N,); a part has the same colour everywhere."""
     import matplotlib as mpl
 
     table = torch.tensor(mpl.colormaps["tab20"].colors).mul(255).round().byte()  # type: ignore[attr-defined]
-    # Strong colours first, as matplotlib pairs them with pale ones.
+    # Strong colours first; matplotlib alternates strong and pale ones.
     order = torch.cat([torch.arange(0, 20, 2), torch.arange(1, 20, 2)])
     return table[order[parts % 20]]
 
 
 def _scatter(axis: Any, points: Tensor, parts: Tensor, turn: float) -> None:
-    """Points as dots on a three-dimensional axis, at most 4,000 of them, seen from a side."""
+    """Draw at most 4,000 points on a three-dimensional axis."""
     step = -(-len(points) // 4000)
     x, y, z = points[::step, :3].unbind(1)
     axis.scatter(x, z, -y, c=colors_of(parts[::step]).float().div(255).numpy(), s=4, linewidths=0, depthshade=False)
@@ -228,7 +222,7 @@ def _scatter(axis: Any, points: Tensor, parts: Tensor, turn: float) -> None:
 
 
 def cloud_image(points: Tensor, parts: Tensor) -> Image.Image:
-    """A small image of the cloud, its parts in colours."""
+    """A small image of the cloud, with parts in colours."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(1.6, 1.6))

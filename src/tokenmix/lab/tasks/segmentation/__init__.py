@@ -1,4 +1,4 @@
-"""Semantic segmentation: its options."""
+"""Options of semantic segmentation."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -17,15 +17,15 @@ class Inference(Part):
     auto: whole unless the model takes only one size.
     Except with whole, images above 2^22 pixels or 2^28 logits are processed in overlapping tiles of 2^18 pixels."""
     window: Annotated[Numbers | None, Range(least=1)] = None
-    """Side of a window in pixels, or height,width; the size that the model was built for if not given."""
+    """Side of a window in pixels, or height,width; the model's image size if not given."""
     stride: Annotated[Numbers | None, Range(least=1)] = None
     """Step between windows in pixels; two thirds of a window if not given."""
     scales: Annotated[Factors, Range(above=0)] = (1.0,)
     """Test-time augmentation: scale factors, separated by commas, whose probabilities are averaged."""
     mirror: Literal["no", "yes"] = "no"
-    """Test-time augmentation: average with the prediction for the mirrored image."""
+    """Test-time augmentation: average with the prediction of the mirrored image."""
     chunk_size: Annotated[int, Range(least=0)] = 8192
-    """Positions that external attention processes at a time, to bound its memory; 0 for all at once."""
+    """Positions per chunk of external attention, to limit memory; 0 for all at once."""
     test_batch: Annotated[int, Range(least=1)] = 1
     """Images per evaluation batch; images of different sizes are padded unless it is 1."""
 
@@ -38,7 +38,7 @@ class Inference(Part):
 
 
 def check_sides(name: str, value: tuple[int, ...] | None) -> None:
-    """Raise `UserError` unless these are a side, or height and width."""
+    """Raise `UserError` unless the value is a side, or height and width."""
     if value is not None and len(value) not in (1, 2):
         raise UserError(f"{name} must be a side, or height and width, got {value}")
 
@@ -50,19 +50,19 @@ class SegmentationOptions(Inference, TaskOptions):
     evaluation: ClassVar[type[Part]] = Inference
 
     crop: Annotated[Numbers | None, Range(least=1)] = None
-    """Side of the training crops in pixels, or height,width; the data set's default if not given."""
+    """Side of the training crops in pixels, or height,width; the data set's own if not given."""
     crops: Annotated[int, Range(least=1)] = 1
-    """Samples of each training image in an epoch, each augmented differently; for few large images."""
+    """Samples per training image and epoch, each augmented differently; for few large images."""
     train_scales: Annotated[Factors, Range(above=0)] = (1.0,)
-    """Scale factors, of which one is drawn for each training image before the crop."""
+    """Scale factors; one is drawn for each training image before the crop."""
     augment: Literal["none", "light"] = "light"
     """light flips images horizontally."""
     color_jitter: Annotated[float, Range(least=0)] = 0.0
     """Strength of the random change of brightness, contrast and saturation."""
     iou_loss: Annotated[float, Range(least=0)] = 0.0
-    """Weight of the soft IoU loss, added to cross-entropy; it makes rare classes count as much as common ones."""
+    """Weight of the soft IoU loss, added to cross-entropy; it gives rare classes the weight of common ones."""
     bias_lr: Annotated[float, Range(least=0)] = 1.0
-    """Learning rate of biases as a multiple of --lr; they have no weight decay in any case."""
+    """Learning rate of biases as a multiple of --lr; biases never have weight decay."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

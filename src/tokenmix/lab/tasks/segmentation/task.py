@@ -1,7 +1,4 @@
-"""Semantic segmentation: a class for each pixel; cross-entropy, mean intersection over union.
-
-Images of any size get logits whole, in tiles or in windows, at several scales, mirrored.
-"""
+"""Semantic segmentation: a class per pixel; images are processed whole, in tiles or windows, at several scales."""
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -50,15 +47,15 @@ from tokenmix.models.registry import create_model
 from tokenmix.models.segmentation import Segmenter
 from tokenmix.registry import is_foreign, is_transformers
 
-# The largest image that is seen whole, in pixels and in logits, and a tile of larger ones, in pixels.
+# Largest image processed whole, in pixels and in logits, and tile of larger images in pixels.
 WHOLE = (1 << 22, 1 << 28)
 TILE = 1 << 18
-# What way=whole takes at most.
+# Pixel limit of way=whole.
 MOST_WHOLE = 1 << 26
 
 
 class _Foreign:
-    """A segmenter from elsewhere, called as ours are: for images of any size."""
+    """A third-party segmenter with the interface of ours, for images of any size."""
 
     fixed_size, context = False, None
 
@@ -68,7 +65,7 @@ class _Foreign:
     def __call__(self, images: Tensor) -> Tensor:
         try:
             logits: Tensor = self.model(images)
-        except Exception as error:  # whatever a stranger's forward pass may raise
+        except Exception as error:  # a third-party forward pass may raise anything
             size = tuple(images.shape[2:])
             if size == self.img_size:
                 raise
@@ -79,46 +76,45 @@ class _Foreign:
 
 
 def as_segmenter(model: nn.Module, num_classes: int, img_size: Sequence[int]) -> Segmenter:
-    """The model, if it is one of ours; else the same calls for one from elsewhere."""
+    """The model if it is ours, else a wrapper with the same interface."""
     ours = hasattr(model, "fixed_size")
     return cast(Segmenter, model if ours else _Foreign(model, num_classes, (img_size[0], img_size[1])))
 
 
 def own_rows(model: Segmenter, x: Tensor, dim: int) -> Tensor:
-    """The rows of x, along `dim`, that the model gives logits of: under token parallelism this process's, else all."""
+    """Rows of x, along `dim`, for which the model returns logits: this rank's under token parallelism, else all."""
     own: Any = getattr(model, "own_rows", None)
     return x if own is None else own(x, dim)
 
 
 def all_rows(model: Segmenter, logits: Tensor) -> Tensor:
-    """The logits (B, C, H, W) of all rows."""
+    """Logits (B, C, H, W) of all rows."""
     gather: Any = getattr(model, "all_rows", None)
     return logits if gather is None else gather(logits)
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A part of an image: the rows and columns that a model sees, and those that its answer is kept for."""
+    """Part of an image: rows and columns of the model's input, and of the kept output."""
 
     seen: tuple[slice, slice]
     kept: tuple[slice, slice]
 
     @property
     def inner(self) -> tuple[slice, slice]:
-        """What is kept, counted from the corner of what is seen."""
+        """The kept part relative to the input's corner."""
         rows, columns = (slice(k.start - s.start, k.stop - s.start) for s, k in zip(self.seen, self.kept, strict=True))
         return rows, columns
 
 
 def tiles(model: Segmenter, size: tuple[int, int], how: Inference, *, shared: bool = False) -> list[Tile]:
-    """The tiles of an image of this height and width; one, the whole, up to `WHOLE`, with way=whole, and where several
-    processes share images, since they split them for that.
+    """Tiles of an image of this height and width; one tile up to `WHOLE`, with way=whole, and if ranks share images.
 
-    Neighbours overlap by an eighth, and each is kept up to the middle of that. Memory is that of a tile, however large
-    the image is.
+    Neighbours overlap by an eighth, and each is kept up to the middle of the overlap. Memory depends on the tile, not
+    on the image.
 
     Raises:
-        UserError: way=whole of more than `MOST_WHOLE` pixels.
+        UserError: way=whole with more than `MOST_WHOLE` pixels.
     """
     pixels, whole = size[0] * size[1], (slice(0, size[0]), slice(0, size[1]))
     if how.way == "whole" and pixels > MOST_WHOLE and not shared:
@@ -142,12 +138,12 @@ def tiles(model: Segmenter, size: tuple[int, int], how: Inference, *, shared: bo
 
 @torch.no_grad()
 def pixel_logits(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
-    """(B, classes, H, W) for images (B, C, H, W) of any size; under token parallelism of this process's rows.
+    """Logits (B, classes, H, W) of images (B, C, H, W) of any size; under token parallelism, of this rank's rows.
 
-    With test-time augmentation these are logarithms of mean probabilities, whose softmax is the mean again.
+    With test-time augmentation the logits are logarithms of mean probabilities.
 
     Raises:
-        UserError: the whole image is asked for and the model takes only one size, or windows that leave gaps.
+        UserError: the whole image is requested and the model takes only one size, or windows leave gaps.
     """
     looks = list(product(how.scales, (False, True) if how.mirror == "yes" else (False,)))
     if looks == [(1.0, False)]:
@@ -181,7 +177,7 @@ def _look(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
 
 @contextmanager
 def _streaming(model: Segmenter, images: Tensor, chunk_size: int) -> Iterator[None]:
-    """External attention in chunks while this lasts, if the map is larger than one."""
+    """Run external attention in chunks within the block, if the map is larger than a chunk."""
     block, places = model.context, images.shape[2] * images.shape[3]
     if not isinstance(block, ExternalAttention2d) or not (
         0 < chunk_size < places // model.feature_info[-1]["reduction"] ** 2
@@ -223,7 +219,7 @@ VEIL = 0.5
 
 
 def pixel_entropy(logits: Tensor, classes: Tensor, ignore: int) -> Tensor:
-    """Cross-entropy over the pixels of this process that are not ignored; 0 if there are none.
+    """Cross-entropy over this rank's pixels that are not ignored; 0 if there are none.
 
     Shape:
         logits (B, C, H, W), classes (B, H, W) to ().
@@ -233,16 +229,16 @@ def pixel_entropy(logits: Tensor, classes: Tensor, ignore: int) -> Tensor:
 
 
 def soft_iou_loss(logits: Tensor, classes: Tensor, ignore: int) -> Tensor:
-    """One minus the mean over the classes of the soft intersection over union of prediction and truth.
+    """One minus the mean over classes of the soft intersection over union of prediction and truth.
 
         loss = 1 - mean_c [ sum_n p_nc t_nc / sum_n (p_nc + t_nc - p_nc t_nc) ],   p = softmax(logits)
 
-    with t_nc = 1 where pixel n is of class c, over the pixels of all images of the step that are not ignored, and the
-    classes that one of them has. Rare classes weigh as much as common ones, as in the mean IoU. 0 if every pixel is
-    ignored.
+    with t_nc = 1 if pixel n is of class c. n runs over the pixels of all images of the step that are not ignored, c
+    over the classes that occur in them. Rare classes weigh as much as common ones, as in the mean IoU. 0 if every pixel
+    is ignored.
 
-    Paper: Rahman and Wang, Optimizing Intersection-Over-Union in Deep Neural Networks for Image Segmentation, 2016,
-    there for one class.
+    Paper: Rahman and Wang, Optimizing Intersection-Over-Union in Deep Neural Networks for Image Segmentation, 2016, for
+    one class.
 
     Shape:
         logits (B, C, H, W), classes (B, H, W) to ().
@@ -261,7 +257,7 @@ def soft_iou_loss(logits: Tensor, classes: Tensor, ignore: int) -> Tensor:
 
 
 def _of_all(own: Tensor) -> Tensor:
-    """The sum over the processes, whose gradients come out right once they are averaged over the processes."""
+    """Sum over the ranks, with gradients that are correct after averaging over the ranks."""
     if not dist.is_initialized():
         return own
     total = own.detach().clone()
@@ -270,10 +266,10 @@ def _of_all(own: Tensor) -> Tensor:
 
 
 class SemanticSegmentation(ImageTask):
-    """A class for each pixel, by cross-entropy over the pixels that are not of the ignored class, and by soft IoU.
+    """A class per pixel, by cross-entropy over the pixels that are not ignored, and optionally soft IoU.
 
-    With several processes the loss is that over the pixels of all, however many of each are ignored. The released code
-    divides by all pixels, ignored ones as well.
+    The loss is a mean over the pixels of all ranks, whatever number each rank ignores. The released code divides by all
+    pixels, including ignored ones.
     """
 
     monitor: str = "miou"
@@ -333,15 +329,12 @@ class SemanticSegmentation(ImageTask):
             theirs = build_theirs(config, data, "AutoModelForSemanticSegmentation")
             return as_ours(theirs, config.model.model, "segmenter", in_chans=data["channels"], **sizes)
         model: Any = create_model(config.model.model, **given)
-        # Convolutions of a CPU and of half precision on a GPU are faster with the channels last.
+        # Convolutions on a CPU, and in half precision on a GPU, are faster with channels last.
         return model if model.fixed_size else model.to(memory_format=torch.channels_last)
 
     @classmethod
     def view(cls, model: nn.Module, file: Path, data: Description) -> View:
-        """The whole image as it is.
-
-        Its middle for a model that takes only one size, or attends between positions: N x N would not fit.
-        """
+        """The whole image; a centre crop if the model takes only one size, or attends between positions (N x N)."""
         context: Any = getattr(model, "context", model)
         mixers = [part for part in context.modules() if isinstance(part, Mixer)]
         if getattr(model, "fixed_size", False) or any(mixer.capabilities.map == "tokens" for mixer in mixers):
@@ -352,11 +345,11 @@ class SemanticSegmentation(ImageTask):
 
     @property
     def segmenter(self) -> Segmenter:
-        """The model, or one from elsewhere with what a segmenter of ours has."""
+        """The model, or a third-party model with the interface of our segmenters."""
         return as_segmenter(self.model, len(self.data["classes"]), self.data["img_size"])
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Cross-entropy over the pixels of this step's crops that are not ignored, plus `iou_loss` of the soft IoU."""
+        """Cross-entropy over the step's pixels that are not ignored, plus `iou_loss` times the soft IoU loss."""
         logits, ignore = self.segmenter(batch["image"]).float(), self.data["ignore"]
         classes = own_rows(self.segmenter, batch["classes"], 1)
         entropy = self.part_weight * pixel_entropy(logits, classes, ignore)
@@ -367,11 +360,10 @@ class SemanticSegmentation(ImageTask):
         return entropy + self.options.iou_loss * overlap, parts
 
     def count(self, batch: Batch) -> int:
-        """Pixels that are not ignored, in the rows of this process."""
+        """Number of pixels that are not ignored, in this rank's rows."""
         return int((own_rows(self.segmenter, batch["classes"], 1) != self.data["ignore"]).sum())
 
     def evaluate(self, batch: Batch) -> Rows:
-        """Logits of whole images, as the options look at them, against their classes."""
         images, model, parts = batch["image"], self.segmenter, []
         for tile in tiles(model, tuple(images.shape[2:]), self.options, shared=self.own_samples != slice(None)):
             logits = pixel_logits(model, images[..., *tile.seen], self.options)
@@ -380,9 +372,9 @@ class SemanticSegmentation(ImageTask):
         return joined(parts)
 
     def judged(self, logits: Tensor, targets: Tensor, index: Tensor) -> Rows:
-        """The counts of the pixels of images, or of parts of them, and the sums of their cross-entropies."""
+        """Pixel counts, and sums of cross-entropies, of images or parts of images."""
         ignore = int(self.data["ignore"])
-        # Image by image: without a reduction the loss takes three times as long.
+        # Image by image: the loss takes three times as long without a reduction.
         each = zip(logits.float().split(1), targets.split(1))
         loss = [F.cross_entropy(*one, ignore_index=ignore, reduction="sum") for one in each]
         counts = class_counts(logits.argmax(1), targets, len(self.data["classes"]), ignore)
@@ -390,7 +382,7 @@ class SemanticSegmentation(ImageTask):
 
     @classmethod
     def make_metrics(cls, config: TrainConfig, data: Description) -> dict[str, Metric]:
-        """Pixel accuracy, mean IoU and that of each class, -1 for one that never occurs; loss."""
+        """Pixel accuracy, mean IoU, IoU of each class, loss. The IoU of an absent class is nan, null in JSON."""
 
         def losses(rows: Rows) -> Tensor:
             return torch.stack([rows["loss"].double(), rows["counts"][:, 1].sum(1).double()], 1)
@@ -403,7 +395,7 @@ class SemanticSegmentation(ImageTask):
         }
 
     def on_validation_epoch_end(self) -> None:
-        """As of every task; `UserError` if no pixel counted."""
+        """As for every task; `UserError` if all pixels are ignored."""
         super().on_validation_epoch_end()
         if isnan(self.results["miou"]):
             raise UserError(
@@ -412,7 +404,7 @@ class SemanticSegmentation(ImageTask):
             )
 
     def parameter_groups(self) -> nn.Module | list[Values]:
-        """As for every task, with a rate of its own for biases if asked for."""
+        """As for every task, optionally with a learning rate for biases."""
         if self.options.bias_lr == 1.0:
             return super().parameter_groups()
         optim, named = self.config.optim, [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
@@ -440,13 +432,12 @@ class SemanticSegmentation(ImageTask):
         return found
 
     def colors(self, classes: Container[int]) -> dict[str, str]:
-        """The colours of these classes by name."""
         named = enumerate(zip(self.data["classes"], self.data["palette"]))
         return {name: "#{:02x}{:02x}{:02x}".format(*colour) for i, (name, colour) in named if i in classes}
 
     @torch.no_grad()
     def answer(self, image: Tensor) -> Tensor:
-        """The class of each pixel, uint8 (H, W), of an image uint8 (3, H, W) of any size."""
+        """Class of each pixel, uint8 (H, W), of an image uint8 (3, H, W) of any size."""
         size = (image.shape[1], image.shape[2])
         classes = torch.empty(size, dtype=torch.uint8)
         mean, std = channel_columns(self.data["mean"]), channel_columns(self.data["std"])
@@ -458,13 +449,11 @@ class SemanticSegmentation(ImageTask):
         return classes
 
     def predict(self, inputs: Sequence[str | Path]) -> list[Values]:
-        """Size and share of each class of each image, which may have any size."""
+        """Size, and share of each class, of each image; images may have any size."""
         return [self._answer(file)[2] for file in inputs]
 
     def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[Values]:
-        """The same; for each image NAME-mask.png in colours, NAME-overlay.png, and NAME.json with shares, colours and
-        run lengths in `out`.
-        """
+        """The same; also writes NAME-mask.png, NAME-overlay.png and NAME.json with shares, colours and run lengths."""
         check_stems(inputs)
         names, palette = self.data["classes"], self.data["palette"]
         answers = []
@@ -481,14 +470,13 @@ class SemanticSegmentation(ImageTask):
                 return Image.blend(strip, part.convert("RGB"), VEIL)
 
             replace_file(files[1], drawn_png(picture, veil))
-            del picture  # No second one while the next is read.
+            del picture  # Free it before the next one is read.
             colors = self.colors([i for i, name in enumerate(names) if name in answer["shares"]])
             write_json(files[2], {**answer, "colors": colors, "masks": run_lengths(classes, names)})
             answers.append({**answer, "written": [str(file) for file in files]})
         return answers
 
     def _answer(self, file: str | Path) -> tuple[Tensor, Tensor, Values]:
-        """The image, the class of each pixel, and what is printed."""
         picture, names = stored_picture(file), self.data["classes"]
         classes = self.answer(picture)
         counts = sorted(zip(pixel_counts(classes, len(names)), names, strict=True), reverse=True)
@@ -497,7 +485,7 @@ class SemanticSegmentation(ImageTask):
 
 
 def veiled(image: Image.Image, classes: Tensor, palette: Sequence[Sequence[int]]) -> Image.Image:
-    """The image under the colours of its classes; pixels of a class without a colour are left as they are."""
+    """The image under the colours of its classes; pixels of a class without a colour are unchanged."""
     table = torch.tensor(palette, dtype=torch.uint8)
     known = (classes >= 0) & (classes < len(table))
     colours = Image.fromarray(table[torch.where(known, classes.long(), 0)].numpy())
@@ -506,7 +494,6 @@ def veiled(image: Image.Image, classes: Tensor, palette: Sequence[Sequence[int]]
 
 
 def pixel_counts(classes: Tensor, count: int) -> list[int]:
-    """The pixels of each class."""
     return torch.stack([part.flatten().bincount(minlength=count) for part in classes.split(PART_ROWS)]).sum(0).tolist()
 
 
@@ -514,7 +501,7 @@ def run_lengths(classes: Tensor, names: Sequence[str]) -> list[Values]:
     """One mask for each class that occurs, in COCO's compressed run lengths; empty without pycocotools."""
     if find_spec("pycocotools") is None:
         return []
-    # By columns, as run lengths go, and one mask after the other: each is as large as the image.
+    # Column by column, like run lengths, and one mask at a time: each is as large as the image.
     mask, found = torch.empty(classes.shape[::-1], dtype=torch.bool).T, []
     for i, count in enumerate(pixel_counts(classes, len(names))):
         if count:
@@ -524,8 +511,7 @@ def run_lengths(classes: Tensor, names: Sequence[str]) -> list[Values]:
 
 
 def _check_learnable(data: SceneData, crops: int, limit: int | None) -> None:
-    """Raise `UserError` if no pixel of the training images counts, and warn if all that do have one class; the second
-    class ends the search."""
+    """Raise `UserError` if no training pixel counts, and warn if all have one class; stops at the second class."""
     samples, shown = PixelSamples(data, repeated(data.train, crops)), set[int]()
     for index in spread(len(samples), limit).tolist():
         shown |= samples.shown(index)

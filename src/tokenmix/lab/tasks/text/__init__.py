@@ -1,4 +1,4 @@
-"""Text: masked-language modelling, sentence classification, question answering: their options."""
+"""Options of masked-language modelling, text classification and question answering."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +13,12 @@ class TextOptions(TaskOptions):
     """Tokenization."""
 
     tokenizer: Path | None = None
-    """Folder of the tokenizer, which is copied to the run folder.
-    If not given, that of --init-from or the teacher; else one is trained on the texts."""
+    """Folder of the tokenizer; it is copied to the run folder.
+    If not given, that of --init-from or the teacher; else a new one is trained on the texts."""
     vocab_size: Annotated[int, Range(least=1)] = 8000
-    """Vocabulary size of the tokenizer that is trained if none is given."""
+    """Vocabulary size of a newly trained tokenizer."""
     seq_len: Annotated[int, Range(least=1)] = 128
-    """Tokens of a sequence."""
+    """Length of a sequence in tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class MaskingOptions(TextOptions, TeacherOptions):
     masking: Literal["token", "whole-word"] = "token"
     """Unit of masking."""
     mask_prob: Annotated[float, Range(above=0, below=1)] = 0.15
-    """Share of the tokens to predict: 80 % become [MASK], 10 % another token, 10 % stay."""
+    """Share of tokens to predict: 80 % become [MASK], 10 % another token, 10 % stay."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,4 +41,4 @@ class QuestionOptions(TextOptions):
     """Tokenization of questions and contexts."""
 
     doc_stride: Annotated[int, Range(least=1)] = 64
-    """Tokens that neighbouring windows of a long context share."""
+    """Overlap of neighbouring windows of a long context, in tokens."""

@@ -1,4 +1,4 @@
-"""Text classification: one label, or one number, for each text or pair of texts."""
+"""Text classification: one label, or one number, per text or pair of texts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -35,7 +35,7 @@ from tokenmix.text.heads import GMLPForSequenceClassification
 class TextClassification(DistillingTextTask, ClassTask):
     """A classifier on the first token, trained with cross-entropy, or with mean squared error on numeric labels.
 
-    Texts longer than `seq_len` are cut, of a pair the longer one; the description counts them.
+    Texts longer than `seq_len` are truncated, in a pair the longer one; the description counts them.
     """
 
     auto: ClassVar[str] = "AutoModelForSequenceClassification"
@@ -45,9 +45,7 @@ class TextClassification(DistillingTextTask, ClassTask):
 
     @classmethod
     def load_data(cls, config: TrainConfig, like: Description | None = None) -> TextData:
-        """Read and encode the texts of `data`; `UserError` if `like` has other classes, or pairs where there are
-        none.
-        """
+        """Read and encode the texts; `UserError` if `like` has other classes, or pairs and these texts do not."""
         texts = load_labelled(
             config.data.data,
             limit=config.data.limit,
@@ -109,7 +107,7 @@ class TextClassification(DistillingTextTask, ClassTask):
         return {"index": batch["index"], "value": logits[:, 0], "label": batch["labels"]}
 
     def usual_monitor(self) -> str:
-        """The first of the data's own metrics, as GLUE names them."""
+        """The first of the data's own metrics, as in GLUE."""
         if self.data.get("metrics"):
             return self.data["metrics"][0]
         return super().usual_monitor() if self.data["classes"] else "pearson"
@@ -124,7 +122,6 @@ class TextClassification(DistillingTextTask, ClassTask):
         }
 
     def plain_samples(self, data: TextData, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
-        """The texts, as the tokenizer writes their tokens."""
         for batch in data.batches_of(part, 128):
             yield PlainSamples(data.tokenizer.batch_decode(batch["input_ids"]), batch["labels"])
 
@@ -137,9 +134,7 @@ class TextClassification(DistillingTextTask, ClassTask):
         return [Shown(t, self.classes[y], a) for t, y, a in zip(texts, batch["labels"].tolist(), answers)]
 
     def predict(self, inputs: Sequence[str | Path]) -> list[Values]:
-        """Label, its probability and the five most probable classes of each line, or its number; the two texts of a
-        pair are on a line with a tab between them.
-        """
+        """Label, probability and top five classes of each line, or its number; a tab separates the texts of a pair."""
         tokenizer: Any = self.tokenizer()
         answers = []
         for sentence in read_sentences(inputs):
@@ -158,10 +153,10 @@ class TextClassification(DistillingTextTask, ClassTask):
 
 
 def correlation(predicted: Tensor, true: Tensor) -> Tensor:
-    """Pearson's correlation."""
+    """Pearson correlation."""
     return torch.stack([predicted.double(), true.double()]).corrcoef()[0, 1]
 
 
 def rank_correlation(predicted: Tensor, true: Tensor) -> Tensor:
-    """Spearman's correlation, that of the ranks, of which equal values have the mean."""
+    """Spearman correlation: Pearson's of the ranks, with mean ranks for ties."""
     return correlation(*(torch.from_numpy(rankdata(values)) for values in (predicted, true)))

@@ -1,4 +1,4 @@
-"""Encoding with any tokenizer: its errors as one line, and as many characters at a time as memory holds."""
+"""Encoding with any tokenizer: errors in one line, and blocks of characters that fit into memory."""
 
 import base64
 import json
@@ -17,16 +17,13 @@ if TYPE_CHECKING:
 
 
 BLOCK = 1 << 21
-# What Rust writes before a panic becomes an error of Python.
+# Rust's message before a panic, which Python raises as an error.
 PANIC = re.compile(rb"^\n?thread '[^\n]*panicked at .*?(note: [^\n]*\n|\Z)", re.DOTALL | re.MULTILINE)
 
 
 @contextmanager
 def tokenizing(what: str, *more: type[BaseException]) -> Iterator[None]:
-    """Raise `UserError` where the tokenizers library fails in the block: in bare `Exception`, or a panic of its Rust.
-
-    A panic, of a regex that gives up for example, is no `Exception`. `more` are further errors to be caught.
-    """
+    """Raise `UserError` for the tokenizers library's bare `Exception`s, Rust panics (no `Exception`) and `more`."""
     try:
         with filtered_stderr(lambda said: PANIC.sub(b"", said)):
             yield
@@ -38,12 +35,12 @@ def tokenizing(what: str, *more: type[BaseException]) -> Iterator[None]:
 
 
 def block_characters(tokenizer: "PreTrainedTokenizerFast") -> int:
-    """How many characters are encoded at a time: a token takes 150 bytes until its number is kept."""
+    """Characters to encode at a time: a token takes 150 bytes until its number is kept."""
     return int(BLOCK / growth(tokenizer.backend_tokenizer.normalizer))
 
 
 def growth(step: Any) -> float:
-    """How many bytes a normalizer or decoder makes of one at most, by the texts that it puts in."""
+    """Largest number of bytes that a normalizer or decoder makes of one byte, from the texts that it inserts."""
     return 1 if step is None else _growth(json.loads(step.__getstate__()))
 
 

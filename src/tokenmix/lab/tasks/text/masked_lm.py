@@ -1,4 +1,4 @@
-"""Masked-language modelling: the words after [MASK], perplexity at masked positions."""
+"""Masked-language modelling: predictions for [MASK], perplexity at masked positions."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,19 +32,16 @@ BEST = 5
 
 
 def masked_logits(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    """Logits at the masked positions (M, V). Ours computes no others; a model of transformers those of all tokens."""
+    """Logits at the masked positions (M, V). Our models compute only these; transformers models compute all."""
     inputs = inputs_of(batch, model)
     if not isinstance(model, GMLPForMaskedLM):
-        del inputs["labels"]  # of which it would compute a loss over all tokens
+        del inputs["labels"]  # would add a loss over all tokens
     logits = model(**inputs).logits
     return logits if logits.dim() == 2 else logits[batch["labels"] != NO_LABEL]
 
 
 class MaskedLM(DistillingTextTask):
-    """Cross-entropy of the tokens at masked positions; the head is applied to those positions only.
-
-    With several processes the loss is the mean over the masked positions of all of them.
-    """
+    """Cross-entropy at the masked positions of all ranks; the head is applied to these positions only."""
 
     monitor: str = "perplexity"
     baselines: ClassVar[tuple[str, ...]] = ("unigram",)
@@ -55,7 +52,7 @@ class MaskedLM(DistillingTextTask):
 
     @classmethod
     def load_data(cls, config: TrainConfig, like: Description | None = None) -> TextData:
-        """The running text of `config.data.data`, packed; with `like` as long as that run's sequences."""
+        """The packed text of `config.data.data`; with `like`, in sequences of that run's length."""
         corpus = load_text(config.data.data)
         tokenizer = tokenizer_for(config, corpus.train)
         length = config.options.seq_len if like is None else int(like["seq_len"])
@@ -66,7 +63,7 @@ class MaskedLM(DistillingTextTask):
             "seed": config.loop.seed,
         }
         whole, test = tokenized(corpus, tokenizer)
-        # Running text is held out as its end, since cuts between training sequences move.
+        # The end of the running text is held out, since cuts between training sequences move.
         window = max(1, length - 2)
         held = window * validation_size(max(1, len(whole) // window), config.data.validation, config.data.limit)
         train, validation = whole.part(0, len(whole) - held), whole.part(len(whole) - held, len(whole))
@@ -81,7 +78,6 @@ class MaskedLM(DistillingTextTask):
         )
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Cross-entropy over the masked positions of this step's sequences."""
         count = (batch["labels"] != NO_LABEL).sum().float().clamp_min(1)
         if "architecture" in self.data:
             logits = masked_logits(self.model, batch)
@@ -101,7 +97,7 @@ class MaskedLM(DistillingTextTask):
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> Rows:
         index, hidden = batch["index"], batch["labels"] != NO_LABEL
-        # A sequence without masked positions has a row too.
+        # A sequence without masked positions also has a row.
         nothing = torch.zeros(len(index), dtype=torch.int16)
         parts: list[Rows] = [{"index": index, "loss": nothing, "right": nothing, "masked": nothing}]
         if hidden.any():
@@ -110,7 +106,6 @@ class MaskedLM(DistillingTextTask):
         return joined(parts)
 
     def judged(self, logits: Tensor, targets: Tensor, index: Tensor) -> Rows:
-        """Of each masked position; rows of one sequence are added up."""
         entropy, right = F.cross_entropy(logits, targets, reduction="none"), logits.argmax(-1) == targets
         return {"index": index, "loss": entropy, "right": right.short(), "masked": torch.ones_like(right).short()}
 
@@ -127,7 +122,7 @@ class MaskedLM(DistillingTextTask):
         }
 
     def macs(self) -> int:
-        """Multiply-adds of one sequence, with the head at as many positions as are masked on average."""
+        """Multiply-adds of one sequence, with the head at the mean number of masked positions."""
         if "architecture" in self.data:
             return super().macs()
         length = int(self.data["seq_len"])
@@ -152,9 +147,7 @@ class MaskedLM(DistillingTextTask):
         return found
 
     def predict(self, inputs: Sequence[str | Path]) -> list[Values]:
-        """For each [MASK] of each sentence the most probable token, its probability, the five best, and the sentence
-        filled in.
-        """
+        """For each [MASK] the most probable token, its probability, the top five, and the filled sentence."""
         tokenizer: Any = self.tokenizer()
         answers = []
         for sentence in read_sentences(inputs):
@@ -181,7 +174,7 @@ class MaskedLM(DistillingTextTask):
             for i, (values, words) in enumerate(zip(best.tolist(), pieces), 1):
                 top: dict[str, float] = {}
                 for p, word in zip(values, words):
-                    # With and without the space before it a piece reads the same: the more probable one stays.
+                    # Pieces with and without a preceding space read the same; keep the more probable one.
                     top.setdefault(word, round(p, 6))
                 label, probability = next(iter(top.items()))
                 told = {"label": label, "probability": probability, "top": top, "filled": whole}

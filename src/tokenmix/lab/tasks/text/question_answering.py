@@ -1,4 +1,4 @@
-"""Question answering: the span of a context that answers a question, or that there is none."""
+"""Question answering: the span of a context that answers a question, or no answer."""
 
 import json
 import re
@@ -42,11 +42,11 @@ from tokenmix.text.heads import GMLPForQuestionAnswering
 AT_ONCE = 16
 BEST, LONGEST = 20, 30
 AROUND = 10
-"""Words on either side of an answer that the baseline looks at."""
+"""Words on either side of an answer for the baseline."""
 
 
 class Span(NamedTuple):
-    """Characters of a context, how well they answer, and how well no answer would."""
+    """Characters of a context, their score as an answer, and the score of no answer."""
 
     begin: int
     end: int
@@ -55,9 +55,9 @@ class Span(NamedTuple):
 
 
 def agreement(answer: str, wanted: Sequence[str]) -> tuple[float, float]:
-    """Exact match and F1 of words with the true answer that fits best.
+    """Exact match and word F1 with the best-matching true answer, without articles, punctuation and case.
 
-    Articles, punctuation and capitals do not count; where either has no words, both are 1 if the other has none too.
+    If one side has no words, both scores are 1 if the other has none, else 0.
     """
     scores = []
     ours = _words(answer)
@@ -69,19 +69,19 @@ def agreement(answer: str, wanted: Sequence[str]) -> tuple[float, float]:
 
 
 def agreement_rows(answers: Sequence[str], batch: Batch) -> Rows:
-    """What an evaluation keeps of the answers to a batch of questions."""
+    """Evaluation rows of the answers to a batch of questions."""
     rows = [agreement(text, asked["answers"]) for text, asked in zip(answers, batch["asked"], strict=True)]
     exact, f1 = torch.tensor(rows).view(-1, 2).unbind(1)
     return {"index": batch["index"], "exact_match": exact, "f1": f1}
 
 
 def near_question(question: str, context: str, length: int) -> str:
-    """The `length` words of the context that are nearest to words of the question without holding any.
+    """The `length` words of the context nearest to words of the question, preferably without containing any.
 
         score_i = sum_(outside) w_j / d_ij - sum_(inside) w_j,   d_ij <= 10
 
-    w_j is 1 over the number of times that the context has word j, if the question has it as well, else 0. d_ij is the
-    distance of word j from the span that begins at word i.
+    w_j is 1 over the count of word j in the context if the question contains it, else 0. d_ij is the distance of word j
+    from the span that begins at word i.
     """
     places = list(re.finditer(r"\w+", context))
     words, asked = [place[0].lower() for place in places], set(re.findall(r"\w+", question.lower()))
@@ -101,10 +101,11 @@ def _words(text: str) -> list[str]:
 
 
 class QuestionAnswering(TextTask):
-    """Where the answer starts and where it ends, by two cross-entropies over the tokens.
+    """Start and end of the answer, by two cross-entropies over the tokens.
 
-    A long context is cut into windows of `seq_len` tokens that share `doc_stride`; a window without the answer points
-    at [CLS]. Where the data has questions without an answer, none is given if [CLS] scores higher than the best span.
+    A long context is cut into windows of `seq_len` tokens that share `doc_stride`; the target of a window without the
+    answer is [CLS]. If the data has questions without an answer, none is given if [CLS] scores higher than the best
+    span.
     """
 
     monitor: str = "f1"
@@ -142,11 +143,11 @@ class QuestionAnswering(TextTask):
 
     @classmethod
     def make_metrics(cls, config: TrainConfig, data: Description) -> dict[str, Metric]:
-        """Exact match and F1 of words, as SQuAD measures them."""
+        """Exact match and word F1, as in SQuAD."""
         return {"exact_match": Metric.mean(itemgetter("exact_match")), "f1": Metric.mean(itemgetter("f1"))}
 
     def plain_answers(self, data: TextData) -> dict[str, Rows]:
-        """The words near those of the question, as many as answers mostly have; and no answer, where some have none."""
+        """Words near the question's, as many as answers usually have; and no answer, if some questions have none."""
         found: dict[str, list[Rows]] = {"word overlap": [], **({"no answer": []} if self.data["unanswerable"] else {})}
         for batch in data.test_batches(batch_size=AT_ONCE):
             near = [near_question(q["question"], q["context"], self.data["answer_words"]) for q in batch["asked"]]
@@ -161,8 +162,9 @@ class QuestionAnswering(TextTask):
         ]
 
     def predict(self, inputs: Sequence[str | Path]) -> list[Values]:
-        """Answer and its characters in the context, for lines of a question and its context, with a tab between them or
-        as JSON, or for files in SQuAD's layout. `margin` is the score of the answer minus that of no answer.
+        """Answer and its characters in the context; `margin` is the score of the answer minus that of no answer.
+
+        Inputs are lines with a question and its context, separated by a tab or as JSON, or files in SQuAD's layout.
         """
         asked: list[Question] = []
         for given in inputs:
@@ -196,13 +198,13 @@ class QuestionAnswering(TextTask):
 
 
 def _encoded(questions: Sequence[Question], tokenizer: Any, length: int, stride: int) -> EncodedQuestions:
-    """In windows of `length`, of which a question takes a sixth at most, as 64 of BERT's 384."""
+    """Encode in windows of `length`; a question takes at most a sixth, like 64 of BERT's 384."""
     longest = max(1, length // 6)
     return EncodedQuestions(questions, tokenizer, max_length=length, stride=stride, max_question=longest)
 
 
 def _question(line: Sentence) -> Question:
-    """A line of JSON with "question" and "context", or both with a tab between them."""
+    """Parse a JSON line with "question" and "context", or both separated by a tab."""
     question, _, context = line.text.partition("\t")
     if line.text.startswith("{"):
         try:
@@ -220,7 +222,7 @@ def _question(line: Sentence) -> Question:
 
 
 def best_span(start: Tensor, end: Tensor, offsets: Tensor) -> Span:
-    """The best pair of tokens of one question's parts: the end not before the start, at most 30 tokens.
+    """Best pair of tokens in one question's parts: the end not before the start, at most 30 tokens.
 
     Shape:
         logits (P, N) of start and end, offsets (P, N, 2), negative outside the context.

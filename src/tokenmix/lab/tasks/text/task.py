@@ -1,4 +1,4 @@
-"""What the tasks on text share: sequences and their tokenizer, a transformers model of ours, sentences to predict."""
+"""Shared code of text tasks: sequences and tokenizer, transformers models, sentences to predict."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -51,7 +51,7 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids", "labels", "start_posi
 
 
 def hub_form(pipeline: str, auto: str) -> HubForm:
-    """A model that transformers' automatic class `auto` loads, with its tokenizer."""
+    """Form of models that transformers' automatic class `auto` loads, with their tokenizer."""
     code = (
         f"import tokenmix.register\nfrom transformers import {auto}, AutoTokenizer\n\n"
         f'tokenizer = AutoTokenizer.from_pretrained("{{repo}}")\nmodel = {auto}.from_pretrained("{{repo}}")\n'
@@ -61,20 +61,20 @@ def hub_form(pipeline: str, auto: str) -> HubForm:
 
 
 class Answering(nn.Module):
-    """A transformers model with one tensor as its output, for export."""
+    """A transformers model with one output tensor, for export."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Logits; of question answering those of start and end, (B, N, 2)."""
+        """Logits; for question answering those of start and end, (B, N, 2)."""
         out = self.model(input_ids=input_ids, attention_mask=attention_mask)
         return out.logits if hasattr(out, "logits") else torch.stack([out.start_logits, out.end_logits], -1)
 
 
 class TextData(IndexedData):
-    """Sequences of at most `length` tokens, and the tokenizer that encoded them."""
+    """Sequences of at most `length` tokens, and their tokenizer."""
 
     def __init__(
         self,
@@ -89,19 +89,18 @@ class TextData(IndexedData):
         self.tokenizer = tokenizer
 
     def save(self, run: Path) -> None:
-        """Keep the tokenizer in the run folder."""
-        # It notes the length that it was last called with; the next call gives its own.
+        # Remove the truncation of the last call; each call sets its own.
         self.tokenizer.backend_tokenizer.no_truncation()
-        # What transformers' pipelines cut a text to.
+        # Length to which transformers' pipelines truncate a text.
         self.tokenizer.model_max_length = self.description["seq_len"]
         save_tokenizer(self.tokenizer, run / TOKENIZER)
 
 
 class TextTask(TaskModule):
-    """A task on sequences of tokens, with a model of `tokenmix.text` or of transformers.
+    """A task on token sequences, with a model of `tokenmix.text` or of transformers.
 
-    `network` is our model's class, `fields` are those of its config that neither the data nor the user decide, `auto`
-    is the automatic class that builds transformers' models.
+    `network` is the class of our models. `fields` are fields of its config that neither data nor user set. `auto` is
+    the automatic class that builds transformers models.
     """
 
     network: ClassVar[type[Any]]
@@ -117,11 +116,7 @@ class TextTask(TaskModule):
 
     @classmethod
     def theirs(cls, config: TrainConfig, like: Description | None, pieces: int, length: int) -> Values:
-        """Of a model of transformers its architecture, for the description.
-
-        Raises:
-            UserError: a tokenizer of more `pieces`, or texts of more tokens, than the model takes.
-        """
+        """A transformers model's architecture, for the description; `UserError` if it takes fewer pieces or tokens."""
         if not is_transformers(config.model.model):
             return {}
         architecture = architecture_of(config, like)
@@ -144,10 +139,10 @@ class TextTask(TaskModule):
         given = {"vocab_size": data["vocab_size"], "pad_token_id": data["pad_token_id"]}
         given |= {"max_position_embeddings": data["seq_len"], **cls.fields}
         if "classes" in data:
-            # A number instead of classes is one answer.
+            # Regression has one output.
             given["num_labels"] = len(data["classes"]) or 1
             if data["classes"]:
-                # So that a pipeline of transformers tells the names.
+                # So that transformers' pipelines show the names.
                 given["id2label"] = dict(enumerate(data["classes"]))
                 given["label2id"] = {name: i for i, name in enumerate(data["classes"])}
         model = cls.network(create_config(config.model.model, **{**given, **config.model.model_kwargs}))
@@ -161,17 +156,17 @@ class TextTask(TaskModule):
 
     @classmethod
     def summarize_model(cls, name: str, sizes: Arguments, model_kwargs: Arguments) -> Values:
-        """Parameters and multiply-adds of the masked-language model, and the published figures."""
+        """Parameters and multiply-adds of the masked-language model, and published figures."""
         longest = "--model-kwargs max_position_embeddings=N"
         check_sizes(sizes, (), f"{name} is a text model, whose longest text is {longest}")
         return describe(name, **model_kwargs)
 
     def initial_weights(self, source: Path) -> dict[str, Tensor]:
-        """The weights in a safetensors file or a folder, fitted to the model's length and head.
+        """Weights of a safetensors file or folder, fitted to the model's length and head.
 
-        Gates and learned positions are cut to the model's longest sequence, or extended, so that a sequence which
-        fitted both has the same output as before. A head that the source lacks, or has for other classes, starts
-        fresh, and a line says so. Anything else that differs stays as it is, for `put_weights` to refuse.
+        Gates and learned positions are cut or extended to the model's longest sequence; sequences within both lengths
+        keep their output. A missing head, or one for other classes, starts new, with a message. Other differences are
+        left for `put_weights` to reject.
         """
         model: Any = self.model
         given, own = read_weights(source), model.state_dict()
@@ -197,7 +192,7 @@ class TextTask(TaskModule):
                 fits = key in given and given[key].shape == value.shape
                 weights[key] = given[key] if fits else value
                 fresh += [] if fits else [key]
-        # A classifier's body has a pooler, that of a masked-language model has none.
+        # A classifier's body has a pooler, a masked-language model's has none.
         weights = {key: value for key, value in weights.items() if key in own or not key.startswith(f"{body}pooler.")}
         if fresh and distributed_info().first:
             log(f"the body is that of {source}, the head starts fresh: {', '.join(fresh)}")
@@ -209,7 +204,6 @@ class TextTask(TaskModule):
         return self.model.macs(int(self.data["seq_len"]))  # type: ignore[operator]
 
     def example(self) -> dict[str, Tensor]:
-        """Two sequences of arbitrary tokens, one of them padded."""
         n = int(self.data["seq_len"])
         ids = torch.arange(2 * n).view(2, n) % int(self.data["vocab_size"])
         mask = torch.ones(2, n, dtype=torch.long)
@@ -217,14 +211,14 @@ class TextTask(TaskModule):
         return {"input_ids": ids, "attention_mask": mask}
 
     def swap_example(self) -> tuple[Tensor]:
-        """Tokens of one sequence; without a mask, whose values a pass on the meta device cannot read."""
+        """Tokens of one sequence, without a mask, whose values are unreadable on the meta device."""
         return (self.example()["input_ids"][:1],)
 
     def answering(self) -> nn.Module:
         return Answering(self.model)
 
     def save_for_hub(self, folder: Path) -> nn.Module:
-        """In transformers' form, with the tokenizer; logits are those of all positions, also with labels."""
+        """In transformers' format, with the tokenizer; logits are at all positions, also with labels."""
         if "architecture" not in self.data:
             self.model.config.predict = "all"  # type: ignore[union-attr]
         self.model.save_pretrained(folder)  # type: ignore[operator]
@@ -232,20 +226,19 @@ class TextTask(TaskModule):
         return Answering(type(self.model).from_pretrained(folder))  # type: ignore[attr-defined]
 
     def tokenizer(self) -> "PreTrainedTokenizerFast":
-        """The tokenizer that the run folder keeps."""
         assert self.config.options.tokenizer is not None
         return load_tokenizer(self.config.options.tokenizer)
 
 
 class DistillingTextTask(TextTask, DistillingTask):
-    """A task on text whose logits can be those of a teacher with the same tokenizer."""
+    """A text task that can learn from the logits of a teacher with the same tokenizer."""
 
     def teacher_logits(self, teacher: DistillingTask, batch: Mapping[str, Tensor]) -> Tensor:
-        """On the same tokens; of a masked-language model at the masked positions."""
+        """The teacher's logits on the same tokens; masked-language models give those at masked positions."""
         return teacher.model(**inputs_of(batch, teacher.model)).logits
 
     def check_teacher(self, teacher: DistillingTask, data: TaskData) -> None:
-        """Classes and tokenizer must be the same, and sequences no longer than the teacher's."""
+        """Also requires the teacher's tokenizer, and sequences no longer than the teacher's."""
         super().check_teacher(teacher, data)
         name = self.options.teacher
         if teacher.tokenizer().get_vocab() != data.tokenizer.get_vocab():  # type: ignore[attr-defined]
@@ -257,7 +250,6 @@ class DistillingTextTask(TextTask, DistillingTask):
 
 
 def inputs_of(batch: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """What of a batch the model takes."""
     taken = {name: value for name, value in batch.items() if name in INPUTS}
     if (
         getattr(getattr(model, "config", None), "type_vocab_size", 0) < 2
@@ -267,9 +259,7 @@ def inputs_of(batch: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor
 
 
 def tokenizer_for(config: TrainConfig, texts: Iterable[str]) -> "PreTrainedTokenizerFast":
-    """The tokenizer that is named, else that of the run that weights or logits come from, else one trained on the
-    texts.
-    """
+    """The named tokenizer, else that of --init-from or the teacher, else a new one trained on the texts."""
     if config.options.tokenizer is not None:
         return load_tokenizer(config.options.tokenizer)
     if is_transformers(config.model.model):
@@ -288,16 +278,16 @@ class Sentence(NamedTuple):
 
 
 def read_sentences(inputs: Sequence[str | Path]) -> list[Sentence]:
-    """The lines of files, and texts as they are; `UserError` for a file that is missing or not UTF-8."""
+    """Lines of files, and other inputs as texts; `UserError` for a missing or non-UTF-8 file."""
     found = []
     for given in inputs:
         one_word = len(str(given).split()) == 1
         path = user_path(given) if one_word else Path(given)
         try:
             is_file = path.is_file()
-        except OSError:  # longer than a name may be: a text
+        except OSError:  # too long for a file name: a text
             is_file = False
-        # One word with a suffix is the name of a file rather than a sentence.
+        # One word with such a suffix is a file name, not a sentence.
         named = isinstance(given, Path) or (one_word and path.suffix in (".txt", ".tsv", ".json", ".jsonl"))
         if is_file:
             lines = [line.strip() for line in read_lines(path)]

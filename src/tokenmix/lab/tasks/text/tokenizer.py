@@ -1,4 +1,4 @@
-"""Tokenizers trained on the user's own text, in Hugging Face's form."""
+"""Tokenizers trained on users' text, in Hugging Face's format."""
 
 import sys
 from collections import Counter
@@ -21,7 +21,7 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """The first five ids, in this order."""
 MOST_CHARACTERS = 1000
 MOST_GROWTH = 64
-"""What a normalizer may make of a character, in bytes; SentencePiece's makes 33 of one."""
+"""Largest number of bytes that a normalizer may make of a character; SentencePiece's makes up to 33."""
 MOST_SPECIAL = 64
 NAMES = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL}
 
@@ -36,28 +36,28 @@ def train_tokenizer(
 ) -> "PreTrainedTokenizerFast":
     """Train a tokenizer on these texts.
 
-    `bpe`: merges of UTF-8 bytes, so that no text is unknown (GPT-2's, Sennrich et al., arXiv:1508.07909).
-    `wordpiece`: BERT's, words cut into pieces with ## inside (arXiv:1810.04805); characters beyond the thousand most
-    frequent are unknown. `unigram`: SentencePiece's (Kudo, arXiv:1804.10959).
+    `bpe`: merges of UTF-8 bytes, so that no text is unknown (as GPT-2; Sennrich et al., arXiv:1508.07909). `wordpiece`:
+    as BERT, words cut into pieces with ## inside (arXiv:1810.04805); characters beyond the thousand most frequent are
+    unknown. `unigram`: as SentencePiece (Kudo, arXiv:1804.10959).
 
-    A single text is given the form [CLS] A [SEP], a pair [CLS] A [SEP] B [SEP] with segments 0 and 1.
-
-    Args:
-        texts: documents; or what --data takes, such as `text:PATH`, of which the part for training is used.
-        kind: the model.
-        vocab_size: number of pieces, with the five special ones; fewer if the text has fewer.
-        lowercase: yes drops the difference of capitals; BERT's wordpiece then drops accents too.
-        max_length: kept as the tokenizer's `model_max_length`.
-
-    Raises:
-        UserError: no text, or a vocabulary too small for the characters.
+    A text becomes [CLS] A [SEP], a pair [CLS] A [SEP] B [SEP] with segments 0 and 1.
 
     bpe and wordpiece are the same for the same texts in every process. unigram is not: the library sums in the order of
     a hash table, so scores and numbers of rare pieces differ from process to process; keep the folder.
+
+    Args:
+        texts: documents; or a value of --data, such as `text:PATH`, whose training part is used.
+        kind: type of the model.
+        vocab_size: number of pieces, including the five special ones; fewer if the text has fewer.
+        lowercase: yes ignores case; BERT's wordpiece then also drops accents.
+        max_length: stored as the tokenizer's `model_max_length`.
+
+    Raises:
+        UserError: no text, or a vocabulary too small for the characters.
     """
     if kind not in get_args(TokenizerKind):
         raise UserError(f"the kind of a tokenizer must be bpe, wordpiece or unigram, got {kind!r}")
-    # Byte-level pieces need the 256 bytes, and none of the kinds makes sense with less.
+    # Byte-level pieces need the 256 bytes; every kind needs at least one piece.
     least = 256 + len(SPECIAL) if kind == "bpe" else len(SPECIAL) + 1
     if vocab_size < least:
         raise UserError(f"a vocabulary of {vocab_size} is too small for {kind}; give {least} or more")
@@ -70,7 +70,7 @@ def train_tokenizer(
 
     from tokenmix.lab.tasks.text.data.corpus import Documents, pieces
 
-    # Gone through more than once; a corpus is streamed anew each time.
+    # Read more than once; a corpus is streamed anew each time.
     whole = list(texts) if isinstance(texts, Iterator) else texts
     documents = Documents(partial(pieces, whole))
     if not any(document.strip() for document in documents):
@@ -78,7 +78,7 @@ def train_tokenizer(
     make = {"bpe": _bpe, "wordpiece": _wordpiece, "unigram": _unigram}[kind]
     settings = {"vocab_size": vocab_size, "special_tokens": list(SPECIAL), "show_progress": sys.stderr.isatty()}
     tokenizer = make(documents, lowercase == "yes", settings)
-    # A piece of bpe or unigram begins with the space before its word: so [MASK] takes the space before it too.
+    # bpe and unigram pieces begin with the space before their word, so [MASK] also takes that space.
     tokenizer.add_special_tokens([AddedToken(token, special=True, lstrip=token == "[MASK]") for token in SPECIAL])
     ends = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
     tokenizer.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
@@ -94,28 +94,20 @@ def train_tokenizer(
 
 
 def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> Path:
-    """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json: into another folder, then renamed.
-
-    Raises:
-        UserError: a folder that holds anything already.
-    """
+    """Write a tokenizer atomically as a folder of three JSON files; `UserError` if the folder is not empty."""
     folder = user_path(folder)
     check_new(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with new_folder(folder) as partial:
         tokenizer.save_pretrained(partial)
-        # transformers 5 leaves it out; older versions and other libraries read it.
+        # transformers 5 omits this file; older versions and other libraries read it.
         names = {name: str(getattr(tokenizer, name)) for name in NAMES}
         write_json(partial / "special_tokens_map.json", names)
     return folder
 
 
 def load_tokenizer(folder: str | Path) -> "PreTrainedTokenizerFast":
-    """The tokenizer of a folder.
-
-    Raises:
-        UserError: a folder that is missing, incomplete or damaged, or a tokenizer without one of the special tokens.
-    """
+    """The tokenizer of a folder; `UserError` if it is missing, incomplete, damaged or lacks a special token."""
     from transformers import PreTrainedTokenizerFast
 
     path = user_path(folder)
@@ -127,7 +119,7 @@ def load_tokenizer(folder: str | Path) -> "PreTrainedTokenizerFast":
     with tokenizing(f"the tokenizer in {path} cannot be read", Exception):
         tokenizer = PreTrainedTokenizerFast.from_pretrained(path)
         backend = tokenizer.backend_tokenizer
-        # A file may cut or fill each text; our callers say where they want that.
+        # A file may set truncation and padding; our callers set their own.
         backend.no_truncation()
         backend.no_padding()
         most = max(growth(backend.normalizer), growth(backend.decoder))
@@ -149,7 +141,7 @@ def load_tokenizer(folder: str | Path) -> "PreTrainedTokenizerFast":
 def write_tokenizer(
     data: str, out: Path, kind: TokenizerKind, vocab_size: int, lowercase: Literal["yes", "no"], max_length: int
 ) -> str:
-    """Train, write, and print one line about the result."""
+    """Train and save a tokenizer; return one line on the result."""
     check_new(user_path(out))
     tokenizer = train_tokenizer(data, kind, vocab_size, lowercase=lowercase, max_length=max_length)
     folder = save_tokenizer(tokenizer, out)
@@ -157,7 +149,7 @@ def write_tokenizer(
 
 
 def check_new(folder: Path) -> None:
-    """`UserError` for a folder that holds anything already."""
+    """`UserError` if the folder is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not empty; give another folder for the tokenizer, or remove it")
 
@@ -191,8 +183,8 @@ def _wordpiece(documents: Iterable[str], lowercase: bool, settings: Values) -> "
     draft = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     draft.normalizer = normalizer  # type: ignore[assignment]
     draft.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # type: ignore[assignment]
-    # The library numbers ##a, ##b, ... as it meets them in a hash table, and ties between merges go by number: named
-    # beforehand, as if they were special, they have the same numbers in every process.
+    # The library numbers ##a, ##b, ... in hash-table order, and merges break ties by number.
+    # As special tokens they have the same numbers in every process.
     settings = {**settings, "special_tokens": [*SPECIAL, *inner]}
     trainer = trainers.WordPieceTrainer(initial_alphabet=kept, limit_alphabet=len(kept), **settings)
     draft.train_from_iterator(documents, trainer=trainer)

@@ -1,4 +1,4 @@
-"""Reading point clouds: files of the usual formats, data sets with classes and parts, and batches of them."""
+"""Readers of point clouds: files of common formats, data sets with classes and parts, and batches."""
 
 from tokenmix.lab.tasks.points.data.clouds import NO_PART, Cloud, CloudSamples, PackedClouds, load_points
 from tokenmix.lab.tasks.points.data.files import read_points

@@ -1,4 +1,4 @@
-"""Point clouds, sets of them, and batches: centred, scaled, subsampled, padded, and augmented as in the papers."""
+"""Point clouds, sets of clouds, and batches: centred, scaled, subsampled, padded, and augmented as in the papers."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -19,20 +19,20 @@ from tokenmix.lab.data.store import Names
 from tokenmix.lab.registry import DATA_SETS
 
 NO_PART = -100
-"""Part of a point that is only padding: cross-entropy's own number for what is neither learned nor counted."""
+"""Part of a padding point; cross-entropy's `ignore_index`."""
 
 
 @dataclass(frozen=True)
 class Cloud:
-    """Points, and their attributes from a file or a data set.
+    """Points with their attributes.
 
     Attributes:
         points: float32 (N, 3).
-        normals: float32 (N, 3) of length 1, or None if not known.
+        normals: float32 (N, 3) of length 1, or None.
         colors: uint8 (N, 3), or None.
-        faces: int64 (F, 3), corners of triangles; None for a cloud without a surface.
-        label: index of its class in `PointData.classes`; -1 if not known.
-        parts: int64 (N,), the part that each point belongs to, or None.
+        faces: int64 (F, 3), corners of triangles; None without a surface.
+        label: index of its class in `PointData.classes`; -1 if unknown.
+        parts: int64 (N,), the part of each point, or None.
         name: its file, or another identifier.
     """
 
@@ -46,7 +46,7 @@ class Cloud:
 
 
 def check_cloud(cloud: Cloud) -> Cloud:
-    """The cloud itself; `UserError` if it has no points, a coordinate that is not finite, or faces of absent points."""
+    """The cloud; `UserError` if it has no points, non-finite coordinates, or faces of absent points."""
     count = len(cloud.points)
     if not count:
         raise UserError(f"{cloud.name} has no points; give a file with at least one")
@@ -72,7 +72,7 @@ def unit_ball(cloud: Cloud) -> Cloud:
     points = cloud.points - cloud.points.mean(0)
     radius = points.norm(dim=1).max()
     if not 0 < radius < torch.inf:
-        # Squares of very large or small numbers leave the range of float32.
+        # Squares of very large or small numbers exceed the range of float32.
         points = cloud.points.double() - cloud.points.double().mean(0)
         radius = points.norm(dim=1).max()
         points = points / radius if radius > 0 else points
@@ -82,15 +82,13 @@ def unit_ball(cloud: Cloud) -> Cloud:
 
 @dataclass(frozen=True, kw_only=True)
 class PackedClouds:
-    """Clouds of any size, one after the other in memory.
+    """Clouds of any size, concatenated in memory.
 
     Attributes:
-        points: floating (T, 3), of all clouds; half precision is made float32 when a cloud is taken out.
-        ends: int64 (M,), where each cloud ends.
-        labels: int64 (M,), the class of each cloud.
-        names: of each cloud, for messages.
-        normals: floating (T, 3), or None.
-        parts: integers (T,), or None.
+        points: floating (T, 3), of all clouds; `cloud` converts half precision to float32.
+        ends, labels: int64 (M,), end and class of each cloud.
+        names: name of each cloud, for messages.
+        normals, parts: floating (T, 3) and integers (T,), or None.
     """
 
     points: Tensor
@@ -104,7 +102,6 @@ class PackedClouds:
         return len(self.ends)
 
     def cloud(self, index: int) -> Cloud:
-        """The cloud with this index, neither scaled nor thinned."""
         where = slice(int(self.ends[index - 1]) if index else 0, int(self.ends[index]))
         return Cloud(
             self.points[where].float(),
@@ -117,35 +114,29 @@ class PackedClouds:
 
 @dataclass(frozen=True)
 class PointData(DataSet[PackedClouds]):
-    """Clouds for training and testing.
-
-    Attributes:
-        parts: for each class the parts that its clouds may have; empty if only classes are wanted.
-        part_names: name of each part.
-    """
+    """Clouds for training and testing; `parts` are the parts of each class, {} for classification."""
 
     parts: dict[str, list[int]] = field(default_factory=dict)
     part_names: list[str] = field(default_factory=list)
 
     @property
     def has_normals(self) -> bool:
-        """Every cloud has normals."""
         return self.train.normals is not None and self.test.normals is not None
 
 
 def load_points(spec: str, *, want: Literal["class", "parts"] = "class", root: Path | None = None) -> PointData:
     """Training and test clouds of a data set.
 
-    Which are for testing never depends on a seed.
+    The choice of test clouds never depends on a seed.
 
     Args:
-        spec: `clouds:PATH`, `modelnet:PATH`, `shapenet-part:PATH`, or a data set that a plug-in registered.
-        want: what is to be learned, the class of a cloud or the part of each point.
+        spec: `clouds:PATH`, `modelnet:PATH`, `shapenet-part:PATH`, or a data set of a plug-in.
+        want: label to learn, the class of a cloud or the part of each point.
         root: the cache; $TOKENMIX_DATA or ~/.cache/tokenmix/data if not given.
 
     Raises:
-        UserError: unknown set, unusable folder, no parts where they are wanted, a class that is in the test set alone,
-            or a data set that cannot be obtained.
+        UserError: unknown set, unusable folder, missing parts, a class only in the test set, or a data set that cannot
+            be obtained.
     """
     data: PointData = load_data(spec, "parts" if want == "parts" else "clouds", root=root)
     log_skipped(data.skipped, f" of {spec}")
@@ -167,15 +158,18 @@ def load_points(spec: str, *, want: Literal["class", "parts"] = "class", root: P
 class CloudSamples(IndexedDataset):
     """Clouds whose batches are a function of (seed, epoch, index).
 
-    Each is put about the mean of its points and scaled so that the farthest has distance 1. One with more than
-    `num_points` is thinned (`choice`: the first, random ones, or each as far as can be from those before it); one with
-    fewer is padded with zeros, which the mask leaves out. Then, per cloud: coordinates are multiplied by a factor for
-    each axis, uniform in 1 / `scale`..`scale`; an offset for each axis, uniform in -`shift`..`shift`, is added; and
-    each point becomes a copy of the first with a chance that is itself uniform in 0..`point_dropout`. PointNet++ and
-    PCT train with scale 3/2 and shift 0.2, and classification with dropout 0.875; the defaults change nothing.
+    Each cloud is centred on the mean of its points and scaled to a farthest distance of 1. Clouds with more than
+    `num_points` are subsampled (`choice`: the first, random, or farthest-point sampling). Smaller clouds are padded
+    with zeros, which the mask excludes. Augmentation per cloud, which the defaults switch off:
 
-    Normals stay at right angles to a surface that was scaled: they are divided by the factors, and made length 1 again.
-    The papers leave them as they were. A cloud without the normals or parts that are asked for is a `UserError`.
+    - A factor per axis, uniform in 1 / `scale`..`scale`, multiplies the coordinates.
+    - An offset per axis, uniform in -`shift`..`shift`, is added.
+    - Each point becomes a copy of the first with a probability, itself uniform in 0..`point_dropout`.
+
+    PointNet++ and PCT train with scale 3/2 and shift 0.2, and classification with dropout 0.875.
+
+    Normals stay perpendicular to a scaled surface: they are divided by the factors and normalised. The papers leave
+    them unchanged. A cloud without the requested normals or parts is a `UserError`.
     """
 
     unit = "clouds"
@@ -210,8 +204,9 @@ class CloudSamples(IndexedDataset):
     def read(self, indices: Tensor, epoch: int) -> dict[str, Tensor]:
         """The batch of these clouds.
 
-        Returns: `points` float32 (B, N, 3 or 6), `mask` bool (B, N), `label` int64 (B,), `index` int64 (B,), and for
-            `parts` also `part` int64 (B, N), -100 where a row is padded.
+        Returns:
+            `points` float32 (B, N, 3 or 6), `mask` bool (B, N), `label` int64 (B,), `index` int64 (B,), and for `parts`
+            also `part` int64 (B, N), -100 at padding.
         """
         clouds = [unit_ball(check_cloud(self.clouds.cloud(index))) for index in indices.tolist()]
         chosen = [torch.arange(min(len(cloud.points), self.num_points)) for cloud in clouds]
@@ -256,7 +251,7 @@ class CloudSamples(IndexedDataset):
 
 
 def point_features(cloud: Cloud, features: str) -> Tensor:
-    """Input features of each point: (N, 3), or with its normal (N, 6); `UserError` if there are no normals."""
+    """Input features of each point: (N, 3), or with normals (N, 6); `UserError` if there are no normals."""
     if features == "xyz":
         return cloud.points
     if cloud.normals is None:
@@ -265,7 +260,7 @@ def point_features(cloud: Cloud, features: str) -> Tensor:
 
 
 def scale_axes(points: Tensor, factors: Tensor) -> Tensor:
-    """Points (..., 3 or 6) with each axis multiplied; normals stay at right angles to the surface."""
+    """Points (..., 3 or 6) with each axis multiplied; normals stay perpendicular to the surface."""
     coordinates, normals = points[..., :3] * factors, points[..., 3:]
     if not normals.shape[-1]:
         return coordinates
@@ -273,10 +268,7 @@ def scale_axes(points: Tensor, factors: Tensor) -> Tensor:
 
 
 def farthest(clouds: list[Tensor], num_points: int) -> list[Tensor]:
-    """Places of `num_points` points of each cloud (N, 3): the first, then each time the one farthest from those taken.
-
-    All clouds at once; each must have at least `num_points`.
-    """
+    """Farthest-point sampling from the first point: `num_points` indices of each cloud (N, 3), all clouds at once."""
     stacked = torch.nn.utils.rnn.pad_sequence(clouds, batch_first=True)
     distance = torch.full(stacked.shape[:2], math.inf)
     for row, points in zip(distance, clouds):

@@ -1,4 +1,4 @@
-"""Clouds and meshes from files, by their extension: PLY, OFF, OBJ, NPZ, NPY, XYZ, TXT, CSV; surfaces by trimesh."""
+"""Clouds and meshes from files, by extension: PLY, OFF, OBJ, NPZ, NPY, XYZ, TXT, CSV; surfaces by trimesh."""
 
 import codecs
 import io
@@ -21,7 +21,7 @@ from tokenmix.lab.tasks.points.data.clouds import Cloud, check_cloud
 from tokenmix.lab.tasks.points.data.ply import parse_ply
 
 NUM_POINTS = 2048
-# Zeros pack a thousand to one, coordinates hardly ten to one; small arrays may be zeros.
+# Compression limit: zeros pack a thousand to one, coordinates about ten to one; small arrays may be zeros.
 LARGE, DENSEST = 1 << 26, 100
 _POINT_KEYS = ("points", "xyz", "pos", "vertices")
 
@@ -34,21 +34,21 @@ def read_points(
     seed: int = 0,
     centred: bool = False,
 ) -> Cloud:
-    """The cloud in a file; of a mesh, points on its surface.
+    """The cloud in a file; for a mesh, points on its surface.
 
     Args:
-        path: .ply, .off, .obj, .npz (`points`, and perhaps `normals`, `colors`, `faces`, `parts`), .npy, or text of
+        path: .ply, .off, .obj, .npz (`points`, and optionally `normals`, `colors`, `faces`, `parts`), .npy, or text of
             numbers in .xyz, .txt, .csv or .pts.
-        surface: `sample` draws points from the surface of a mesh, evenly by area, with normals; `keep` gives its
-            vertices and faces. A cloud without faces is given as it is.
-        num_points: how many points are drawn from a surface.
-        seed: of that draw.
-        centred: put the points, or the corners of a mesh, about their middle before they become float32, which has
-            steps of half a metre at the coordinates of a map's zone.
+        surface: `sample` draws points from the surface of a mesh, uniformly by area, with normals; `keep` returns
+            vertices and faces. A cloud without faces is returned unchanged.
+        num_points: number of points drawn from a surface.
+        seed: seed of the draw.
+        centred: centre points, or corners of a mesh, before the conversion to float32, whose resolution is half a metre
+            at the coordinates of a map's zone.
 
     Raises:
         UserError: no such file, an unknown ending, a damaged file, no points, a coordinate that is NaN or infinite, or
-            a mesh where trimesh is missing.
+            a mesh without trimesh installed.
     """
     path = Path(path)
     kind = path.suffix.lower()
@@ -60,7 +60,7 @@ def read_points(
     except MemoryError:
         raise UserError(f"{path} declares more data than fits into memory; copy it again, or cut it") from None
     if centred:
-        # About those that are finite; `check_cloud` reports the others one by one.
+        # Centred on the finite points; `check_cloud` reports the others one by one.
         points = columns["points"]
         numbers = points[np.isfinite(points).all(1)].astype(np.float64)
         columns = {**columns, "points": points - numbers.mean(0) if len(numbers) else points}
@@ -79,16 +79,16 @@ def read_points(
 
 
 def _floats(values: np.ndarray) -> Tensor:
-    # What is too large for float32 becomes infinite, which `check_cloud` reports.
+    # Values too large for float32 become infinite, which `check_cloud` reports.
     with np.errstate(over="ignore"):
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
 
 
 def _bytes(colors: np.ndarray) -> Tensor:
-    """Colours as 0 to 255. Their range is the smallest that holds them, since programs write 0 to 255 in any type.
+    """Colours as 0 to 255, from the smallest range that contains them, since programs write 0 to 255 in any type.
 
-    Ranges of integers are 255, 65,535 and that of their type. Of floating numbers it is 1 unless one reaches 2: an
-    interpolated colour may overshoot.
+    Integer ranges are 255, 65,535 and that of the type. The floating range is 1 unless a value reaches 2, since
+    interpolated colours may overshoot.
     """
     colors = np.nan_to_num(colors, posinf=0, neginf=0)
     highest = colors.max(initial=0)
@@ -99,7 +99,7 @@ def _bytes(colors: np.ndarray) -> Tensor:
 
 
 def _arrays(content: bytes, name: str) -> dict[str, np.ndarray]:
-    """What an archive says about its points, or one array of them with the columns of a table."""
+    """Arrays of an archive, or one array with the columns of a table."""
     stored: dict[str, np.ndarray] = {}
     try:
         if content.startswith(b"PK"):
@@ -116,7 +116,7 @@ def _arrays(content: bytes, name: str) -> dict[str, np.ndarray]:
     except MemoryError:
         raise
     except Exception as error:
-        # Also of the tokenizer, with which numpy reads a header, and of the archive's compression.
+        # Also errors of the tokenizer with which numpy reads a header, and of the archive's compression.
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(f"{name} is not a readable array ({reason}); save it again") from None
     key = next((key for key in _POINT_KEYS if key in stored), None)
@@ -137,7 +137,7 @@ def _arrays(content: bytes, name: str) -> dict[str, np.ndarray]:
 
 
 def _array(stream: IO[bytes], size: int) -> np.ndarray:
-    """An array of numpy's format, in which numpy itself would make room for what the header announces."""
+    """An array in numpy's format. numpy itself would allocate whatever the header announces."""
     version = np.lib.format.read_magic(stream)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, kind = read(stream)
@@ -157,8 +157,8 @@ def _of_shape(values: np.ndarray, key: str, shape: tuple[int, ...], name: str) -
 def _table(content: bytes, name: str) -> dict[str, np.ndarray]:
     """Columns of numbers between blanks, commas or semicolons; comments follow # or //.
 
-    Between semicolons, or between blanks that follow no comma, a comma is a decimal comma. A first line of names, such
-    as x,y,z, is left out.
+    With semicolons, or with blanks not preceded by a comma, a comma is a decimal comma. A first line of names, such as
+    x,y,z, is skipped.
     """
     whole = re.sub(r"(#|//)[^\r\n]*", "", _text(content, name))
     text = whole.lstrip()
@@ -200,9 +200,9 @@ def _fault(table: str, before: int) -> str:
 
 
 def _named(values: np.ndarray, name: str) -> dict[str, np.ndarray]:
-    """What the columns of a table (N, 3, 6 or 7) are: x y z, or with three more, or with three more and a part.
+    """Columns of a table (N, 3, 6 or 7): x y z, optionally with three more, and with a part.
 
-    Three more are normals if each has length 1, within a tenth, or is 0; else colours if they are 0 to 255.
+    The three are normals if each has length 1, within a tenth, or 0; else colours if they are in 0 to 255.
     """
     found = {"points": values[:, :3]}
     if values.shape[1] > 3:
@@ -226,10 +226,9 @@ def _named(values: np.ndarray, name: str) -> dict[str, np.ndarray]:
 
 
 def _off(content: bytes, name: str) -> dict[str, np.ndarray]:
-    """`points` and triangles `faces` of an OFF file; ModelNet's, whose counts follow `OFF` on the same line, as well.
+    """`points` and triangles `faces` of an OFF file, including ModelNet's with counts on the line of `OFF`.
 
-    Not by trimesh, which takes a cut file for a whole one, leaves out a face that lacks a corner and fails at one of
-    five corners.
+    trimesh is not used: it accepts a truncated file, drops a face without a corner and fails at one of five corners.
     """
     lines = [line for raw in _lines(content, name) if (line := raw.partition("#")[0].strip())]
     if not lines or not lines[0].startswith("OFF"):
@@ -260,13 +259,13 @@ def _off(content: bytes, name: str) -> dict[str, np.ndarray]:
 
 
 def _obj(content: bytes, name: str) -> dict[str, np.ndarray]:
-    """`points`, `colors` if vertices have them, and triangles `faces` of an OBJ file; textures and groups are left out.
+    """`points`, `colors` if vertices have them, and triangles `faces` of an OBJ file, without textures and groups.
 
-    Not by trimesh, which counts a number below 0 back from the end of the file, not from the face, and takes 0 for 1.
+    trimesh is not used: it counts negative indices from the end of the file, not from the face, and reads 0 as 1.
     """
     vertices: list[list[float]] = []
     triangles = array("q")
-    # A line that ends in a backslash continues in the next.
+    # A backslash at the end of a line continues the line.
     for line in _lines(re.sub(rb"\\(\r\n|\r|\n)", b" ", content), name):
         kind, *words = line.partition("#")[0].split() or [""]
         try:
@@ -298,28 +297,27 @@ def _corner(words: list[str]) -> tuple[float, float, float]:
 
 
 def fan(polygon: Sequence[int]) -> list[int]:
-    """The corners of a polygon's triangles about its first corner; edges and lone corners have no surface."""
+    """Corners of a polygon's triangles around its first corner; edges and lone corners have no surface."""
     return [polygon[i] for second in range(1, len(polygon) - 1) for i in (0, second, second + 1)]
 
 
 def _lines(content: bytes, name: str) -> list[str]:
-    # Not splitlines(), which also ends a line at other control characters, such as those in a comment.
+    # Not splitlines(), which also splits at other control characters, such as those in a comment.
     return re.split("\r\n|\r|\n", _text(content, name))
 
 
 def _text(content: bytes, name: str) -> str:
-    """Text without a byte order mark; a comment in another encoding than UTF-8 does no harm."""
+    """Text without a byte order mark; bytes that are not UTF-8, as in a comment, are replaced."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise UserError(f"{name} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
     return content.decode("utf-8-sig", "replace")
 
 
 def sampled(cloud: Cloud, num_points: int, seed: int = 0) -> Cloud:
-    """The surface of a cloud with faces as `num_points` points with normals; a cloud without faces as it is.
+    """The surface of a cloud with faces as `num_points` points with normals; a cloud without faces is unchanged.
 
-    Points are distributed evenly by area, with the normals of their faces: they point to where the corners run
-    anticlockwise. Colours of vertices are interpolated; the part is that of the corner with the
-    largest share.
+    Points are uniform by area, with the normals of their faces, on the side where corners run anticlockwise. Colours of
+    vertices are interpolated; the part is that of the corner with the largest share.
     """
     if num_points < 1:
         raise UserError(f"{num_points} points are not possible; give 1 or more")
@@ -332,7 +330,7 @@ def sampled(cloud: Cloud, num_points: int, seed: int = 0) -> Cloud:
         raise UserError(f"{cloud.name}: none of the {len(cloud.faces)} faces has an area; give a mesh with a surface")
     points, place = trimesh.sample.sample_surface(mesh, num_points, seed=abs(seed))
     points = np.asarray(points)
-    # Not mesh.face_normals, which are 0 for triangles of less than 1e-12.
+    # Not mesh.face_normals, which are 0 for triangles smaller than 1e-12.
     normals = mesh.triangles_cross[place]
     normals /= np.linalg.norm(normals, axis=1, keepdims=True)
     colors = parts = None

@@ -1,7 +1,4 @@
-"""Folders of clouds: the user's own, and ModelNet and ShapeNet-part as they are published.
-
-Files are read once and packed; those that cannot be read are skipped and reported.
-"""
+"""Folders of clouds: users' own, ModelNet and ShapeNet-part. Unreadable files are skipped and reported."""
 
 import json
 import os
@@ -50,11 +47,11 @@ PARTS = {
 
 
 def load_clouds(request: DataRequest) -> PointData:
-    """The clouds of a folder, held in memory; of a mesh 2,048 points of its surface.
+    """Clouds of a folder in memory; for a mesh 2,048 points of its surface.
 
-    train/ and test/ (or val/) are taken where they are there; else a fifth of each class is kept for testing, chosen by
-    the files' contents. For parts each file says its points' (`parts` of .npz, the seventh column of text); parts.json
-    next to the folders may list their names. Files that cannot be read are left out and named.
+    train/ and test/ (or val/) are used if present. Otherwise a fifth of each class is for testing, chosen by file
+    content. Files contain the parts of their points (`parts` of .npz, the seventh column of text); parts.json next to
+    the folders may list the parts' names. Unreadable files are skipped and reported.
     """
     folder, with_parts = request.path, request.kind == "parts"
     train, test, classes = labelled_files(
@@ -89,13 +86,13 @@ def load_clouds(request: DataRequest) -> PointData:
 
 
 def load_modelnet(request: DataRequest) -> PointData:
-    """ModelNet in the published split, each cloud of 2,048 points with normals, read once and kept in the cache.
+    """ModelNet in the published split, each cloud of 2,048 points with normals, read once and cached.
 
-    OFF meshes in folders: points are sampled on their surface, evenly by area. Or the text files of resampled points:
-    the first of 10,000, as in the published programs.
+    For OFF meshes, points are sampled uniformly on the surface. For text files of resampled points, the first 2,048 of
+    10,000 are taken, as in the published programs.
     """
     folder = _folder(request, MODELNET)
-    # A folder has the lists of both; the larger set is meant.
+    # A folder may list both sets; the larger one is used.
     listed = sorted(folder.glob("modelnet*_shape_names.txt"), key=lambda path: not path.name.startswith("modelnet40"))
     sides: list[list[Item]] = []
     if listed:
@@ -127,10 +124,7 @@ def load_modelnet(request: DataRequest) -> PointData:
 
 
 def load_shapenet_part(request: DataRequest) -> PointData:
-    """ShapeNet-part in the published split, training and validation together for training.
-
-    Every point of a file is kept, with its normal and its part; read once and kept in the cache.
-    """
+    """ShapeNet-part with every point, normal and part, cached; trains on the published training and validation sets."""
     folder = _folder(request, SHAPENET_PART)
     path = folder / "synsetoffset2category.txt"
     rows = sorted(line.split() for line in _text(path, SHAPENET_PART).splitlines() if line.strip())
@@ -170,7 +164,7 @@ def load_shapenet_part(request: DataRequest) -> PointData:
     parts, names = {}, []
     if request.kind == "parts":
         parts = {name: list(PARTS[name]) for name in classes}
-        # The published parts have numbers alone.
+        # The published parts only have numbers.
         names = [f"{name} {place}" for name, numbers in PARTS.items() for place in range(len(numbers))]
     else:
         train, test = replace(train, parts=None), replace(test, parts=None)
@@ -187,7 +181,7 @@ def _folder(request: DataRequest, layout: str) -> Path:
 
 
 def _there(items: list[Item], listed: Path) -> list[Item]:
-    """These files; `UserError` if one that the list names is missing, or there is none."""
+    """These files; `UserError` if a listed file is missing, or there is none."""
     missing = [path for path, _ in items if not os.path.isfile(path)]
     if missing or not items:
         first = f", the first: {missing[0]}" if missing else ""
@@ -204,16 +198,13 @@ def _text(path: Path, layout: str) -> str:
 
 
 def read_item(item: Item) -> Cloud:
-    """The centred cloud of a file; points on a surface do not depend on the path of the file."""
+    """The centred cloud of a file; points on a surface do not depend on the file's folder."""
     seed = zlib.crc32(os.fsencode(os.path.basename(item[0])))
     return replace(read_points(item[0], seed=seed, centred=True), label=item[1])
 
 
 def pack(items: Sequence[Item], read: Callable[[Item], Cloud], label: str) -> tuple[PackedClouds, list[Skipped]]:
-    """The clouds of these files, and those that were left out; `UserError` if that is all.
-
-    Normals are kept if every cloud has them, parts likewise.
-    """
+    """The clouds of these files, with normals and parts if all have them, and skipped files; `UserError` if empty."""
     if not items:
         raise UserError(f"there are no {label} clouds; the list of them, or the folder, is empty: add some")
     found, skipped = read_each(items, read, lambda item: item[0], f"reading {label} clouds")
@@ -242,10 +233,7 @@ def pack(items: Sequence[Item], read: Callable[[Item], Cloud], label: str) -> tu
 def kept(
     name: str, sides: Sequence[Sequence[Item]], root: Path | None, read: Callable[[Item], Cloud]
 ) -> tuple[list[PackedClouds], list[Skipped]]:
-    """The packed clouds of a large set of text files: read once, scaled to the unit ball, and kept in the cache.
-
-    Half precision there is 0.05 % of the radius. A set that has changed is read again.
-    """
+    """Packed clouds of many text files, scaled to the unit ball and cached; half precision is 0.05 % of the radius."""
 
     def make(_: Path) -> Stored:
         log(f"reading {sum(map(len, sides))} files of {name}, once")
@@ -275,7 +263,7 @@ def kept(
 def _parts(
     train: PackedClouds, test: PackedClouds, classes: Sequence[str], folder: Path
 ) -> tuple[dict[str, list[int]], list[str]]:
-    """The parts of each class, which are those of its training clouds, and their names."""
+    """Parts of each class, taken from its training clouds, and names of the parts."""
 
     def seen(clouds: PackedClouds, label: int) -> list[int]:
         assert clouds.parts is not None

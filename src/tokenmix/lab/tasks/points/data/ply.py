@@ -1,6 +1,6 @@
-"""PLY files: text and binary of either byte order, read; binary little-endian, written.
+"""PLY files: reads text and binary of either byte order; writes binary little-endian.
 
-Not by trimesh, which drops a cloud's normals and takes a cut text file for a whole one (DESIGN.md, "Point clouds").
+trimesh is not used: it drops a cloud's normals and accepts a truncated text file (DESIGN.md, "Point clouds").
 """
 
 import codecs
@@ -31,7 +31,7 @@ _COLORS = (("red", "green", "blue"), ("r", "g", "b"), ("diffuse_red", "diffuse_g
 
 
 class _Property(NamedTuple):
-    """A column: the type that the header says, the one that is stored, and for a list that of its length."""
+    """A column: type in the header, stored type, and for a list the type of its length."""
 
     name: str
     type: str
@@ -40,8 +40,6 @@ class _Property(NamedTuple):
 
 
 class _Element(NamedTuple):
-    """A table: its rows come one after the other."""
-
     name: str
     rows: int
     properties: list[_Property]
@@ -51,10 +49,7 @@ _Columns = Mapping[str, np.ndarray | list[np.ndarray]]
 
 
 def parse_ply(content: bytes, name: str) -> dict[str, np.ndarray]:
-    """`points`, and if the file has them `normals`, `colors` as it has them, and triangles `faces`.
-
-    Text is read as float64, since it may say more digits of a coordinate than the type in its header holds.
-    """
+    """`points` and triangles `faces`, also `normals` and `colors`; text as float64, which keeps all its digits."""
     text, elements, body = _header(content, name)
     tables: dict[str, _Columns] = {}
     place, row = 0, ""
@@ -67,7 +62,7 @@ def parse_ply(content: bytes, name: str) -> dict[str, np.ndarray]:
     except (ValueError, OverflowError):
         raise UserError(f"{name} ends{row}, or its numbers are damaged; copy it again") from None
     left = len(body) - place
-    # Some programs end a binary file with a line break as well.
+    # Some programs end a binary file with a line break.
     if left and (text or body[place:].strip()):
         amount = f"{left // 8} numbers" if text else f"{left} bytes"
         raise UserError(f"{name} has {amount} more than its header declares; fix the counts there")
@@ -77,7 +72,7 @@ def parse_ply(content: bytes, name: str) -> dict[str, np.ndarray]:
 
 
 def _header(content: bytes, name: str) -> tuple[bool, list[_Element], bytes]:
-    """Whether the file is text, its tables, and what follows the header."""
+    """Whether the file is text, its tables, and the body after the header."""
     content = content.removeprefix(codecs.BOM_UTF8)
     first = re.match(rb"ply[ \t]*(\r\n|\r|\n)", content)
     # After lines that end in CR alone, a byte 10 belongs to the first number.
@@ -111,7 +106,7 @@ def _header(content: bytes, name: str) -> tuple[bool, list[_Element], bytes]:
 
 
 def _table(body: bytes, place: int, element: _Element) -> tuple[_Columns, int]:
-    """The columns of a table and where it ends; at once if its lists are all as long as those of the first row."""
+    """Columns of a table, and its end; in one step if all lists are as long as those of the first row."""
     if not element.rows:
         return {}, place
     _, sizes, _ = _row(body, place, element)
@@ -139,7 +134,7 @@ def _table(body: bytes, place: int, element: _Element) -> tuple[_Columns, int]:
 
 
 def _row(body: bytes, place: int, element: _Element) -> tuple[list[np.ndarray], dict[int, int], int]:
-    """What a row holds, the lengths of its lists by the number of their property, and where it ends."""
+    """Values of a row, lengths of its lists by property number, and its end."""
     values: list[np.ndarray] = []
     sizes: dict[int, int] = {}
     for i, prop in enumerate(element.properties):
@@ -155,7 +150,7 @@ def _row(body: bytes, place: int, element: _Element) -> tuple[list[np.ndarray], 
 
 
 def _typed(values: np.ndarray, prop: _Property) -> np.ndarray:
-    """Integers in the type that the header says; text that says more than the type holds stays float64."""
+    """Integers in the header's type; text with more digits than the type holds stays float64."""
     if prop.type[0] == "f":
         return values
     with np.errstate(invalid="ignore"):
@@ -166,7 +161,7 @@ def _typed(values: np.ndarray, prop: _Property) -> np.ndarray:
 def _vertices(table: _Columns, name: str) -> dict[str, np.ndarray]:
     def stack(names: tuple[str, ...]) -> np.ndarray | None:
         columns = [table[key] for key in names if key in table]
-        # A list of each vertex is no column of numbers.
+        # A list per vertex is no column of numbers.
         numbers = all(isinstance(column, np.ndarray) and column.ndim == 1 for column in columns)
         return np.stack(columns, axis=1) if numbers and len(columns) == 3 else None
 
@@ -179,7 +174,7 @@ def _vertices(table: _Columns, name: str) -> dict[str, np.ndarray]:
 
 
 def _faces(table: _Columns, name: str) -> dict[str, np.ndarray]:
-    """Polygons as triangles about their first corner; edges and lone corners have no surface."""
+    """Polygons as triangles around their first corner; edges and lone corners have no surface."""
     polygons = next((table[key] for key in ("vertex_indices", "vertex_index") if key in table), [])
     if isinstance(polygons, np.ndarray):
         if polygons.ndim != 2:
@@ -194,7 +189,7 @@ def _faces(table: _Columns, name: str) -> dict[str, np.ndarray]:
 
 
 def write_ply(path: str | Path, points: Tensor, colors: Tensor | None = None) -> Path:
-    """Write points (N, 3) and, if given, their colours uint8 (N, 3), so that every viewer of clouds shows them."""
+    """Write points (N, 3) and optional colours uint8 (N, 3), for any viewer of clouds."""
     if points.ndim != 2 or points.shape[1] != 3 or (colors is not None and colors.shape != points.shape):
         shapes = f"{tuple(points.shape)}{'' if colors is None else f' and colours {tuple(colors.shape)}'}"
         raise UserError(f"points and colours must be (N, 3), got {shapes}")

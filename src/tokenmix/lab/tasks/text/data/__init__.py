@@ -1,4 +1,4 @@
-"""Reading text: corpora for language modelling, labelled sentences and pairs, questions with extractive answers."""
+"""Readers of text: corpora for language modelling, labelled sentences and pairs, questions with extractive answers."""
 
 from tokenmix.lab.tasks.text.data.corpus import Corpus, load_text, tokenized
 from tokenmix.lab.tasks.text.data.files import read_lines

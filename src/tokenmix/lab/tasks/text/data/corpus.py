@@ -1,7 +1,4 @@
-"""Plain-text corpora for language modelling: training and held-out documents, and their token ids on disk.
-
-Ids are made once and read through a memory map, so that neither documents nor ids have to fit into memory.
-"""
+"""Corpora for language modelling: training and held-out documents, and their token ids in a memory-mapped file."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,9 +30,9 @@ if TYPE_CHECKING:
 
 
 PIECE = 1 << 18
-"""Characters after which a long file is cut at the end of a line, so that no file has to fit into memory.
+"""Characters after which a long file is cut at a line end, so that no file must fit into memory.
 
-A document or a line of more than twice as many is cut at a blank."""
+Documents and lines of more than twice this length are cut at a blank."""
 ENDINGS = (".txt", ".text", ".md")
 FORMAT = 4
 COUNT = np.dtype(np.int64)
@@ -53,24 +50,20 @@ class Documents:
 
 @dataclass(frozen=True)
 class Corpus(DataSet[Iterable[str]]):
-    """Documents for training and documents that are held out, re-iterable and streamed; they have no classes.
-
-    Attributes:
-        digest: of the contents and the split.
-    """
+    """Training and held-out documents, re-iterable and streamed; `digest` is a checksum of contents and split."""
 
     digest: str = ""
 
 
 def load_text(spec: str, *, root: Path | None = None) -> Corpus:
-    """The documents of a corpus, for training and held out; streamed, so that it may be larger than memory.
+    """Training and held-out documents of a corpus, streamed, so that it may exceed the memory.
 
-    What is held out never depends on a seed: a tenth of the files of a folder, the last tenth of a single file, a tenth
-    of the rows of a table; of a named corpus whole books, speeches or chapters.
+    The split never depends on a seed. The held-out part is a tenth of a folder's files, the last tenth of a single
+    file, a tenth of a table's rows, or whole books, speeches or chapters of a named corpus.
 
     Args:
-        spec: `text:PATH`; `jsonl:PATH#column`, csv and parquet alike, or `hf:NAME[:CONFIG]#column`, where the column is
-            `text` if not named; or the name of a registered corpus.
+        spec: `text:PATH`; `jsonl:PATH#column`, also csv and parquet, or `hf:NAME[:CONFIG]#column`, with the column
+            `text` by default; or the name of a registered corpus.
         root: the cache; $TOKENMIX_DATA or ~/.cache/tokenmix/data if not given.
 
     Raises:
@@ -80,7 +73,7 @@ def load_text(spec: str, *, root: Path | None = None) -> Corpus:
 
 
 def load_column(request: DataRequest) -> Corpus:
-    """A column of a table, a document a row; rows without text are left out."""
+    """A column of a table with one document per row; rows without text are skipped."""
     table = open_table(request)
     column = ",".join(table.columns) or "text"
     train, test = (Documents(partial(table.texts, column, side)) for side in (False, True))
@@ -89,7 +82,7 @@ def load_column(request: DataRequest) -> Corpus:
 
 
 def load_text_files(request: DataRequest) -> Corpus:
-    """`text:PATH`: train/ and test/ of a folder; else a tenth of its files; of one file the last tenth."""
+    """`text:PATH`: train/ and test/ of a folder; else tests on a tenth of its files, or the last tenth of a file."""
     path = request.path
     if not path.exists():
         raise UserError(f"{str(path)!r} does not exist; give text:PATH of a file or a folder of text files")
@@ -126,7 +119,7 @@ def _text_files(path: Path) -> list[Path]:
 
 
 def _pieces(files: Sequence[Path], left_out: LeftOut) -> Iterator[str]:
-    """The text of files; of one that cannot be read to its end what comes before."""
+    """Text of files; of a file with an unreadable part, the text before it."""
     for file in files:
         try:
             yield from map("".join, _groups(read_lines(file), PIECE))
@@ -135,7 +128,7 @@ def _pieces(files: Sequence[Path], left_out: LeftOut) -> Iterator[str]:
 
 
 def _side(path: Path, cut: int, test: bool) -> Iterator[str]:
-    """The lines that begin before the cut, or those after it."""
+    """Lines that begin before the cut, or lines after it."""
 
     def lines() -> Iterator[str]:
         offset = 0
@@ -148,10 +141,7 @@ def _side(path: Path, cut: int, test: bool) -> Iterator[str]:
 
 
 class Tokens:
-    """Documents one after the other, each with [SEP] after it.
-
-    `numbers` has twice the id of each token, and one more where a word begins.
-    """
+    """Documents, each followed by [SEP]; `numbers` are twice the ids, plus one where a word begins."""
 
     def __init__(self, numbers: np.ndarray) -> None:
         self._numbers = numbers
@@ -160,20 +150,17 @@ class Tokens:
         return len(self._numbers)
 
     def part(self, begin: int, end: int) -> "Tokens":
-        """Those from `begin` to `end`, without a copy."""
+        """Tokens from `begin` to `end`, without a copy."""
         return Tokens(self._numbers[begin:end])
 
     def read(self, begin: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Ids, and 1 where a word begins, from `begin` on, at most `count`."""
+        """At most `count` ids from `begin` on, and 1 for each beginning of a word."""
         numbers = self._numbers[begin : begin + count]
         return numbers >> 1, numbers & 1
 
 
 def tokenized(corpus: Corpus, tokenizer: "PreTrainedTokenizerFast", root: Path | None = None) -> tuple[Tokens, Tokens]:
-    """The token ids of a corpus for training and held out, kept under the cache by the contents of both.
-
-    Safe among concurrent runs: one tokenises while the others wait; a run that is killed leaves nothing half-written.
-    """
+    """Training and held-out token ids of a corpus, cached by content; safe for concurrent runs."""
     told = f"{FORMAT} {corpus.digest} {tokenizer.backend_tokenizer.to_str()}"
     folder = cache_root(root) / "tokens" / hashlib.sha256(told.encode()).hexdigest()[:24]
     train = _kept(folder / "train", tokenizer, corpus.train, f"{corpus.spec} holds no text for training")
@@ -198,7 +185,7 @@ def _kept(path: Path, tokenizer: "PreTrainedTokenizerFast", documents: Iterable[
 
 
 def _mapped(path: Path, kind: np.dtype) -> Tokens | None:
-    """The tokens in a file, which ends with their number; None if there is none, or it was cut."""
+    """Tokens of a file that ends with their number; None if the file is missing or truncated."""
     if not path.is_file() or path.stat().st_size < COUNT.itemsize:
         return None
     content = np.memmap(path, np.uint8, "r")
@@ -209,7 +196,7 @@ def _mapped(path: Path, kind: np.dtype) -> Tokens | None:
 def _encoded(
     documents: Iterable[str], tokenizer: "PreTrainedTokenizerFast", kind: np.dtype, empty: str
 ) -> Iterator[bytes]:
-    """Groups of documents as `Tokens` has them, and how many tokens there are."""
+    """Groups of documents in the format of `Tokens`, then the number of tokens."""
     total, block = 0, block_characters(tokenizer)
     for group in _groups(pieces(documents, block), block):
         with tokenizing("the tokenizer cannot read this text"):
@@ -227,7 +214,7 @@ def _encoded(
 
 
 def pieces(texts: Iterable[str], most: int = PIECE) -> Iterator[str]:
-    """The texts; one of more than two pieces, or twice `most`, in pieces that end at a blank if there is one."""
+    """The texts; a text of more than two pieces, or twice `most`, in pieces that end at a blank if possible."""
     piece = min(PIECE, most)
     for text in texts:
         begin = 0

@@ -1,7 +1,4 @@
-"""Text files line by line, tables row by row, sets of the Hugging Face hub, and which part is held out.
-
-Errors name the file and the line.
-"""
+"""Text files by line, tables by row, and data sets of the Hugging Face hub; errors name the file and the line."""
 
 import csv
 import hashlib
@@ -31,20 +28,20 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 Row = tuple[str, Values | UserError]
-"""Its location, as "FILE, line 7", and its values by column, or why it has none."""
+"""Location, such as "FILE, line 7", and values by column, or an error."""
 TEST_SHARE = 10
-"""One in that many is held out."""
+"""One in this many is held out."""
 TRAIN_NAMES, TEST_NAMES = ("train", "training"), ("test", "validation", "valid", "val", "dev", "heldout")
 TEST_SPLITS = ("validation", "validation_matched", "dev", "test")
-"""Parts of a set of the hub that are tested on; what is called its test part often has no labels."""
+"""Splits of a hub data set used for testing; a split named test often has no labels."""
 TRIED = 10
-"""After that many unusable rows at the start the wrong column must be named."""
-# Text packs ten to one, a value that is repeated without end; small files may repeat. A row takes memory of its own.
+"""Number of unusable first rows after which the column is considered wrong."""
+# Text compresses ten to one, a repeated value without limit; small files may repeat. Each row also takes memory.
 LARGE, DENSEST, ROW = 1 << 28, 100, 64
 
 
 def find_parts(folder: Path, ending: str) -> tuple[Path, Path] | None:
-    """The parts of a folder for training and for testing, by the names in use; None if one is missing."""
+    """Training and testing part of a folder, by their usual names; None if one is missing."""
     train, test = (
         next((path for name in names if (path := folder / f"{name}{ending}").exists()), None)
         for names in (TRAIN_NAMES, TEST_NAMES)
@@ -53,19 +50,19 @@ def find_parts(folder: Path, ending: str) -> tuple[Path, Path] | None:
 
 
 def is_test(key: str, share: int = TEST_SHARE) -> bool:
-    """Whether what has this key is held out; one in `share` is. Neither case nor blanks nor a seed change it."""
+    """Whether the sample with this key is held out; one in `share` is, independent of case, blanks and seed."""
     words = " ".join(key.lower().split())
     return int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big") % share == 0
 
 
 def choose_test(keys: Iterable[str], share: int = TEST_SHARE) -> set[str]:
-    """The keys that are held out: one in `share` of the different ones, and at least one."""
+    """Held-out keys: one in `share` of the different keys, at least one."""
     ordered = sorted(set(keys), key=lambda key: hashlib.sha256(key.encode()).digest())
     return set(ordered[: math.ceil(len(ordered) / share)])
 
 
 def digest_of(files: Sequence[Path], more: str = "") -> str:
-    """A checksum of the contents of files, in order, and of further words."""
+    """Checksum of the contents of files, in order, and of further text."""
     whole = hashlib.sha256(more.encode())
     for file in files:
         with open_regular(file) as opened:
@@ -74,7 +71,7 @@ def digest_of(files: Sequence[Path], more: str = "") -> str:
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file with their ends, one at a time; `UserError` naming the first byte that is not UTF-8."""
+    """Lines of a UTF-8 file with their ends, one at a time; `UserError` names the first byte that is not UTF-8."""
     offset = 0
     with open_regular(check_file(path)) as file:
         for number, line in enumerate(file, 1):
@@ -105,8 +102,8 @@ def _json_rows(path: Path) -> Iterator[Row]:
 
 
 def _csv_rows(path: Path) -> Iterator[Row]:
-    """Rows of RFC 4180. After a line with a stray quotation mark, reading goes on with the next line."""
-    # Fields of a whole document are common; the library's own limit is 128 KiB.
+    """Rows of RFC 4180. After a line with a stray quotation mark, reading continues with the next line."""
+    # Fields often contain a whole document; the library's limit is 128 KiB.
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     lines, ahead, number = read_lines(path), deque[str](), 1
     header: list[str] = []
@@ -121,7 +118,7 @@ def _csv_rows(path: Path) -> Iterator[Row]:
         except csv.Error as error:
             stray = str(error)
             if len(taken) == 1 and "expected after" in stray:
-                # "Nice" in front of other words harms no other line.
+                # "Nice" before other words affects no other line.
                 fields, stray = next(csv.reader(taken)), ""
         if not taken:
             return
@@ -150,7 +147,7 @@ def _csv_rows(path: Path) -> Iterator[Row]:
 
 
 def _taken(lines: Iterator[str], ahead: deque[str], taken: list[str]) -> Iterator[str]:
-    """The next lines, those that were read ahead first; `taken` gets them as well."""
+    """The next lines, those read ahead first; also appends them to `taken`."""
     for line in iter(lambda: ahead.popleft() if ahead else next(lines, ""), ""):
         taken.append(line)
         yield line
@@ -171,9 +168,9 @@ def _are_rows(lines: list[str], seen: list[set[str]]) -> bool:
 
 
 def _parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
-    """Rows with these columns, text and label if none is named; a value that cannot be read is its error.
+    """Rows with these columns, by default text and label; an unreadable value is replaced by its error.
 
-    Text is decoded as a dictionary, whose values are shared by rows: 3 kB of a file can stand for 40 GB.
+    Text is decoded as a dictionary with values shared by rows: a file of 3 kB can expand to 40 GB.
     """
     with needs(f"reading {path.name}"):
         from pyarrow import parquet, types
@@ -196,7 +193,7 @@ def _parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
             chunks = (group.column(i) for group in groups for i in range(group.num_columns))
             size = max((chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in wanted), default=0)
             rows = (zip(*map(_python, batch.columns)) for batch in file.iter_batches(1 << 14, columns=wanted))
-            # The first is no row: what a chunk declares is checked before it is decoded.
+            # The first item is no row: a chunk's declared size is checked before it is decoded.
             for number, values in enumerate(chain([()], chain.from_iterable(rows))):
                 size += ROW + sum(len(value) for value in values if isinstance(value, str | bytes))
                 if size > most:
@@ -208,14 +205,14 @@ def _parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
                     yield f"{path}, row {number}", dict(zip(wanted, values))
     except UserError:
         raise
-    except Exception as error:  # Arrow's, and Python's of names and places that Arrow did not check.
+    except Exception as error:  # Arrow's, and Python's for names and indices that Arrow did not check.
         raise UserError(
             f"{path} is truncated or not a parquet file ({one_line(error)}); write or fetch it again"
         ) from None
 
 
 def _python(array: "pa.Array") -> list[object]:
-    """The values of an Arrow array; the error in place of one that Python cannot hold."""
+    """Values of an Arrow array; an error replaces a value that Python cannot represent."""
     if hasattr(array, "dictionary"):
         words = _python(array.dictionary)
         return [None if place is None else words[place] for place in array.indices.to_pylist()]
@@ -234,17 +231,17 @@ def _value(scalar: "pa.Scalar") -> object:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows by column, for training and for testing.
+    """Rows by column, for training and testing.
 
     Attributes:
-        name: what was asked for.
-        parts: functions that start reading: the rows for training and those for testing, or all of them, of which a
-            tenth is held out by the contents of their texts.
-        columns: those that are asked for; none if the user names none.
-        source: where it came from, in a line.
-        files: what holds the contents.
-        types: of columns of the hub, where known.
-        left_out: rows that cannot be used.
+        name: requested data.
+        parts: functions that start reading: the training and the test rows, or all rows, of which a tenth is held out
+            by the contents of their texts.
+        columns: requested columns; empty if the user names none.
+        source: one line on the origin.
+        files: files with the contents.
+        types: types of hub columns, if known.
+        left_out: unusable rows.
     """
 
     name: str
@@ -256,17 +253,14 @@ class Table:
     left_out: LeftOut = field(default_factory=LeftOut)
 
     def texts(self, column: str, test: bool) -> Iterator[str]:
-        """The texts of a column in the rows for training or testing, without blank ones."""
+        """Texts of a column in the training or test rows, without blank ones."""
         alone = len(self.parts) == 1
         for (text,), _ in self._read(0 if alone else int(test), (column,)):
             if text.strip() and (not alone or is_test(text) == test):
                 yield text
 
     def labelled(self, columns: Sequence[str]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
-        """Texts, and the label from the last column, of the rows for training and for testing.
-
-        Spellings of one label, by `label_name`, are one; they are told.
-        """
+        """Texts and label (last column) of training and test rows; merges and reports spellings of one `label_name`."""
         sides: tuple[list[tuple[str, ...]], list[tuple[str, ...]]] = ([], [])
         names = dict[str, str]()
         for number in range(len(self.parts)):
@@ -281,9 +275,9 @@ class Table:
         return sides
 
     def _read(self, part: int, columns: Sequence[str], label: str | None = None) -> Iterator[tuple[list[str], str]]:
-        """The texts of some columns and the label of each row, without rows that lack one.
+        """Texts of some columns and the label of each row, without incomplete rows.
 
-        What is wrong with the first row is a `UserError` if none can be used, or none of the first ten.
+        If no row, or none of the first ten, is usable, the first row's error is raised as `UserError`.
         """
         usable, waiting = False, list[tuple[str, UserError]]()
         for where, row in self.parts[part]():
@@ -305,7 +299,7 @@ class Table:
 
 
 def _values(where: str, row: Values | UserError, columns: Sequence[str], label: str | None) -> tuple[list[str], str]:
-    """As `Table._read`; `UserError` if the row has not all of them."""
+    """As `Table._read`; `UserError` for an incomplete row."""
     if isinstance(row, UserError):
         raise row
     for name in (*columns, *([] if label is None else [label])):
@@ -331,15 +325,15 @@ def _shown(value: object) -> str:
 
 
 def label_name(label: str) -> str:
-    """A label in Unicode's form NFC, without blanks around it, and a whole number without its fraction.
+    """A label in Unicode NFC, without surrounding blanks, and a whole number without its fraction.
 
-    Programs write 1 as 1.0 where a value of its column is missing, and é as one or two characters.
+    Programs write 1 as 1.0 if a value of the column is missing, and é as one or two characters.
     """
     return re.sub(r"^([+-]?\d+)\.0*$", r"\1", unicodedata.normalize("NFC", label).strip())
 
 
 def open_table(request: DataRequest) -> Table:
-    """`csv:PATH#text,label` and its like, a file, its URL, or a folder with train.csv and test.csv; or `hf:...#...`."""
+    """Open `csv:PATH#text,label` and the like: file, URL, or folder with train.csv and test.csv; or `hf:...#...`."""
     place, _, named = request.variant.partition("#")
     columns = tuple(named.split(",")) if named else ()
     if request.name == "hf":
@@ -357,7 +351,7 @@ def open_table(request: DataRequest) -> Table:
 
 
 def _open_hub(request: DataRequest, place: str, columns: tuple[str, ...]) -> Table:
-    """A set of the hub, or a folder or its URL in a form that `datasets` reads, kept as Arrow files under the cache."""
+    """A hub data set, or a folder or URL in a format of `datasets`, cached as Arrow files."""
     name, _, config = (place, "", "") if is_url(place) else place.partition(":")
     if not name:
         raise UserError("hf needs a name: give --data hf:NAME, hf:NAME:CONFIG or hf:NAME#text,label")
@@ -365,7 +359,7 @@ def _open_hub(request: DataRequest, place: str, columns: tuple[str, ...]) -> Tab
         import datasets
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
-    # What fails is raised as well; we report it, in one line.
+    # Errors are raised too; we report them in one line.
     for package in ("datasets", "huggingface_hub"):
         logging.getLogger(package).setLevel(logging.CRITICAL)
     if is_url(name):
@@ -374,10 +368,10 @@ def _open_hub(request: DataRequest, place: str, columns: tuple[str, ...]) -> Tab
         _check_card(Path(name))
     cache, kind, settings = cache_root(request.root) / "huggingface", name, Values()
     try:
-        # Of a folder with a data card, datasets 5.2 would keep what it read first for ever.
+        # For a folder with a data card, datasets 5.2 would cache its first content forever.
         files = sorted((str(path), path.stat().st_mtime_ns) for path in Path(name).rglob("*") if path.is_file())
         cache = cache / hashlib.sha256(repr(files).encode()).hexdigest()[:16] if files else cache
-        if is_url(name):  # `load_dataset` takes names and paths only.
+        if is_url(name):  # `load_dataset` only takes names and paths.
             patterns = datasets.data_files.get_data_patterns(name)
             settings["data_files"] = datasets.data_files.DataFilesDict.from_patterns(patterns, base_path=name)
             module, more = datasets.load.infer_module_for_data_files(settings["data_files"])
@@ -397,14 +391,14 @@ def _open_hub(request: DataRequest, place: str, columns: tuple[str, ...]) -> Tab
 
 
 def _check_card(folder: Path) -> None:
-    """`UserError` if the data card of a folder names files elsewhere, which `datasets` would read or fetch."""
+    """`UserError` if a folder's data card names files elsewhere, which `datasets` would read or fetch."""
     from huggingface_hub import DatasetCard
 
     card, settings = folder / "README.md", folder / ".huggingface.yaml"
     try:
         told = DatasetCard(read_text(card)).data.to_dict() if card.exists() else {}
         told |= DatasetCard(f"---\n{read_text(settings)}\n---\n").data.to_dict() if settings.exists() else {}
-    except Exception as error:  # a parser of YAML has errors of its own
+    except Exception as error:  # a YAML parser has its own errors
         raise UserError(f"the data card of {folder} cannot be read ({one_line(error)}); remove it") from None
     for text in texts_in(told.get("configs")):
         if "://" in text or "::" in text or text.startswith(("/", "~")) or ".." in Path(text).parts:
@@ -412,7 +406,7 @@ def _check_card(folder: Path) -> None:
 
 
 def _hub_rows(part: "Dataset", name: str) -> Iterator[Row]:
-    """The rows with the names of their classes; None where there is no label, which the hub writes as -1."""
+    """Rows with class names; None for no label, which the hub writes as -1."""
     classes = {column: [*kind.names, None] for column, kind in part.features.items() if hasattr(kind, "names")}
     rows = (
         dict(zip(batch, values))

@@ -1,4 +1,4 @@
-"""Sentences, and pairs of them, with a label: tables, sets of the hub, and GLUE's folders (arXiv:1804.07461)."""
+"""Labelled sentences and pairs: tables, hub data sets, and GLUE's folders (arXiv:1804.07461)."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ MOST_CLASSES = 1000
 _BOTH, _ENTAILED, _NLI = ("0", "1"), ("entailment", "not_entailment"), ("entailment", "neutral", "contradiction")
 GLUE: dict[str, tuple[tuple[str, ...] | tuple[int, ...], tuple[str, ...] | Literal["numbers"]]] = {
     "SST-2": (("sentence", "label"), _BOTH),
-    # source, label, the author's own mark, sentence; without a header.
+    # source, label, the author's own mark, sentence; no header.
     "CoLA": ((3, 1), _BOTH),
     "MRPC": (("#1 String", "#2 String", "Quality"), _BOTH),
     "QQP": (("question1", "question2", "is_duplicate"), _BOTH),
@@ -33,25 +33,19 @@ GLUE: dict[str, tuple[tuple[str, ...] | tuple[int, ...], tuple[str, ...] | Liter
     "RTE": (("sentence1", "sentence2", "label"), _ENTAILED),
     "WNLI": (("sentence1", "sentence2", "label"), _BOTH),
 }
-"""GLUE's tasks: columns of the published files, the label last, by name or by position; and its classes in order."""
+"""GLUE's tasks: columns of the published files, label last, by name or position; and classes in order."""
 GLUE_METRICS = {
     "cola": ("matthews",),
     "mrpc": ("accuracy", "f1"),
     "qqp": ("accuracy", "f1"),
     "stsb": ("pearson", "spearman"),
 }
-"""GLUE's own metrics where they are not accuracy, by the names that the tasks have on the hub."""
+"""GLUE's metrics other than accuracy, by the hub's task names."""
 
 
 @dataclass(frozen=True)
 class LabelledText:
-    """Texts with labels.
-
-    Attributes:
-        texts: one for each sample.
-        pairs: the second text of each sample; None if there is only one.
-        labels: int64 (number of samples,), or float32 where a number is to be predicted.
-    """
+    """Texts, optional second texts `pairs`, and labels: int64 (n,), or float32 (n,) for regression."""
 
     texts: list[str]
     pairs: list[str] | None
@@ -61,7 +55,6 @@ class LabelledText:
         return len(self.texts)
 
     def subset(self, indices: Tensor) -> "LabelledText":
-        """These samples, in this order."""
         places = indices.tolist()
         pairs = None if self.pairs is None else [self.pairs[i] for i in places]
         return LabelledText([self.texts[i] for i in places], pairs, self.labels[indices])
@@ -69,17 +62,12 @@ class LabelledText:
 
 @dataclass(frozen=True)
 class LabelledData(DataSet[LabelledText]):
-    """A data set for text classification; for regression without classes.
-
-    Attributes:
-        metrics: those that are usual for it.
-    """
+    """A data set for text classification, for regression without classes; `metrics` are its usual metrics."""
 
     metrics: tuple[str, ...] = ("accuracy",)
 
     @property
     def kind(self) -> Literal["classification", "regression"]:
-        """Whether labels are classes or numbers."""
         return "classification" if self.classes else "regression"
 
 
@@ -92,34 +80,34 @@ def load_labelled(
     seed: int = 0,
     root: Path | None = None,
 ) -> LabelledData:
-    """Labelled texts for training and testing; which are for testing never depends on the seed.
+    """Labelled texts for training and testing; the choice of test texts never depends on the seed.
 
     Args:
-        spec: `csv:PATH#text,label` or `csv:PATH#text,text_pair,label`, jsonl and parquet alike, of a file or a folder
+        spec: `csv:PATH#text,label` or `csv:PATH#text,text_pair,label`, also jsonl and parquet, of a file or a folder
             with train.csv and test.csv; `glue:PATH/SST-2`; `hf:NAME[:CONFIG]#text,label`; a registered set's name.
-        limit: keep this many training samples, in the shares of the classes, chosen by the seed.
+        limit: keep this many training samples, with the class proportions, chosen by the seed.
         limit_eval: keep this many test samples, the same for every seed.
-        validation: hold out this many training samples; a tenth of those used if None. `limit` is taken of the others.
-        seed: chooses the samples that `limit` keeps, nothing else.
+        validation: hold out this many training samples; None: a tenth of those used. `limit` applies to the others.
+        seed: affects only the samples that `limit` keeps.
         root: the cache; $TOKENMIX_DATA or ~/.cache/tokenmix/data if not given.
 
     Raises:
-        UserError: unknown set, unreadable file, a column that is missing, or labels that are all the same.
+        UserError: unknown set, unreadable file, missing column, or only one label.
     """
     whole: LabelledData = load_data(spec, "labelled-text", root=root)
-    # Where a number is to be predicted there are no shares to keep.
+    # Numeric labels have no class proportions.
     labels = [part.labels if whole.classes else torch.zeros(len(part)) for part in (whole.train, whole.test)]
     return whole.split((labels[0], labels[1]), limit=limit, limit_eval=limit_eval, validation=validation, seed=seed)
 
 
 def load_table(request: DataRequest) -> Corpus | LabelledData:
-    """`csv:PATH#text,label` and its like, labelled or as a corpus."""
+    """`csv:PATH#text,label` and the like, labelled or as a corpus."""
     if request.kind == "corpus":
         return load_column(request)
     table = open_table(request)
     columns = table.columns
     if not columns:
-        # Of the hub's sets the columns of text, if they are one or two.
+        # For hub data sets the text columns, if there are one or two.
         texts = [n for n, kind in table.types.items() if n != "label" and getattr(kind, "dtype", None) == "string"]
         columns = (*texts, "label") if len(texts) in (1, 2) else ("text", "label")
     if len(columns) not in (2, 3) or not all(columns):
@@ -133,7 +121,7 @@ def load_table(request: DataRequest) -> Corpus | LabelledData:
 
 
 def load_glue(request: DataRequest) -> LabelledData:
-    """`glue:PATH/SST-2`, or `glue:PATH#SST-2` if the folder has another name; #MNLI-MM tests on the mismatched part."""
+    """`glue:PATH/SST-2`, or `glue:PATH#SST-2` for a folder with another name; #MNLI-MM tests on the mismatched part."""
     place, _, named = request.variant.partition("#")
     folder = user_path(place)
     names = {name.lower(): name for name in GLUE}
@@ -142,7 +130,7 @@ def load_glue(request: DataRequest) -> LabelledData:
         raise unknown_name("task of GLUE", wanted, GLUE)
     name = names[wanted.lower()]
     columns, classes = GLUE[name]
-    # The labels of test.tsv are not published.
+    # The labels of test.tsv are unpublished.
     dev = {"MNLI": "dev_matched.tsv", "MNLI-MM": "dev_mismatched.tsv"}.get(name, "dev.tsv")
     if not folder.is_dir():
         raise UserError(f"{str(folder)!r} is not a folder; give glue:PATH with train.tsv and {dev} inside")
@@ -153,7 +141,7 @@ def load_glue(request: DataRequest) -> LabelledData:
 
 
 def _glue_rows(path: Path, columns: Sequence[str | int], classes: Sequence[str]) -> list[tuple[str, ...]]:
-    # Published files have bare quotation marks inside, which CSV's rules would pair.
+    # Published files contain unpaired quotation marks, which CSV's rules would pair.
     lines = enumerate((line.rstrip("\r\n").split("\t") for line in read_lines(path)), 1)
     header = next(lines)[1] if isinstance(columns[0], str) else range(max(map(int, columns)) + 1)
     for column in columns:
@@ -161,7 +149,7 @@ def _glue_rows(path: Path, columns: Sequence[str | int], classes: Sequence[str])
             raise UserError(f"{path} has no column {column!r}; it has {', '.join(map(repr, header))}")
     places, rows, left_out = [header.index(column) for column in columns], [], 0  # type: ignore[arg-type]
     for number, fields in lines:
-        # Published QQP has a few broken lines, and MNLI some without agreement on a label.
+        # Published QQP has some broken lines, and MNLI some without a consensus label.
         if len(fields) <= max(places) or fields[places[-1]] == "-":
             left_out += 1
             continue
@@ -187,8 +175,8 @@ def build_labelled(
 ) -> LabelledData:
     """A data set of rows (text, label) or (text, text_pair, label).
 
-    Labels that are numbers, and not all whole, are to be predicted as numbers, as are all if `classes` is `numbers`.
-    Others are classes, whose order is that of `classes`, else of numbers, else of the alphabet.
+    Numeric labels that are not all whole are regression targets; so are all labels if `classes` is `numbers`. Other
+    labels are classes in the order of `classes`, else numeric, else alphabetical.
     """
     for part, name in ((train, "training"), (test, "testing")):
         if not part:

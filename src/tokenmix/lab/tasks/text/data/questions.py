@@ -1,7 +1,4 @@
-"""Questions about a text, in the layout of SQuAD 1.1 and 2.0 or of the hub's SQuAD, and as token ids.
-
-Rajpurkar et al., arXiv:1606.05250 and arXiv:1806.03822.
-"""
+"""Questions about texts, from SQuAD (arXiv:1606.05250 and arXiv:1806.03822) or the hub's SQuAD, and as token ids."""
 
 import unicodedata
 from array import array
@@ -31,12 +28,12 @@ if TYPE_CHECKING:
 
 VERSIONS = ("v2.0", "v1.1")
 LONGEST = 4
-"""Blocks of characters in a context, all of whose tokens are needed at once."""
+"""Characters per block of a context, all of whose tokens are needed at once."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question, the text that it is about, and its answers as (text, start in the context), possibly none."""
+    """A question, its context, and its answers as (text, start in the context), possibly none."""
 
     id: str
     question: str
@@ -45,11 +42,10 @@ class Question:
 
 
 class QuestionData(DataSet[list[Question]]):
-    """Questions for training and testing; they have no classes."""
+    """Questions for training and testing, without classes."""
 
     @property
     def unanswerable(self) -> bool:
-        """Whether some have no answer, as in version 2."""
         return any(not question.answers for question in [*self.train, *self.test])
 
 
@@ -58,7 +54,7 @@ def load_questions(spec: str, *, root: Path | None = None) -> QuestionData:
 
     Args:
         spec: `squad:PATH`, a folder with train-v1.1.json and dev-v1.1.json, or with those of v2.0; or `hf:NAME`, a
-            set of the hub with SQuAD's columns.
+            hub data set with SQuAD's columns.
         root: the cache; $TOKENMIX_DATA or ~/.cache/tokenmix/data if not given.
 
     Raises:
@@ -80,7 +76,6 @@ def load_squad(request: DataRequest) -> QuestionData:
 
 
 def read_squad(path: Path) -> list[Question]:
-    """The questions of one file."""
     whole = parse_json("".join(read_lines(path)), path)
     try:
         questions = []
@@ -140,15 +135,16 @@ class EncodedQuestions(IndexedDataset):
     """[CLS] question [SEP] part of the context [SEP]; parts of one context overlap by `stride` tokens.
 
     A batch: input_ids, attention_mask and token_type_ids int64 (B, N), start_positions and end_positions int64 (B,),
-    index int64 (B,). Positions count tokens of the sequence, the end included; both are 0, [CLS], where the part does
-    not hold the whole answer, and where there is none. The first answer is learned.
+    index int64 (B,). Positions count tokens of the sequence, end included. Both are 0, [CLS], if the part lacks the
+    whole answer, or if there is none. The first answer is learned.
 
     Attributes:
-        questions: those that were given.
-        sample: int64 (number of parts,): the question that each part belongs to.
+        questions: the given questions.
+        sample: int64 (number of parts,): the question of each part.
         offsets: for each part int32 (N, 2): the characters of the context that a token covers; (-1, -1) outside it.
 
-    A stride or a length that leaves no room for the context is a `UserError`.
+    Raises:
+        UserError: the stride or length leaves no room for the context.
     """
 
     unit = "sequences"
@@ -183,7 +179,7 @@ class EncodedQuestions(IndexedDataset):
             asked = [q.question.strip() for q in questions[block]]
             with tokenizing("the tokenizer cannot read these questions"):
                 for i, text in enumerate(asked):
-                    # Up to its last token that is kept.
+                    # Up to the last kept token.
                     ends = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).offsets[:max_question]
                     asked[i] = text[: ends[-1][1]] if len(ends) == max_question else text
                 whole = tokenizer(
@@ -218,10 +214,10 @@ class EncodedQuestions(IndexedDataset):
 
 
 class WholeQuestions(IndexedDataset):
-    """Questions with all parts of their context together, as an answer is chosen among them.
+    """Questions with all parts of their context together, to choose one answer.
 
-    A batch: the inputs of its parts, for each part `offsets` int64 (N, 2) and `sample` int64, the position of its
-    question in `asked`: a list with question, context and answers of each.
+    A batch: the model's inputs for its parts; for each part `offsets` int64 (N, 2), and `sample` int64, the index of
+    its question in `asked`; `asked` lists question, context and answers.
     """
 
     unit = "sequences"
@@ -249,9 +245,9 @@ class WholeQuestions(IndexedDataset):
 
 
 def _in_context(offsets: Sequence[tuple[int, int]], sequence: Sequence[int | None], context: str) -> np.ndarray:
-    """The characters that each token of the context covers, whole ones; (-1, -1) elsewhere.
+    """Whole characters that each context token covers; (-1, -1) elsewhere.
 
-    Of a decomposed character, e and an accent, the tokenizer gives the place of its first code point alone.
+    For a decomposed character, e and an accent, the tokenizer only covers the first code point.
     """
     rows = np.array([pair if which == 1 else (-1, -1) for pair, which in zip(offsets, sequence)], dtype=np.int32)
     rows = rows.reshape(-1, 2)
@@ -261,9 +257,9 @@ def _in_context(offsets: Sequence[tuple[int, int]], sequence: Sequence[int | Non
 
 
 def _character_end(context: str, end: int) -> int:
-    """The end of the character of which `context[end - 1]` is a code point: accents and Hangul's letters follow."""
+    """End of the character with the code point `context[end - 1]`: accents and Hangul's letters may follow."""
     character = context[max(end - 1, 0) : max(end, 0)]
-    # Unicode's streams have 30 accents in a row at most.
+    # Unicode's stream-safe format has at most 30 combining characters in a row.
     for following in context[end : end + 30] if character else "":
         longer = unicodedata.normalize("NFC", character + following)
         if len(longer) > 1 and not unicodedata.combining(following):
@@ -273,7 +269,7 @@ def _character_end(context: str, end: int) -> int:
 
 
 def _span(question: Question, offsets: np.ndarray) -> tuple[int, int]:
-    """The first and the last token of the first answer, if all of it is in this part; else (0, 0)."""
+    """First and last token of the first answer, if this part contains it; else (0, 0)."""
     if not question.answers:
         return 0, 0
     text, start = question.answers[0]

@@ -1,4 +1,4 @@
-"""Texts as token ids, in batches: padded to their longest, or windows of running text in which tokens are hidden."""
+"""Batches of token ids: texts padded to the longest, or windows of running text with masked tokens."""
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 Batch = dict[str, Tensor]
 Masking = Literal["token", "whole-word"]
 IGNORED = -100
-"""The label of a position that is not to be predicted; cross-entropy's own `ignore_index`."""
-# Of `hash_indices`.
+"""Label of a position without a prediction; cross-entropy's `ignore_index`."""
+# Purposes in `hash_indices`.
 SHIFT, SEQUENCE, CHOICE, ACTION, RANDOM = 10, 11, 12, 13, 14
 
 
 def padded(rows: list[np.ndarray], fill: int) -> Tensor:
-    """int64 (B, N) with N that of the longest row; the others end in `fill`."""
+    """Stack rows as int64 (B, N), padded with `fill` to the longest."""
     return pad_sequence([torch.from_numpy(row).long() for row in rows], batch_first=True, padding_value=fill)
 
 
 def token_batch(ids: Sequence[np.ndarray], segments: Sequence[np.ndarray], indices: Tensor, pad: int) -> Batch:
-    """The chosen rows of tokens with their segments, padded, and which they are: what a model takes, and index."""
+    """Padded token rows with their segments and indices: a model's inputs, and `index`."""
     places = indices.tolist()
     return {
         "input_ids": padded([ids[i] for i in places], pad),
@@ -44,13 +44,12 @@ def token_batch(ids: Sequence[np.ndarray], segments: Sequence[np.ndarray], indic
 
 
 class Rows(Sequence[np.ndarray]):
-    """Rows of integers, of a length each, one after the other in one array."""
+    """Integer rows of different lengths, concatenated in one array."""
 
     def __init__(self, code: str) -> None:
         self._flat, self._ends = array(code), array("q", [0])
 
     def append(self, row: Iterable[int]) -> None:
-        """Add a row at the end."""
         self._flat.extend(row)
         self._ends.append(len(self._flat))
 
@@ -58,7 +57,6 @@ class Rows(Sequence[np.ndarray]):
         return len(self._ends) - 1
 
     def __getitem__(self, place: Any) -> Any:
-        """A row, without a copy."""
         if not 0 <= place < len(self):
             raise IndexError(f"there are {len(self)} rows, got {place}")
         begin, end = self._ends[place], self._ends[place + 1]
@@ -66,7 +64,7 @@ class Rows(Sequence[np.ndarray]):
 
 
 def blocks(sizes: Iterable[int], most: int) -> Iterator[slice]:
-    """Neighbours that have `most` together, one more than fits at the end of each block."""
+    """Blocks of neighbours with a total of at least `most`; each block ends with the item that reaches it."""
     begin = end = total = 0
     for end, size in enumerate(sizes, 1):
         total += size
@@ -78,13 +76,10 @@ def blocks(sizes: Iterable[int], most: int) -> Iterator[slice]:
 
 
 class EncodedText(IndexedDataset):
-    """[CLS] text [SEP], or [CLS] text [SEP] text_pair [SEP], cut to `max_length`: of a pair, the longer one first.
+    """[CLS] text [SEP], or [CLS] text [SEP] text_pair [SEP], truncated to `max_length`; in a pair the longer one first.
 
-    A batch: input_ids, attention_mask and token_type_ids int64 (B, N) with N that of its longest, labels int64 (B,) or
-    float32 (B,), index int64 (B,).
-
-    Attributes:
-        cut: how many of the texts were too long.
+    A batch: input_ids, attention_mask and token_type_ids int64 (B, N) with N of its longest, labels int64 (B,) or
+    float32 (B,), index int64 (B,). `cut` is the number of truncated texts.
     """
 
     unit = "sequences"
@@ -96,7 +91,7 @@ class EncodedText(IndexedDataset):
         self.labels = texts.labels
         self.pad = int(tokenizer.pad_token_id)  # type: ignore[arg-type]
         backend, most = tokenizer.backend_tokenizer, block_characters(tokenizer)
-        # No token of a sequence is further from the beginning, or from the end if that is kept.
+        # No kept token is further from the beginning, or, if the end is kept, from the end.
         longest = max(most // 2, 100 * max_length)
         kept = slice(-longest, None) if tokenizer.truncation_side == "left" else slice(longest)
         columns = [column for column in (texts.texts, texts.pairs) if column is not None]
@@ -120,26 +115,26 @@ class EncodedText(IndexedDataset):
 
 
 class PackedText(IndexedDataset):
-    """Documents cut into sequences of one length, with some of their tokens hidden.
+    """Documents cut into sequences of one length, with some of their tokens masked.
 
-    Sequence i of an epoch is [CLS], the n - 2 tokens from (n - 2) i + s on, and [SEP]; the documents run on, with [SEP]
-    between them. For training s is drawn anew each epoch, which moves the cuts. For testing s is 0, masks are the
-    same for every seed and epoch, and the last sequence is filled up with [PAD].
+    Sequence i of an epoch is [CLS], the n - 2 tokens from (n - 2) i + s on, and [SEP]; [SEP] also separates documents.
+    In training each epoch draws a new s, which moves the cuts. In testing s is 0, masks are equal for all seeds and
+    epochs, and the last sequence is padded with [PAD].
 
-    A batch: input_ids, attention_mask (0 at [PAD]) and labels (-100 where nothing is hidden), all int64 (B, n), and
-    index int64 (B,).
+    A batch: input_ids, attention_mask (0 at [PAD]) and labels (-100 at unmasked tokens), all int64 (B, n), and index
+    int64 (B,).
 
     Args:
-        tokens: a side of `tokenized`.
-        tokenizer: that which made them.
+        tokens: one part of `tokenized`.
+        tokenizer: the tokenizer that made them.
         length: n, with [CLS] and [SEP].
-        part: whether cuts and masks change from epoch to epoch.
-        masking: hide single tokens, or all tokens of a word.
-        share: of the tokens that are hidden, on average.
-        seed: of cuts and masks, for training.
+        part: `train` changes cuts and masks in each epoch, `test` does not.
+        masking: mask single tokens, or all tokens of a word.
+        share: mean share of masked tokens.
+        seed: seed of cuts and masks in training.
 
     Raises:
-        UserError: a length that leaves no room, less text than one sequence, or a share that is none.
+        UserError: a length without room for tokens, less text than one sequence, or an invalid share.
     """
 
     unit = "sequences"
@@ -180,7 +175,7 @@ class PackedText(IndexedDataset):
         total = len(self.tokens)
         if self.part == "test":
             return -(-total // self.window)
-        # Whatever the shift, as many.
+        # The same number for every shift.
         return max(1, (total - self.window + 1) // self.window)
 
     def read(self, indices: Tensor, epoch: int) -> Batch:
@@ -190,7 +185,7 @@ class PackedText(IndexedDataset):
         return {"input_ids": inputs, "attention_mask": (ids != self.pad).long(), "labels": labels, "index": indices}
 
     def _windows(self, indices: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
-        """Ids (B, n), and the number of the unit that each is part of, -1 for special tokens."""
+        """Ids (B, n), and the index of each token's masking unit, -1 for special tokens."""
         ids = np.full((len(indices), self.length), self.pad, dtype=np.int64)
         starts = np.ones((len(indices), self.length), dtype=np.int64)
         room, shift = len(self.tokens) - len(self) * self.window, 0
@@ -212,11 +207,14 @@ class PackedText(IndexedDataset):
         """Inputs and labels of masked language modelling.
 
         Each unit, a token or a word, is chosen with probability `share`. Of the tokens of chosen units 80 % become the
-        mask, 10 % an ordinary token drawn evenly, and 10 % stay; labels are the ids at chosen positions and -100
+        mask, 10 % an ordinary token drawn uniformly, and 10 % stay. Labels are the ids at chosen positions and -100
         elsewhere.
 
-        Paper: Devlin et al., "BERT", arXiv:1810.04805, section 3.1. Shapes: ids and units int64 (B, N), units -1 where
-        a position is never chosen; indices (B,). BERT hides exactly 15 % of a sequence, here it is so on average.
+        Paper: Devlin et al., "BERT", arXiv:1810.04805, section 3.1. BERT masks exactly 15 % of a sequence; here the
+        share is a mean.
+
+        Shape:
+            ids and units int64 (B, N), units -1 at positions that are never chosen; indices (B,).
         """
         rows = hash_indices(self.seed, epoch, indices, SEQUENCE)[:, None]
         chosen = (_uniform(self.seed, epoch, rows, units.numpy(), CHOICE) < self.share) & (units >= 0).numpy()
@@ -231,7 +229,7 @@ class PackedText(IndexedDataset):
 
 
 def _uniform(seed: int, epoch: int, rows: np.ndarray, places: np.ndarray, purpose: int) -> np.ndarray:
-    """A number in [0, 1) for each (row, position)."""
+    """Uniform number in [0, 1) for each (row, position)."""
     keys = (rows + places.astype(np.uint64)).astype(np.int64)
     bits = hash_indices(seed, epoch, torch.from_numpy(keys), purpose)
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
