@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from tokenmix.lab.tasks.text.task import TextTask
 
 TILES = 15
+MOST_PREFIX = 8
+"""Class tokens and registers of a model that is not ours."""
 
 
 @torch.no_grad()
@@ -66,8 +68,12 @@ def _watched(model: nn.Module, images: Tensor) -> list[BlockMap]:
         if kind is not None:
             x = given["x"]
             used = mixer.attention_map(x, given.get("mask"))
-            grid = (int(x.shape[-2]), int(x.shape[-1])) if x.dim() == 4 else near_square(used.shape[-2])
-            found.append(BlockMap(mixers[mixer], kind, used, grid))
+            if x.dim() == 4:
+                prefix, grid = 0, (int(x.shape[-2]), int(x.shape[-1]))
+            else:
+                aspect = images.shape[-2] / images.shape[-1] if images.dim() == 4 else math.nan
+                prefix, grid = _grid_of(used.shape[-2], aspect)
+            found.append(BlockMap(mixers[mixer], kind, used, grid, prefix))
 
     hooks = [mixer.register_forward_hook(note, with_kwargs=True) for mixer in mixers if mixer not in inside]
     run: Any = getattr(model, "watched", model)
@@ -78,6 +84,15 @@ def _watched(model: nn.Module, images: Tensor) -> list[BlockMap]:
         for hook in hooks:
             hook.remove()
     return found
+
+
+def _grid_of(num_tokens: int, aspect: float) -> tuple[int, tuple[int, int]]:
+    """The fewest tokens in front, such as a class token, without which the others form a grid shaped as the image."""
+    for prefix in range(min(MOST_PREFIX + 1, num_tokens) if aspect > 0 else 0):
+        rows = round(((num_tokens - prefix) * aspect) ** 0.5)
+        if rows and (num_tokens - prefix) % rows == 0 and abs(rows**2 / (num_tokens - prefix) / aspect - 1) < 0.05:
+            return prefix, (rows, (num_tokens - prefix) // rows)
+    return 0, near_square(num_tokens)
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,9 @@ def open_model(name: str, img_size: int | None = None) -> nn.Module:
     size = {} if img_size is None else {"image_size" if vision else "img_size": img_size}
     if not is_foreign(name):
         return create_model(name, **size)
-    return load_foreign(name, {} if vision else IMAGENET, **size)
+    if vision:
+        return load_foreign(name, {}, **size)
+    return load_foreign(name, IMAGENET if img_size is None else {**IMAGENET, "img_size": (img_size, img_size)})
 
 
 def _trusted(name: str) -> Callable[..., object]:

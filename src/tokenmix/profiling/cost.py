@@ -28,6 +28,7 @@ from tokenmix.profiling.machine import (
     too_slow,
 )
 from tokenmix.profiling.target import Measured, Target, layer_for, targets_for
+from tokenmix.trust import from_caller
 
 Precision = Literal["fp32", "bf16", "fp16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -172,6 +173,7 @@ class CostTable:
         return {"schema": 3, **plain, "environment": environment()}
 
 
+@from_caller
 def cost_table(
     names: str | Sequence[str] | Mapping[str, str | nn.Module],
     sizes: Sequence[int] | None = None,

@@ -10,6 +10,7 @@ from tokenmix.errors import needs
 from tokenmix.files import to_html
 from tokenmix.profiling.cost import CostTable, Precision, cost_table
 from tokenmix.profiling.cost_report import cost_rows, footnotes, sentences
+from tokenmix.trust import from_caller
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,6 +61,7 @@ class CostReport(CostTable):
         return to_html(cost_rows(self), " ".join(f"{line}." for line in self._lines()))
 
 
+@from_caller
 def cost(
     names: str | nn.Module | Sequence[str | nn.Module] | Mapping[str, str | nn.Module],
     sizes: int | Sequence[int] | None = None,
@@ -90,8 +92,8 @@ def cost(
     """
     if not isinstance(names, Mapping):
         subjects: dict[str, str | nn.Module] = {}
-        for one in [names] if isinstance(names, str | nn.Module) else names:
-            name = base = one if isinstance(one, str) else type(one).__name__
+        for one in [names] if isinstance(names, str | nn.Module | type) else names:
+            name = base = one if isinstance(one, str) else getattr(one, "__name__", type(one).__name__)
             number = 1
             while not isinstance(one, str) and name in subjects:
                 number += 1

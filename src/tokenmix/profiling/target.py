@@ -14,6 +14,7 @@ from tokenmix.errors import MissingExtra, UserError, unknown_name
 from tokenmix.files import Values
 from tokenmix.layers.base import Mixer, count_parameters, near_square
 from tokenmix.layers.table import (
+    MIXERS,
     build_mixer,
     checked_own_mixers,
     create_mixer,
@@ -24,7 +25,7 @@ from tokenmix.layers.table import (
 )
 from tokenmix.ops.less import Scores
 from tokenmix.profiling.machine import overflowed
-from tokenmix.registry import MODELS, TORCHVISION, Arguments, check_models
+from tokenmix.registry import MODELS, TORCHVISION, Arguments, check_models, import_object
 from tokenmix.swap.probe import example_of, model_macs
 
 
@@ -199,14 +200,28 @@ def targets_for(
 
 
 def are_mixers(subjects: Mapping[str, str | nn.Module]) -> bool:
-    """Whether all subjects are mixers, otherwise models; `UserError` for unknown names and for a mixture."""
-    mixer = next((label for label, one in subjects.items() if isinstance(one, str) and is_mixer(one)), None)
-    models = [label for label, one in subjects.items() if not (isinstance(one, str) and is_mixer(one))]
+    """Whether all are mixers, or else models; `UserError` for an unknown name, and for a mixture."""
+    for label, one in subjects.items():
+        if isinstance(one, type):
+            raise UserError(f"{label!r} is the class {one.__name__}; give a model that is built, or 'module:Class'")
+    mixers = [label for label, one in subjects.items() if isinstance(one, str) and _is_mixer(one)]
+    models = [label for label in subjects if label not in mixers]
     for name in (one for one in map(subjects.get, models) if isinstance(one, str)):
         check_is_model(name)
-    if mixer is not None and models:
-        raise UserError(f"{mixer!r} is a mixer and {models[0]!r} a model; measure them in separate commands")
+    if mixers and models:
+        raise UserError(f"{mixers[0]!r} is a mixer and {models[0]!r} a model; measure them in separate commands")
     return not models
+
+
+def _is_mixer(name: str) -> bool:
+    """Of "module:Name" a subclass of `Mixer`, or a class with `dim` and no size of images; others build a model."""
+    if name in MIXERS or not is_mixer(name):
+        return name in MIXERS
+    found = import_object(name)
+    if not isinstance(found, type) or issubclass(found, Mixer):
+        return isinstance(found, type)
+    taken = inspect.signature(found).parameters
+    return "dim" in taken and not {"img_size", "num_classes"} & taken.keys()
 
 
 def check_is_model(name: str) -> None:

@@ -181,8 +181,9 @@ class AttentionLayout(AttentionAdapter):
 
     Attributes:
         classes: globs over "module.Class" of the class that defines `forward`; subclasses that inherit it match.
-        query, key, value, out: the `nn.Linear` projections.
-        qkv: the fused projection, instead of query, key and value.
+        query, key, value, out: the `nn.Linear` projections, heads concatenated.
+        qkv: the fused projection, instead of query, key and value, whose rows it has in this order: all heads of the
+            query first, then all of the key. Another order is not kept correctly.
         biases: parameters with the biases of `qkv`.
         num_heads: the number of heads.
         dropout, attention_dropout: rates or `nn.Dropout`, on the output and on the attention map.
@@ -247,7 +248,10 @@ class AttentionLayout(AttentionAdapter):
             projections = [Affine.of(part) for part in three if isinstance(part, nn.Linear)]
         if len(projections) < 3 or not isinstance(out, nn.Linear):
             names = ", ".join(filter(None, (self.qkv, self.query, self.key, self.value, self.out)))
-            raise SwapError(f"this version of its library names the projections differently; known are {names}")
+            linears = ", ".join(name for name, part in module.named_modules() if isinstance(part, nn.Linear))
+            raise SwapError(f"its projections are not {names}, as its adapter has them; it has {linears or 'none'}")
+        if (heads := _part(module, self.num_heads)) is None:
+            raise SwapError(f"it has no {self.num_heads}; let num_heads in its adapter name the number of heads")
         query, key, value = projections
         dim, inner = out.out_features, out.in_features
         if query.weight.shape[1] != dim:
@@ -261,7 +265,7 @@ class AttentionLayout(AttentionAdapter):
         ]
         return AttentionWeights(
             dim=dim,
-            num_heads=int(_part(module, self.num_heads)),
+            num_heads=int(heads),
             like=out.weight,
             query=query if fits and not of_map else None,
             key=key if fits and not of_map else None,

@@ -247,10 +247,14 @@ ADAPTERS: list[AttentionAdapter] = [*TIMM, TorchAdapter(), *TRANSFORMERS, Tokenm
 """All known adapters, in lookup order."""
 
 
+OURS = frozenset(map(id, ADAPTERS))
+
+
 def register_adapter(adapter: AttentionAdapter) -> AttentionAdapter:
     """Register a kind of attention for `swap_attention`.
 
-    Later registrations take precedence, also over tokenmix's own adapters.
+    Later registrations take precedence, also over tokenmix's own adapters. A swap notes if the projections that the
+    adapter names give other outputs than the module. Call this in the model's own file, so that a command finds it too.
 
     Args:
         adapter: usually an `AttentionLayout`; a subclass of `AttentionAdapter` if names are not enough.

@@ -24,7 +24,7 @@ from tokenmix.swap.adapter import CROSS, Affine, AttentionWeights, ObservedCall,
 from tokenmix.swap.carrying import Carrying
 from tokenmix.swap.inserting import INSERTED
 from tokenmix.swap.probe import Probe
-from tokenmix.swap.registry import AttentionSite
+from tokenmix.swap.registry import OURS, AttentionSite
 from tokenmix.swap.report import SkippedAttention, SwapRow
 
 
@@ -237,6 +237,35 @@ def _check_one_grid(before: Replacement, site: AttentionSite, row: SwapRow, mixe
         raise UserError(
             f"{before.site.name} cannot pass its scores to {site.name}: {reason}; choose layers of one grid by where"
         )
+
+
+@torch.no_grad()
+def misread_weights(site: AttentionSite) -> str:
+    """A note if a user's adapter reads an attention whose outputs its projections do not give; else ""."""
+    old = site.adapter.read(site.module)
+    if id(site.adapter) in OURS or old.like is None or old.like.is_meta or not old.num_heads:
+        return ""
+    if any(part is None for part in (old.query, old.key, old.value, old.out)) or old.causal or old.positions:
+        return ""
+    factory: Factory = {"device": old.like.device, "dtype": old.like.dtype}
+    layer = SelfAttention(old.dim, num_heads=old.num_heads, qkv_bias=bool(old.qkv_bias), **factory)
+    keep_weights(old, layer)
+    x = torch.randn(1, 5, old.dim, generator=torch.Generator().manual_seed(0)).to(old.like)
+    training = site.module.training
+    try:
+        own, ours = (m(x) for m in (site.module.eval(), site.adapter.adapt(site.module, layer).eval()))
+    except Exception:  # the module takes more than tokens
+        return ""
+    finally:
+        site.module.train(training)
+    own, ours = (out[0] if isinstance(out, tuple) else out for out in (own, ours))
+    error = float((own - ours).abs().max() / own.abs().max().clamp_min(1e-12))
+    if not error > 0.05:
+        return ""
+    return (
+        f"softmax attention with the projections of {site.name} that the adapter names differs from {site.kind} by "
+        f"{error:.0%} of its largest output: check their order, the heads and the scale"
+    )
 
 
 Kept = tuple[tuple[str, ...], str]

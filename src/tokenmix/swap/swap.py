@@ -20,7 +20,7 @@ from tokenmix.registry import Arguments
 from tokenmix.swap.carrying import watch_blocks
 from tokenmix.swap.probe import Example, check_runs, example_of, probe_model
 from tokenmix.swap.registry import Where, find_sites, select_sites
-from tokenmix.swap.replacements import Replacement, SwapRequest, plan_replacements
+from tokenmix.swap.replacements import Replacement, SwapRequest, misread_weights, plan_replacements
 from tokenmix.swap.report import SwapReport, SwapRow
 
 MODEL_TYPE = "tokenmix-swapped"
@@ -147,8 +147,9 @@ def swap_attention(
     chosen = select_sites(sites, where)
     example = example_of(model, img_size) if example_inputs is None else example_inputs
     probe = probe_model(model, [(site.module, site.adapter) for site in chosen], example)
-    if probe.note and example_inputs is not None:
-        raise UserError(f"example_inputs do not match the model: {probe.note}; give arguments that its forward takes")
+    if probe.note and (example_inputs is not None or img_size is not None):
+        given = f"img_size={img_size} does" if example_inputs is None else "example_inputs do"
+        raise UserError(f"{given} not match the model: {probe.note}; give arguments that its forward takes")
     request = SwapRequest(
         label=label,
         layer=layer,
@@ -160,8 +161,10 @@ def swap_attention(
         drop_positions=drop == "positions",
     )
     replacements, skipped = plan_replacements(chosen, request)
+    misread = [note for one in replacements[:1] if (note := misread_weights(one.site))]
     before = count_parameters(model)
-    undo, notes = _put(model, replacements, label, whole=len(replacements) == len(sites))
+    undo, put_notes = _put(model, replacements, label, whole=len(replacements) == len(sites))
+    notes = (*misread, *put_notes)
     macs = None if probe.macs is None or example is None else check_runs(model, example, undo, probe.device)
     rows = tuple(replacement.row for replacement in replacements)
     record_swap(model, named, rows, mixer_kwargs or {}, drop)
