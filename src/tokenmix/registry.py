@@ -203,6 +203,8 @@ def import_object(target: str) -> Callable[..., Any]:
             hint = (
                 f"no module {error.name!r} here or in the environment; run from the folder that holds it or install it"
             )
+            if module_name.endswith(".py"):
+                hint = f"a module is named without .py: {module_name.removesuffix('.py')}:{name}"
             raise UserError(f"cannot import {module_name!r}: {hint}") from error
     if not hasattr(module, name):
         public = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]

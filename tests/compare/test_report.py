@@ -214,8 +214,8 @@ def test_sentences_say_what_was_equal_what_failed_and_where_costs_cross(results:
     assert "less failed, seed 0: the loss is nan at step 3" in listed
     assert "external 0.5×, fewer from N = 385; less 1.5×, fewer at no N" in listed
     critical = results.difference(results.variants[1], results.variants[0]).critical
-    assert f"Two mixers whose accuracy differs by less than {critical:.4f} may differ by chance" in listed
-    assert "more seeds of each would settle whether external is 0.0600 better than self." in listed
+    assert f"as mixers: a difference in accuracy below {critical:.4f} may be chance" in listed
+    assert "more seeds of each would show whether external is 0.0600 better than self, if seeds vary" in listed
     assert "One seed" not in listed
     assert "The accuracy, the confusion matrix and the samples shown are of the weights" in listed
     boxes = replace(results, metric="map")

@@ -3,15 +3,18 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.layers import list_mixers
 from tokenmix.layers.table import get_spec
-from tokenmix.swap.ultralytics import TokenMix, register
+from tokenmix.swap.ultralytics import TokenMix, register, transfer_weights
 
 YAML = """
 nc: 2
@@ -53,6 +56,42 @@ def test_refusals():
         TokenMix([8], -1, "gating")
     with pytest.raises(UserError, match="did you mean external"):
         TokenMix([8], -1, "extrnal")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [(["external"],), ("external",), ([8], "external"), ([8], -1, 64), ([8], -1, "external", 64), (128, "external")],
+)
+def test_a_wrong_row_shows_a_right_one(given: tuple[Any, ...]):
+    with pytest.raises(UserError, match=r"a row is - \[-1, 1, TokenMix, \[ch, f, external"):
+        TokenMix(*given)
+
+
+class Rows(nn.Module):
+    def __init__(self, *rows: nn.Module) -> None:
+        super().__init__()
+        self.model = nn.Sequential(*rows)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x)
+
+
+def test_weights_of_the_same_rows_move_past_the_block():
+    def convs() -> tuple[nn.Module, ...]:
+        return nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3)
+
+    plain, (first, norm, last) = Rows(*convs()).eval(), convs()
+    mixed = Rows(first, TokenMix([8], -1), norm, TokenMix([8], -1, "pool"), last).eval()
+    assert transfer_weights(mixed, plain) == len(plain.state_dict())
+    x = torch.randn(1, 3, 9, 9)
+    assert torch.equal(mixed(x), plain(x))
+    # As Ultralytics' YOLO objects hold them; and a head for other classes stays as it is.
+    other = Rows(*convs()[:2], nn.Conv2d(8, 7, 3))
+    assert transfer_weights(SimpleNamespace(model=mixed), other.state_dict()) == len(plain.state_dict()) - 2
+    with pytest.raises(UserError, match="no TokenMix row"):
+        transfer_weights(plain, mixed)
+    with pytest.raises(UserError, match="no tensor of the source fits"):
+        transfer_weights(mixed, {"a": x})
 
 
 def test_without_ultralytics_it_is_one_line(monkeypatch: pytest.MonkeyPatch):

@@ -133,7 +133,8 @@ def incompatible_model_error(task: str, model: str) -> UserError:
     """The error for a model that the task does not train: its tasks and a fitting model, or the nearest names."""
     fitting = list_models(task=task)
     if model not in MODELS:
-        return unknown_name("model", model, fitting)
+        other = "; a function or class of yours is module:NAME" if TASKS[task].other_models else ""
+        return UserError(f"{unknown_name('model', model, fitting)}{other}")
     small = next((name for name in fitting if name.endswith("_nano")), next(iter(fitting), "NAME"))
     trained = ", ".join(MODELS[model].tasks)
     return UserError(f"{model} is a model of {trained}, not of {task}; give another, for example --model {small}")

@@ -2,6 +2,7 @@
 
 import fnmatch
 import inspect
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Unpack, get_args
@@ -235,6 +236,12 @@ def insert(
     if skipped and (not rows or any(s.name in patterns for s in skipped)):
         first = next((s for s in skipped if s.name in patterns), skipped[0])
         raise UserError(f"nothing can be inserted after {first.name} ({first.kind}): {first.reason}")
+    if type(model).__module__.startswith("ultralytics."):
+        warnings.warn(
+            "Ultralytics' trainer builds the model again from its YAML, without this block; to train it there, add a "
+            "row to the YAML (tokenmix.swap.ultralytics)",
+            stacklevel=2,
+        )
     before = count_parameters(model)
     for host, block in blocks:
         host.add_module(INSERTED, block)
@@ -279,7 +286,13 @@ def _find_hosts(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Modul
     for pattern in patterns:
         matching = [name for name in modules if fnmatch.fnmatchcase(name, pattern)]
         if not matching:
-            raise unknown_name("module of the model", pattern, modules)
+            inner = [name for name in modules if name.endswith(f".{pattern}")]
+            if inner:
+                raise UserError(f"unknown module of the model {pattern!r}; did you mean {' or '.join(inner[:3])}?")
+            near = unknown_name("module of the model", pattern, modules)
+            outer = [name for name, _ in model.named_children()]
+            hint = f"the outermost are {', '.join(outer)}; see model.named_modules()"
+            raise near if "did you mean" in str(near) else UserError(f"unknown module of the model {pattern!r}; {hint}")
         for name in matching:
             inner = any(name.startswith(f"{outer}.") for outer in matching)
             if not inner and not any(modules[name] is module for module in found.values()):

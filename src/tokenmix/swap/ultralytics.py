@@ -1,7 +1,8 @@
 """Token mixers in the YAML files of Ultralytics' YOLO. Ultralytics is under AGPL-3.0; only `register` imports it."""
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -37,11 +38,16 @@ class TokenMix(nn.Module):
     def __init__(
         self,
         widths: Sequence[int],
-        source: int,
+        source: int | None = None,
         mixer: str = "external",
         mixer_kwargs: Arguments | None = None,
     ) -> None:
         super().__init__()
+        row = isinstance(widths, list | tuple) and isinstance(source, int) and isinstance(mixer, str)
+        if not row or not isinstance(mixer_kwargs, dict | None):
+            given = ", ".join(map(str, (widths, source, mixer, mixer_kwargs)))
+            raise UserError(f"a row is - [-1, 1, TokenMix, [ch, f, external, {{num_slots: 64}}]]; got [{given}]")
+        assert source is not None
         label, layer, fixed = resolve_mixer(mixer if ":" in mixer else mixer.replace("_", "-"))
         if layer.capabilities.length != "any":
             raise UserError(f"{label} has weights for one size of maps, and YOLO runs at many; take external or self")
@@ -52,6 +58,47 @@ class TokenMix(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.block(x)
+
+
+def transfer_weights(model: Any, source: Any) -> int:
+    """Load the weights of the same YOLO without `TokenMix` rows, whose later rows have other numbers.
+
+    With a source of the same scale and classes the outputs are those of the source until the blocks are trained.
+    Ultralytics trains such weights from a file: `model.save("mix.pt")`, then `YOLO("mix.pt").train(...)`.
+
+    Args:
+        model: `YOLO("mix.yaml")`, or its `.model`; changed in place.
+        source: `YOLO("yolo11n.pt")`, its `.model`, or a state dict.
+
+    Returns:
+        How many tensors were loaded.
+
+    Raises:
+        UserError: `model` has no `TokenMix` row, or no tensor fits.
+    """
+    net = _rows(model)
+    given: Mapping[str, Tensor] = source if isinstance(source, Mapping) else _rows(source).state_dict()
+    own = [i for i, row in enumerate(net.model) if not isinstance(row, TokenMix)]
+    if len(own) == len(net.model):
+        raise UserError("the model has no TokenMix row, so that its own load takes the weights")
+    state, found = net.state_dict(), dict[str, Tensor]()
+    for key, value in given.items():
+        first, _, rest = key.partition(".")
+        number, _, rest = rest.partition(".")
+        if first == "model" and number.isdigit() and int(number) < len(own):
+            name = f"model.{own[int(number)]}.{rest}"
+            if name in state and state[name].shape == value.shape:
+                found[name] = value
+    if not found:
+        raise UserError("no tensor of the source fits the model; give the same YOLO at the same scale")
+    net.load_state_dict(found, strict=False)
+    return len(found)
+
+
+def _rows(model: Any) -> Any:
+    """The network whose `.model` is the sequence of rows."""
+    inner = getattr(model, "model", None)
+    return model if isinstance(inner, nn.Sequential) else inner
 
 
 def register() -> None:

@@ -4,6 +4,7 @@ A user's mistake gives one line on stderr and 2, an interrupted run 130. Other e
 """
 
 import platform
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -94,7 +95,7 @@ def run_command(argv: Sequence[str] | None = None) -> int:
             processes = processes_to_start(command.config) if isinstance(command, Train) else 1
             return command.run() or 0 if processes == 1 else launch(processes, arguments)
     except UserError as error:
-        return _fail(str(error))
+        return _fail(str(error).replace("VERB ...", shlex.join(_without_imports(arguments))))
     except ImportError as error:
         missing = missing_extra(" ".join(["tokenmix", *arguments[:1]]), error)
         if missing is None:
@@ -116,6 +117,15 @@ def run_command(argv: Sequence[str] | None = None) -> int:
         return _fail(
             f"{error.strerror}: {shown}; {'free space or give another --out' if disk else 'give another path'}"
         )
+
+
+def _without_imports(words: Sequence[str]) -> list[str]:
+    """The words of a command but `--import` and its value, wherever they stand."""
+    kept, skip = [], False
+    for word in words:
+        skip, left_out = word == "--import", skip or word.partition("=")[0] == "--import"
+        kept += [] if left_out else [word]
+    return kept
 
 
 def _fail(message: str) -> int:

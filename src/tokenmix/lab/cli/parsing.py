@@ -136,6 +136,7 @@ _OURS: dict[str, tuple[str, ...]] = {
     "--img-size N": ("image-size", "input-size", "imgsz", "size", "resolution"),
     "--log-every N": ("log-interval", "logging-steps", "log-every-n-steps"),
     "--lr RATE": ("learning-rate", "base-lr", "max-lr"),
+    "--monitor METRIC": ("metric", "metric-for-best-model", "eval-metric"),
     "--model NAME": ("m", "a", "arch", "architecture", "backbone", "model-name", "model-name-or-path"),
     "--num-nodes N": ("nnodes", "nodes"),
     "--opt NAME": ("optimizer", "optimiser", "optim"),
@@ -189,6 +190,8 @@ _VERBS = {
 def our_option(word: str, known: Sequence[str]) -> UserError | None:
     """The error for an option of another library, if the verb has an equivalent."""
     plain = word.lstrip("-")
+    if plain == "import":
+        return UserError("--import stands in front of the verb: tokenmix --import MODULE_OR_FILE.py VERB ...")
     for ours, theirs in _OURS.items():
         if plain in theirs and ours.split()[0] in known:
             return UserError(f"there is no option {word}; give {ours}")

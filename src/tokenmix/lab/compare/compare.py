@@ -434,7 +434,7 @@ def _report(one: Comparison, console: Console) -> Results:
         command=repeat_command(one.config),
         metric=task.monitor,
         higher=task.mode == "max",
-        reference=reference_of(names),
+        reference=reference_of(names, inserted=one.config.insert_after is not None),
         unit=one.data.unit,
         config=one.config.flat() | {"mixers": names, "seeds": list(dict.fromkeys(run.seed for run in one.runs))},
         data=description,

@@ -1,6 +1,6 @@
 """Sentences of a report: the equal budget, and the limits of the numbers."""
 
-from tokenmix.lab.compare.results import ORIGINAL, Results, Variant
+from tokenmix.lab.compare.results import IDENTITY, NONE, ORIGINAL, Results, Variant
 from tokenmix.lab.train.task import size_note
 from tokenmix.profiling.machine import SPREAD
 from tokenmix.profiling.units import ratio
@@ -122,7 +122,7 @@ def mixing_sentence(results: Results) -> list[str]:
         close = f"is, with this seed, by {-found.value:.4f} better than"
     else:
         close = f"is within the critical difference of {found.critical:.4f} from"
-        few = " Two seeds make it large; take three or more." if found.seeds == (2, 2) else ""
+        few = " Two seeds say little of how much seeds vary: take three or more." if found.seeds == (2, 2) else ""
     return [f"This comparison is no evidence on mixing: {control} {close} {other}.{few}"]
 
 
@@ -131,16 +131,69 @@ def notes(results: Results) -> list[str]:
     counted = ", the confusion matrix" if any(run.confusion for v in results.variants for run in v.runs) else ""
     return [
         *failed_runs(results),
+        *one_class(results),
+        *_classes(results),
+        *_beside_none(results),
         *uncertainty(results),
         *_cost(results),
-        f"The {results.measure}{counted} and the samples shown are of the weights in the run folder: those of the best "
-        "epoch on validation samples. tokenmix eval gives the same figure.",
+        f"The {results.measure}{counted} and the samples shown are of the weights in the run folder: {_kept(results)}. "
+        "tokenmix eval gives the same figure.",
         "Times are medians of interleaved rounds in one process, so a machine that slows down slows "
         "all; they hold for this machine and these sizes. Multiply-adds (MACs) are counted from the equations, or of a "
         "model that has none in a forward pass; 1 MAC is 2 FLOP.",
         "Memory is the peak held by the allocator above weights, optimiser state and input "
         f"(batch {results.step_batch}, precision {results.config['precision']}).",
     ]
+
+
+def one_class(results: Results) -> list[str]:
+    """Variants whose networks predict one class for every test sample."""
+    found = []
+    for variant in results.variants:
+        matrices = [run.confusion for run in variant.runs if run.confusion]
+        # A column of the confusion matrix is a predicted class.
+        used = {i for matrix in matrices for i, column in enumerate(zip(*matrix)) if any(column)}
+        if matrices and len(used) == 1 and len(results.classes) > 1:
+            found.append(f"{variant.name} ({results.classes[used.pop()]})")
+    if not found:
+        return []
+    return [
+        f"One class is predicted for every test sample by {', '.join(found)}: too few steps, or another learning rate; "
+        "their scores say nothing of mixing."
+    ]
+
+
+def _beside_none(results: Results) -> list[str]:
+    """The best inserted block against the model without one."""
+    none = results.variant(NONE)
+    blocks = [variant for variant in results.ranked() if variant.name not in (NONE, IDENTITY)]
+    if results.reference != NONE or none is None or none.score is None or not blocks:
+        return []
+    found = results.difference(blocks[0], none)
+    return [difference_sentence(results, blocks[0], none)] if found.known else []
+
+
+def _classes(results: Results) -> list[str]:
+    """Reason for balanced accuracy."""
+    counts = (results.data.get("counts") or {}).get("train") or {}
+    if results.metric != "balanced_accuracy" or not counts or results.config.get("monitor"):
+        return []
+    largest, smallest = (
+        f"{name} {counts[name]:,}" for name in (max(counts, key=counts.get), min(counts, key=counts.get))
+    )
+    weighted = results.config.get("class_weights") == "balanced" or results.config.get("sampler") == "balanced"
+    remedy = "" if weighted else " --class-weights balanced raises the recall of small classes."
+    return [
+        "Balanced accuracy, the mean recall of the classes, since the largest class has more than twice as many "
+        f"training {results.unit} as the others on average ({largest}, {smallest}).{remedy}"
+    ]
+
+
+def _kept(results: Results) -> str:
+    held = results.data.get("validation")
+    if not held:
+        return "those of the last epoch, as nothing was held out to choose by"
+    return f"those of the best epoch on {held:,} validation {results.unit}"
 
 
 def failed_runs(results: Results) -> list[str]:
@@ -185,18 +238,19 @@ def _resolution(results: Results, best: Variant, second: Variant) -> list[str]:
         return []
     if one.same:
         return [f"{best.name} and {second.name} predict the same: no test sample tells them apart."]
-    what = "mixers" if one.between_mixers else "networks of one seed"
+    what = "as mixers" if one.between_mixers else "two networks of one seed"
     found = [
-        f"Two {what} whose {metric} differs by less than {one.critical:.4f} may differ by chance (critical difference "
-        f"at 95 %, of {best.name} and {second.name}). A true difference of {one.detectable:.4f} is found in four of "
-        "five such comparisons."
+        f"{best.name} and {second.name}, {what}: a difference in {metric} below {one.critical:.4f} may be chance "
+        f"(critical difference at 95 %). A true difference of {one.detectable:.4f} is found in four of five such "
+        "comparisons."
     ]
     if one.between_mixers and not one.real and one.value:
         more, question = one.more_seeds(), f"whether {best.name} is {one.value:.4f} better than {second.name}"
         if more is None:
             found.append(f"More seeds cannot settle {question}: that needs more test samples.")
         else:
-            found.append(f"{more} more seed{'s' * (more > 1)} of each would settle {question}.")
+            seeds = f"{more} more seed{'s' * (more > 1)} of each"
+            found.append(f"About {seeds} would show {question}, if seeds vary as here.")
     return found
 
 

@@ -309,7 +309,12 @@ class ComparisonResult(os.PathLike[str]):
                 results.metric: run.score,
                 "status": run.status,
                 "seconds": run.seconds,
-                **{column.heading: column.value(variant) for column in columns(results)[1:]},
+                "parameters": variant.parameters,
+                "macs": variant.macs,
+                f"train_{results.unit}_per_second": variant.rate(results.step_batch),
+                "forward_seconds": variant.forward_seconds,
+                "step_memory": variant.step_memory,
+                "inference_memory": variant.inference_memory,
             }
             for name, results in self.comparisons.items()
             for variant in results.variants

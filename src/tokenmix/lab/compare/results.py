@@ -81,6 +81,11 @@ class Variant:
     learning_rate: float | None = None
     tuned: dict[str, float | None] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        score = "no score" if self.score is None else spread(self.score, self.deviation)
+        macs = "" if self.macs is None else f", {count(self.macs)} MACs"
+        return f"<{self.name}: {score}, {count(self.parameters)} parameters{macs}>"
+
     @property
     def scores(self) -> list[float]:
         """Scores of the finished runs, in the main metric."""

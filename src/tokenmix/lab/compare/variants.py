@@ -126,9 +126,10 @@ def takes_mixer(model: str) -> bool:
     return model in MODELS and "mixer" in inspect.signature(load_object(MODELS[model].build)).parameters
 
 
-def reference_of(names: list[str]) -> str:
-    """The reference variant: self-attention, else the unchanged model, else the first."""
-    return next((name for name in ("self", ORIGINAL, NONE) if name in names), names[0])
+def reference_of(names: list[str], *, inserted: bool = False) -> str:
+    """The reference variant: self-attention, else the unchanged model, else the first; of blocks the model without."""
+    order = (NONE, "self", ORIGINAL) if inserted else ("self", ORIGINAL, NONE)
+    return next((name for name in order if name in names), names[0])
 
 
 def plan_runs(config: CompareConfig, out: Path, name: str = "") -> list[Cell]:

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.export import Dim
 
-from tokenmix.errors import UserError, as_user_error, needs
+from tokenmix.errors import UserError, as_user_error, needs, one_line
 from tokenmix.files import (
     DiskError,
     Values,
@@ -24,18 +24,21 @@ from tokenmix.files import (
     open_regular,
     replace_file,
     replacing,
+    user_path,
     write_bytes,
 )
 from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.load import load_task
 from tokenmix.lab.train.programs import HubForm
 from tokenmix.lab.train.task import TaskModule
-from tokenmix.registry import is_foreign, is_transformers
+from tokenmix.registry import is_elsewhere, is_foreign, is_transformers
 
 TOLERANCE = 1e-4
 
 
-def export(run: Path | RunFolder, file_format: Literal["onnx", "torch-export"], out: Path | None = None) -> Path:
+def export(
+    run: str | Path | RunFolder, file_format: Literal["onnx", "torch-export"], out: str | Path | None = None
+) -> Path:
     """Write the model of a run folder with a dynamic batch size, and compare its logits with PyTorch's to 1e-4.
 
     Raises:
@@ -44,7 +47,7 @@ def export(run: Path | RunFolder, file_format: Literal["onnx", "torch-export"], 
     folder = RunFolder.of(run)
     task = load_task(folder)
     model, example = task.answering().eval().cpu(), task.example()
-    out = out or folder.path / {"onnx": "model.onnx", "torch-export": "model.pt2"}[file_format]
+    out = user_path(out) if out else folder.path / {"onnx": "model.onnx", "torch-export": "model.pt2"}[file_format]
     if out.is_dir():
         raise UserError(f"{out} is a folder; give a file to write by --out, for example {out / 'model.onnx'}")
     make_folder(out.parent)
@@ -52,7 +55,15 @@ def export(run: Path | RunFolder, file_format: Literal["onnx", "torch-export"], 
     three = {name: torch.cat([value, value[:1]]) for name, value in example.items()}
     write = _write_onnx if file_format == "onnx" else _write_torch
     with replacing(out) as partial:
-        answer = write(model, example, three, partial)
+        try:
+            answer = write(model, example, three, partial)
+        except Exception as error:
+            if isinstance(error, OSError | UserError) or not is_elsewhere(task.config.model.model):
+                raise
+            raise UserError(
+                f"{task.config.model.model} cannot be exported to {file_format} ({one_line(error)}); it must run with "
+                "any batch size: take that from x.shape[0], not len(x)"
+            ) from error
         with torch.no_grad():
             error = (answer - model(*three.values())).abs().max().item()
         if not error <= TOLERANCE:

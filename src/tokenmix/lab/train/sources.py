@@ -37,9 +37,9 @@ def load_recipe(name: str) -> TrainConfig:
     return _load("recipe", name, list_recipes(), default_config).replace(recipe=name)
 
 
-def load_comparison(name: str) -> CompareConfig:
+def load_comparison(name: str, task: str | None = None) -> CompareConfig:
     """The config of a comparison by name or file; `UserError` as in `load_recipe`."""
-    return _load("comparison", name, list_comparisons(), base_comparison).replace(config=name)
+    return _load("comparison", name, list_comparisons(), base_comparison, task).replace(config=name)
 
 
 def base_comparison(task: str, init_from: str | Path | None = None) -> CompareConfig:
@@ -58,7 +58,7 @@ def _start(config: TrainConfig | CompareConfig, init_from: str | Path | None) ->
     return start
 
 
-def _load(kind: str, name: str, known: list[str], default: Callable[..., D]) -> D:
+def _load(kind: str, name: str, known: list[str], default: Callable[..., D], task: str | None = None) -> D:
     given = user_path(name)
     by_name = (path for path in RECIPES.glob("*/*.toml") if path.stem == name and name in known)
     path = next((path for path in (given, Path(f"{given}.toml"), *by_name) if path.is_file()), None)
@@ -70,6 +70,8 @@ def _load(kind: str, name: str, known: list[str], default: Callable[..., D]) -> 
         values = tomllib.loads(path.read_text())
     except (OSError, RecursionError, ValueError) as error:  # An integer of 5,000 digits raises no TOMLDecodeError.
         raise UserError(f"{path} cannot be read ({error}); correct it, or give another file") from None
+    if task is not None:
+        values.setdefault("task", task)
     if "variants" in values:
         values.setdefault("mixers", [])
     if kind == "comparison" and "model" not in values and isinstance(values.get("init_from"), str):

@@ -397,6 +397,14 @@ class IndexedData(TaskData):
         loader.set_epoch(epoch)
         return loader
 
+    def batches_of(self, part: Literal["train", "test"], batch_size: int) -> Iterable[Batch]:
+        """All training samples in the order of the first epoch, or all test samples; the last batch may be smaller."""
+        if part == "test":
+            return self.test_batches(batch_size=batch_size)
+        return make_loader(
+            self.train, batch_size=batch_size, shuffle=True, drop_last=False, start_batch=0, **self._shared
+        )
+
     def test_batches(self, *, batch_size: int) -> Iterable[Batch]:
         return self._in_order(self.test, batch_size)
 

@@ -72,15 +72,25 @@ class CocoScenes(Scenes[tuple[Entry, list[Entry]]]):
             raise UserError(f"{path} has no {'categories' if images else 'images'}; nothing can be read from it")
         self.labels = {number: label for label, number in enumerate(self.categories)}
         self.dropped: Counter[Path] = Counter()
+        beyond = small = 0
         by_id = {image["id"]: (image, list[Entry]()) for image in images}
         for entry in _entries(given, "annotations", ANNOTATION, path):
             _check_annotation(entry, by_id, self.categories, path)
             image, kept = by_id[entry["image_id"]]
             left, top, width, height = entry["bbox"]
+            beyond += left + width > image["width"] + 2 or top + height > image["height"] + 2
+            small += max(entry["bbox"]) <= 1
             if min(left + width, image["width"]) > max(left, 0) and min(top + height, image["height"]) > max(top, 0):
                 kept.append(entry)
             else:
                 self.dropped[folder / image["file_name"]] += 1
+        given_boxes = len(given["annotations"])
+        for count, wrong in ((small, "are at most 1 in every number"), (beyond, "end outside their images")):
+            if given_boxes >= 2 and count > given_boxes / 4:
+                raise UserError(
+                    f"{path}: {count} of {given_boxes} boxes {wrong}; COCO's bbox is left, top, width and height, in "
+                    "pixels"
+                )
         super().__init__(list(by_id.values()), self._scene)
 
     @property

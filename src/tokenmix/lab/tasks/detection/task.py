@@ -158,7 +158,7 @@ class ObjectTask(ImageTask):
         held = None if data.validation is None else ObjectSamples(data.validation)
         theirs = config.model.pretrained or config.model.model_kwargs.get("pretrained_backbone")
         mean, std = IMAGENET if theirs else (data.mean, data.std)
-        side = options.img_size or _own_side(config.model.model)
+        side = options.img_size or _own_side(config.model.model, options)
         own = {"mean": list(mean), "std": list(std), "img_size": [side, side]}
         described = {
             "classes": list(data.classes),
@@ -378,10 +378,10 @@ def _without_crowds(target: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: target[name][keep] for name in ("boxes", "labels", "masks") if name in target}
 
 
-def _own_side(model: str) -> int:
+def _own_side(model: str, options: ObjectOptions) -> int:
     """Side of the images of one of our models; for other models torchvision's usual side."""
     if is_foreign(model):
-        return 800
+        return options.min_size[-1] if options.min_size else 800
     entry = MODELS[model]
     default = inspect.signature(load_object(entry.build)).parameters["img_size"].default
     return entry.arguments.get("img_size", default)
