@@ -234,4 +234,4 @@ def test_photographs_that_lose_most_of_their_pixels_are_said(imagenet: Path, cap
     load(imagenet, img_size=32)
     assert "scaled down" not in capsys.readouterr().err
     load(imagenet, img_size=16)
-    assert "px are scaled down by 2.9 to 16 x 16 px; give a larger --img-size" in capsys.readouterr().err
+    assert "px are scaled down by 2.9 to 16 x 16 px; a larger --img-size keeps more" in capsys.readouterr().err

@@ -231,7 +231,10 @@ class Inspect:
         found = inspect(self.target, self.file)
         out = found.write(self.out)
         if found.blocks:
-            print_rows([{key: row[key] for key in row if key not in ("shape", "kind")} for row in found.blocks])
+            # Short headings, so that the table fits into 80 columns.
+            short = {"effective_columns": "columns", "saturation": "largest", "diagonality": "diagonal"}
+            rows = [{key: row[key] for key in row if key not in ("shape", "kind")} for row in found.blocks]
+            print_rows([{short.get(key, key): value for key, value in row.items()} for row in rows])
         if found.answer is not None:
             print(printable(f"prediction: {found.answer}"))
         print(f"{len(found.figures)} figures and numbers.json in {out}")

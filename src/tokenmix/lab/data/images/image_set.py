@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import os
 import random
 import statistics
@@ -47,10 +48,14 @@ def warn_of_shrinking(source: Callable[[int], Path | bytes], count: int, size: t
     height, width = sorted(found, key=min)[len(found) // 2]
     scale = statistics.median(min(h / size[0], w / size[1]) for h, w in found)
     if scale > SHRINKING:
-        log(
+        _log_once(
             f"photographs of {height} x {width} px are scaled down by {scale:.1f} to {size[0]} x {size[1]} px; "
-            "give a larger --img-size to keep more of them"
+            "a larger --img-size keeps more of them, where the model takes it"
         )
+
+
+_log_once = functools.cache(log)
+"""A comparison reads its data once a run."""
 
 
 class ImageSet(IndexedDataset):
