@@ -11,6 +11,7 @@ of the memory's gradient, and the caller adds the parts in a fixed order. Equal 
 """
 
 # A kernel's body is in Triton's language, which a type checker reads as Python.
+# pyrefly: ignore-errors[bad-index]
 
 import triton
 import triton.language as tl

@@ -93,9 +93,12 @@ def cost(
     if not isinstance(names, Mapping):
         subjects: dict[str, str | nn.Module] = {}
         for one in [names] if isinstance(names, str | nn.Module | type) else names:
-            name = base = one if isinstance(one, str) else getattr(one, "__name__", type(one).__name__)
+            if isinstance(one, str):
+                subjects[one] = one
+                continue
+            name = base = str(getattr(one, "__name__", type(one).__name__))
             number = 1
-            while not isinstance(one, str) and name in subjects:
+            while name in subjects:
                 number += 1
                 name = f"{base} {number}"
             subjects[name] = one

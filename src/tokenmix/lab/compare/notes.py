@@ -175,12 +175,11 @@ def _beside_none(results: Results) -> list[str]:
 
 def _classes(results: Results) -> list[str]:
     """Reason for balanced accuracy."""
-    counts = (results.data.get("counts") or {}).get("train") or {}
+    counts: dict[str, int] = (results.data.get("counts") or {}).get("train") or {}
     if results.metric != "balanced_accuracy" or not counts or results.config.get("monitor"):
         return []
-    largest, smallest = (
-        f"{name} {counts[name]:,}" for name in (max(counts, key=counts.get), min(counts, key=counts.get))
-    )
+    ordered = sorted(counts, key=lambda name: counts[name])
+    smallest, largest = (f"{name} {counts[name]:,}" for name in (ordered[0], ordered[-1]))
     weighted = results.config.get("class_weights") == "balanced" or results.config.get("sampler") == "balanced"
     remedy = "" if weighted else " --class-weights balanced raises the recall of small classes."
     return [
