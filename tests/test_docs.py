@@ -114,7 +114,7 @@ def test_commands_exist(page):
             assert not misuse(words), f"{page}:{line} tokenmix {' '.join(words)}: {misuse(words)}"
 
 
-def shown_comparison(name: str) -> CompareConfig:
+def shown_comparison(name: str, task: str | None = None) -> CompareConfig:
     """A comparison by name, and for a file that a page shows the usual one."""
     return comparison_config("image-classification") if name.endswith(".toml") else sources.load_comparison(name)
 

@@ -232,7 +232,7 @@ class Inspect:
         out = found.write(self.out)
         if found.blocks:
             # Short headings, so that the table fits into 80 columns.
-            short = {"effective_columns": "columns", "saturation": "largest", "diagonality": "diagonal"}
+            short = {"effective_columns": "columns", "diagonality": "diagonal"}
             rows = [{key: row[key] for key in row if key not in ("shape", "kind")} for row in found.blocks]
             print_rows([{short.get(key, key): value for key, value in row.items()} for row in rows])
         if found.answer is not None:
