@@ -368,6 +368,10 @@ assert not {{'torch', 'timm', 'lightning', 'transformers'}} & set(sys.modules)
         ("train --model vit_nano detection", "the task comes first: tokenmix train detection"),
         ("train detection --recipe eanet_voc", "is for semantic-segmentation, got the task detection"),
         ("predict", "tokenmix predict needs RUN"),
+        ("compare --metric f1", "there is no option --metric; give --monitor METRIC"),
+        ("cost external --import nets", "tokenmix --import MODULE_OR_FILE.py cost external"),
+        ("train --model MyNet --data digits", "a function or class of yours is module:NAME"),
+        ("train --model nets.py:MyNet --data digits", "a module is named without .py: nets:MyNet"),
         ("compare --lrr 1", "unknown option of image-classification '--lrr'; did you mean --lr"),
     ],
 )

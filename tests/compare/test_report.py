@@ -226,6 +226,35 @@ def test_sentences_say_what_was_equal_what_failed_and_where_costs_cross(results:
     assert "No network here is better than logistic regression, 0.8900." in finding_sentence(better)
 
 
+def test_networks_that_predict_one_class_are_named(results: Results):
+    assert not any("One class is predicted" in note for note in notes(results))
+    alike = [replace(run, confusion=[[10, 0], [10, 0]]) for run in results.variants[1].runs]
+    variants = [results.variants[0], replace(results.variants[1], runs=alike), results.variants[2]]
+    listed = notes(replace(results, variants=variants))
+    assert any(note.startswith("One class is predicted for every test sample by external (<shirt>)") for note in listed)
+
+
+def test_why_accuracy_is_balanced_and_which_epoch_is_kept(results: Results):
+    counts = {"train": {"<shirt>": 1_060, "shoe": 20}}
+    uneven = replace(results, metric="balanced_accuracy", data={**results.data, "counts": counts, "validation": 8})
+    listed = "\n".join(notes(uneven))
+    assert "(<shirt> 1,060, shoe 20). --class-weights balanced" in listed
+    assert "those of the best epoch on 8 validation images." in listed
+    assert "those of the last epoch, as nothing was held out" in "\n".join(notes(results))
+
+
+def test_a_block_is_held_against_the_model_without_it(results: Results):
+    without = replace(results.variants[0], name="none")
+    blocks = replace(results, variants=[without, *results.variants[1:]], reference="none")
+    folders = {run.folder for variant in blocks.variants for run in variant.runs}
+    assert folders
+    assert any(note.startswith("The accuracy of external is 0.0600 higher than that of none") for note in notes(blocks))
+
+
+def test_a_variant_is_short_to_print(results: Results):
+    assert repr(results.variants[0]) == "<self: 0.8200 ± 0.0283, 1 k parameters, 20 MACs>"
+
+
 def one_seed(results: Results) -> Results:
     variants = [replace(variant, runs=variant.runs[:1]) for variant in results.variants]
     return replace(results, variants=variants, config={**results.config, "seeds": [0]})

@@ -18,7 +18,7 @@ from tokenmix.lab.compare.results import load_results
 from tokenmix.lab.compare.variants import plan_variants, reference_of
 from tokenmix.lab.registry import RECIPES
 from tokenmix.lab.train.config import CompareConfig, comparison_config
-from tokenmix.lab.train.sources import load_comparison
+from tokenmix.lab.train.sources import load_comparison, make_config
 
 pytestmark = pytest.mark.usefixtures("few_tokens")
 ROWS = ["none", "self", "external"]
@@ -101,6 +101,7 @@ def test_others_are_compared_with_self_attention_or_the_model_as_it_is() -> None
     assert reference_of(["external", "self", "original"]) == "self"
     assert reference_of(["original", "external"]) == "original"
     assert reference_of(["external", "gating"]) == "external"
+    assert reference_of(["none", "self", "identity"], inserted=True) == "none"
 
 
 def test_the_task_comes_first_and_brings_its_options() -> None:
@@ -124,6 +125,21 @@ def test_frequencies_are_those_of_the_training_targets() -> None:
     assert logs.shape == (5, 3, 4, 4)
     assert logs[0, 2, 0, 0].exp().item() == pytest.approx(3 / 4, abs=1e-4)
     assert math.isfinite(logs.min().item())
+
+
+def test_a_baseline_learns_from_every_training_sample(tmp_path: Path) -> None:
+    rows = [f"text {i},{'pos' if i % 3 else 'neg'}" for i in range(170)]
+    (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows]))
+    config = make_config("text-classification", data=f"csv:{tmp_path}/a.csv#text,label", seq_len=8, vocab_size=300)
+    data: Any = config.task_class.load_data(config)
+    seen = torch.cat([batch["index"] for batch in data.batches_of("train", 128)])
+    assert sorted(seen.tolist()) == list(range(data.num_train))
+
+
+def test_a_file_without_a_task_is_of_the_task_that_is_typed(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text('data = "trees"\nmin_size = 64\n')
+    command: Any = parse(["compare", "detection", "--config", str(tmp_path / "c.toml")])
+    assert (command.config.task, command.config.options.min_size) == ("detection", (64,))
 
 
 def test_nearest_mean_finds_the_class_of_the_nearest_centre() -> None:

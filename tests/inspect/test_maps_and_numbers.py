@@ -2,13 +2,15 @@ import math
 
 import numpy as np
 import pytest
+import timm
 import torch
 from matplotlib import colormaps
 from torch import Tensor, nn
 
+import tokenmix
 from tokenmix.errors import UserError
 from tokenmix.lab.compare.report import signed
-from tokenmix.lab.inspect import SIGNED, attention_maps, map_numbers, tiles_of
+from tokenmix.lab.inspect import SIGNED, attention_maps, grid_of, map_numbers, tiles_of
 from tokenmix.layers import MIXERS
 from tokenmix.layers.external import ExternalAttention
 from tokenmix.layers.self_attention import SelfAttention
@@ -141,3 +143,26 @@ def test_signed_numbers_are_red_above_zero_and_blue_below_in_every_picture():
     in_the_report = signed(np.array([[-1.0, 1.0]]))[0].astype(int)
     assert in_the_report[0, 0] < in_the_report[0, 2]
     assert in_the_report[1, 0] > in_the_report[1, 2]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "aspect", "prefix", "grid"),
+    [
+        (64, 1.0, 0, (8, 8)),
+        (65, 1.0, 1, (8, 8)),
+        (201, 1.0, 5, (14, 14)),
+        (129, 0.5, 1, (8, 16)),
+        (70, 0.7, 0, (7, 10)),
+        (12, math.nan, 0, (3, 4)),
+    ],
+)
+def test_tokens_in_front_of_the_grid_are_no_positions(tokens: int, aspect: float, prefix: int, grid: tuple[int, int]):
+    assert grid_of(tokens, aspect) == (prefix, grid)
+
+
+def test_a_class_token_of_a_swapped_model_is_left_out_of_the_picture():
+    model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1, num_classes=3).eval()
+    tokenmix.swap_attention(model, "self")
+    (block,) = attention_maps(model, torch.randn(1, 3, 64, 64))
+    assert (block.grid, block.prefix, tuple(block.map.shape[-2:])) == ((4, 4), 1, (17, 17))
+    assert tiles_of(block)[0].values.shape == (4, 4)

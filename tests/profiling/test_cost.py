@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import tokenmix
 from tokenmix.errors import UserError
@@ -361,6 +362,25 @@ def test_python_gets_a_table_sentences_and_a_figure():
     assert len(report.plot().axes) == 2
     pytest.importorskip("pandas")
     assert report.to_pandas()["tokens"].tolist() == [16, 16]
+
+
+class Square(nn.Module):
+    """A model of the user's, with the argument names of a mixer among its own."""
+
+    def __init__(self, img_size: int = 16, dim: int = 8, num_classes: int = 10) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, dim, 4, 4), nn.Linear(dim, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.stem(x).flatten(2).mean(-1))
+
+
+def test_a_class_of_the_users_is_a_model_by_name_and_must_be_built_else():
+    report = tokenmix.cost(f"{__name__}:Square", [16, 32], repeats=1)
+    assert report.axis == "pixels"
+    assert report.row(f"{__name__}:Square", 32).macs == 4 * report.row(f"{__name__}:Square", 16).macs - 3 * 8 * 1000
+    with pytest.raises(UserError, match="'Square' is the class Square; give a model that is built"):
+        tokenmix.cost(Square, 16)
 
 
 def test_modules_in_a_list_are_named_by_their_classes():

@@ -307,12 +307,21 @@ def test_features_of_other_libraries_keep_the_block():
     assert torch.equal(getter(x)["out"], stem(x))
 
 
+def test_a_name_without_its_parents_is_completed():
+    model = torchvision.models.segmentation.lraspp_mobilenet_v3_large(weights=None, weights_backbone=None)
+    with pytest.raises(UserError, match=r"unknown module of the model '4'; did you mean backbone\.4"):
+        insert(model, "4", "external", img_size=64)
+    with pytest.raises(UserError, match=r"the outermost are backbone, classifier; see model\.named_modules"):
+        insert(model, "zzz", "external", img_size=64)
+
+
 def test_a_yolo():
     tasks = pytest.importorskip("ultralytics.nn.tasks")
     torch.manual_seed(9)
     model, x = tasks.DetectionModel("yolo11n.yaml", verbose=False).eval(), torch.rand(1, 3, 64, 64)
     before = model(x)[0]
-    report = insert(model, ["model.4", "model.1[0-3]"], "external", img_size=64)
+    with pytest.warns(UserWarning, match="Ultralytics' trainer builds the model again"):
+        report = insert(model, ["model.4", "model.1[0-3]"], "external", img_size=64)
     assert [row.name for row in report.rows] == ["model.4", *(f"model.{i}" for i in range(10, 14))]
     assert {row.layout for row in report.rows} == {"(B, C, H, W)"}
     assert torch.equal(model(x)[0], before)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 
@@ -380,6 +381,52 @@ def test_an_adapter_of_the_user_s_own() -> None:
         model["a"](torch.ones(()), x)
     tokenmix.swap_attention(dropped := nn.ModuleDict({"a": Rotating()}), "self", ["a"], drop="positions")
     assert dropped["a"](torch.ones(()), x)[0].shape == x.shape
+
+
+class Fused(nn.Module):
+    """Attention with a fused projection, in the order of the three or of the heads."""
+
+    def __init__(self, heads_first: bool) -> None:
+        super().__init__()
+        self.qkv, self.o, self.heads, self.heads_first = nn.Linear(32, 96), nn.Linear(32, 32), 4, heads_first
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sizes = (4, 3, 8) if self.heads_first else (3, 4, 8)
+        parts = self.qkv(x).unflatten(-1, sizes)
+        q, k, v = parts.permute(3, 0, 2, 1, 4) if self.heads_first else parts.permute(2, 0, 3, 1, 4)
+        return self.o(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_projections_that_an_adapter_misreads_are_noted(heads_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "ADAPTERS", [*registry.ADAPTERS])
+    torch.manual_seed(0)
+    register_adapter(AttentionLayout(classes=["*.Fused"], qkv="qkv", out="o", num_heads="heads"))
+    model, x = nn.Sequential(Fused(heads_first)), torch.randn(1, 6, 32)
+    notes = tokenmix.swap_attention(model, "self", example_inputs=x).notes
+    assert [note.startswith("softmax attention with the projections of 0") for note in notes] == [True] * heads_first
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        ({"qkv": "to_qkv", "num_heads": "heads"}, "its projections are not to_qkv, o, .* it has qkv, o"),
+        ({"qkv": "qkv"}, "it has no num_heads; let num_heads in its adapter name the number of heads"),
+    ],
+)
+def test_an_adapter_of_wrong_names_is_one_line(layout: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "ADAPTERS", [*registry.ADAPTERS])
+    register_adapter(AttentionLayout(classes=["*.Fused"], out="o", **layout))
+    with pytest.raises(UserError, match=message):
+        tokenmix.swap_attention(nn.Sequential(Fused(False)), "self", example_inputs=torch.zeros(1, 6, 32))
+
+
+def test_an_image_size_that_the_model_does_not_take_changes_nothing() -> None:
+    model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1)
+    before = repr(model)
+    with pytest.raises(UserError, match="img_size=48 does not match the model"):
+        tokenmix.swap_attention(model, "external", img_size=48)
+    assert repr(model) == before
 
 
 def test_adapters_and_drops_that_are_none() -> None:

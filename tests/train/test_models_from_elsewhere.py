@@ -52,6 +52,15 @@ class Net(nn.Module):
         return {"plain": y, "dict": {"logits": y}, "tuple": Answer(y, y), "list": [y]}[self.form]
 
 
+class Token(Net):
+    def __init__(self, num_classes, in_chans):
+        super().__init__(num_classes, in_chans)
+        self.token = nn.Parameter(torch.zeros(1, num_classes))
+
+    def forward(self, x):
+        return super().forward(x) + self.token.expand(len(x), -1)
+
+
 class Pixels(nn.Module):
     def __init__(self, num_classes, form="dict"):
         super().__init__()
@@ -322,3 +331,10 @@ def test_a_segmenter_of_transformers() -> None:
     found = dict(load_run(run.path)[0].segformer.named_parameters())  # type: ignore[union-attr]
     torch.testing.assert_close({name: found[name] for name in expected}, expected, rtol=0, atol=1e-6)
     assert 0 <= run.best <= 1
+
+
+def test_a_model_with_a_fixed_batch_is_not_exported(capsys: pytest.CaptureFixture[str]) -> None:
+    printed(capsys, "train", "--model", "their_net:Token", *SHORT, "--out", "run")
+    told = refused(capsys, "--import", "their_net", "export", "run", "--format", "torch-export")
+    assert "their_net:Token cannot be exported to torch-export" in told
+    assert "x.shape[0], not len(x)" in told

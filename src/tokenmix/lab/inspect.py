@@ -72,7 +72,7 @@ def _watched(model: nn.Module, images: Tensor) -> list[BlockMap]:
                 prefix, grid = 0, (int(x.shape[-2]), int(x.shape[-1]))
             else:
                 aspect = images.shape[-2] / images.shape[-1] if images.dim() == 4 else math.nan
-                prefix, grid = _grid_of(used.shape[-2], aspect)
+                prefix, grid = grid_of(used.shape[-2], aspect)
             found.append(BlockMap(mixers[mixer], kind, used, grid, prefix))
 
     hooks = [mixer.register_forward_hook(note, with_kwargs=True) for mixer in mixers if mixer not in inside]
@@ -86,7 +86,7 @@ def _watched(model: nn.Module, images: Tensor) -> list[BlockMap]:
     return found
 
 
-def _grid_of(num_tokens: int, aspect: float) -> tuple[int, tuple[int, int]]:
+def grid_of(num_tokens: int, aspect: float) -> tuple[int, tuple[int, int]]:
     """The fewest tokens in front, such as a class token, without which the others form a grid shaped as the image."""
     for prefix in range(min(MOST_PREFIX + 1, num_tokens) if aspect > 0 else 0):
         rows = round(((num_tokens - prefix) * aspect) ** 0.5)

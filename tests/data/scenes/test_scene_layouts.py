@@ -319,6 +319,20 @@ def test_coco(coco: Path):
     assert boxes.masks is None
 
 
+@pytest.mark.parametrize(
+    ("boxes", "message"),
+    [
+        ([[2, 1, 6, 4], [8, 5, 11, 9]], "1 of 2 boxes end outside their images"),
+        ([[0.1, 0.2, 0.5, 0.4], [0.3, 0.3, 0.5, 0.2]], "2 of 2 boxes are at most 1 in every number"),
+    ],
+)
+def test_boxes_in_other_units_are_refused(coco: Path, boxes: list[list[float]], message: str):
+    found = [{"id": i, "image_id": 1, "category_id": 1, "bbox": box} for i, box in enumerate(boxes)]
+    coco_part(coco, "train", annotations=found)
+    with pytest.raises(UserError, match=f"{message}; COCO's bbox is left, top, width and height, in pixels"):
+        load_scenes(f"coco:{coco}", want="boxes")
+
+
 def test_boxes_of_coco_need_no_pycocotools(coco: Path, monkeypatch: pytest.MonkeyPatch):
     import sys
 

@@ -117,6 +117,11 @@ def test_weights_for_other_classes_keep_all_but_the_heads(monkeypatch: pytest.Mo
     assert all(".classification_head." in key for key in differing)
 
 
+def test_the_size_in_the_folder_is_the_one_that_was_asked_for(tmp_path: Path) -> None:
+    run = train(theirs(tmp_path / "run", "faster", min_size=48, max_size=64, max_steps=1), quiet=True)
+    assert load_task(run).data["img_size"] == [48, 48]
+
+
 def test_a_run_with_other_classes_starts_from_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = train(theirs(tmp_path / "one", "faster", data="three"), quiet=True)
     train(theirs(tmp_path / "two", "faster", init_from=first, max_steps=1), quiet=False)
@@ -148,6 +153,7 @@ def test_a_comparison_inserts_into_it(tmp_path: Path) -> None:
         ("masks", {"task": "detection"}, "finds masks as well, and detection learns from boxes; train instance-segm"),
         ("faster", {"task": "instance-segmentation"}, "finds no masks, and instance-segmentation .* give a Mask R-CNN"),
         ("blocks", {}, "returned a Linear; return a detector of torchvision's"),
+        ("fewer", {}, "knows 2 classes; its function gets num_classes=3, with the background, and must build as many"),
         ("ssd", {"min_size": 32}, r"takes images of \(64, 64\); leave the sizes out"),
         ("faster", {"model": "torchvision:resnet18"}, "unknown detector of torchvision 'resnet18'"),
         ("faster", {"model": "torchvision:keypointrcnn_resnet50_fpn"}, "needs keypoints to learn from"),
