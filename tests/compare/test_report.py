@@ -197,6 +197,9 @@ def test_sentences_say_what_was_equal_what_failed_and_where_costs_cross(results:
     assert "the same 80 images, 200 counting repeats," in budget_sentence(results)
     assert "the same 40 images, 40 counting" in budget_sentence(replace(results, seen=40)), "half a pass"
     assert "(0, 1)" in budget_sentence(results)
+    other = replace(results, config={**results.config, "pretrained": True, "class_weights": "balanced"})
+    assert "Each was trained, starting from its published weights, on" in budget_sentence(other)
+    assert budget_sentence(other).count(", classes of equal weight in the loss. ") == 1
     assert "(width 64, 4 blocks, 49 tokens)" in budget_sentence(results)
     sizes = {**results.skeleton, "img_size": [28, 28], "patch_size": 4, "num_tokens": 49}
     expected = "(images of 28 x 28 px, patches of 4 px, 49 tokens, width 64, 4 blocks)"

@@ -5,6 +5,7 @@ from tokenmix.lab.train.task import size_note
 from tokenmix.profiling.machine import SPREAD
 from tokenmix.profiling.units import ratio
 
+BALANCED = {"class_weights": ", classes of equal weight in the loss", "sampler": ", classes drawn equally often"}
 CALLED = {"self": "self-attention", ORIGINAL: "the original model"}
 
 
@@ -22,7 +23,9 @@ def budget_sentence(results: Results) -> str:
         known.append(f"{skeleton['num_tokens']} tokens")
     place = "what replaces its attention layers" if results.variant(ORIGINAL) else "its mixer"
     place = f"the block after {config['insert_after']}" if config.get("insert_after") else place
-    start = f", starting from the weights of {config['init_from']}," if config.get("init_from") else ""
+    start = ", starting from its published weights," if config.get("pretrained") else ""
+    start = f", starting from the weights of {config['init_from']}," if config.get("init_from") else start
+    balanced = [text for name, text in BALANCED.items() if config.get(name) == "balanced"]
     listed = f" ({', '.join(known)})" if known else ""
     seen = f"the same {results.different_samples():,} {unit}, {results.seen:,} counting repeats,"
     free = "Parameters, multiply-adds, time and memory"
@@ -41,7 +44,7 @@ def budget_sentence(results: Results) -> str:
         f"only in {place}. Each was trained{start} on {seen} "
         f"in the same order {order}, in batches of {results.step_batch * config['accumulate']}, with "
         f"{config['opt']}, {rate}, {config['schedule']} schedule, weight decay "
-        f"{config['weight_decay']:g}{augmented}. "
+        f"{config['weight_decay']:g}{augmented}{''.join(balanced)}. "
         f"{free} are not made equal: they are what is compared."
     )
 
