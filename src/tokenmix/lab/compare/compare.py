@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -83,6 +84,7 @@ class Comparison:
         return _first_of_each(self.cells)
 
 
+WIDE = 120
 Stage = Sequence[tuple[Comparison, str, Cell]]
 """Runs that are trained together: comparison, name of the variant, and run."""
 
@@ -164,7 +166,8 @@ def compare(
         config = with_usual_mixers(config) if mixers is None else config
     else:
         config = config.replace(**given)
-    console = Console(quiet=quiet)
+    # A file has room for every column.
+    console = Console(quiet=quiet, width=None if sys.stdout.isatty() else WIDE)
     merged = config if config.merge is None else merge_settings(config, config.merge)
     out, parts = split_grid(merged)
     logs = out.with_name(f"{out.name}-jobs")
