@@ -25,6 +25,7 @@ from tokenmix.lab.train.config import Names
 ORDER = (
     "compare_climates",
     "compare_normalizations",
+    "compare_lavit",
     "compare_pairs",
     "compare_tokens",
     "compare_cells",
