@@ -21,12 +21,15 @@ from scipy.stats import t as student
 
 from tokenmix.errors import UserError
 from tokenmix.files import read_json, write_json
-from tokenmix.lab.compare.results import load_results
+from tokenmix.lab.compare.results import Results, Variant, load_results
 from tokenmix.lab.compare.statistics import Difference, difference, holm
+from tokenmix.lab.train.run import evaluate
 
 ROOT = Path(__file__).parents[1]
 PAGE, PROBE = ROOT / "docs" / "claims.md", ROOT / "dev" / "probe.json"
-CLAIMS: list[dict[str, Any]] = tomllib.loads((ROOT / "recipes" / "claims.toml").read_text())["claims"]
+LEDGER: dict[str, Any] = tomllib.loads((ROOT / "recipes" / "claims.toml").read_text())
+CLAIMS: list[dict[str, Any]] = LEDGER["claims"]
+NOTES: dict[str, str] = LEDGER["notes"]
 AGREES, DISAGREES, NOT_SEEN, CANNOT_TELL, NOT_RUN = "agrees", "disagrees", "not seen", "cannot tell", "not yet run"
 
 
@@ -63,18 +66,22 @@ def keep(folder: Path) -> Path:
                 for run in variant.runs
                 if run.score is not None
             ],
+            **ways_of(folder, variant, results),
         }
         for variant in results.variants
     ]
-    mixing = results.mixing()  # None where self-attention or identity took no part
-    shown = mixing is None or (mixing.real and mixing.value > 0)
-    tied = "identity ties with self-attention: no evidence on mixing" * (not shown)
+    mixing, control = results.mixing(), results.control()  # None where self-attention or identity took no part
+    tied = ""
+    if mixing is not None and control is not None and not (mixing.real and mixing.value > 0):
+        others = (results.difference(v, control) for v in results.ranked() if v is not control)
+        helped = any(found.real and found.value > 0 for found in others)
+        tied = f"{control.name} ties with self-attention" + ": no evidence on mixing" * (not helped)
     environment = {key: results.environment[key] for key in ("date", "cpu", "commit")}
     seconds = [run.seconds for variant in results.variants for run in variant.runs if run.seconds is not None]
     document = {
         **environment,
         **{key: getattr(results, key) for key in ("metric", "higher", "command", "unit", "seen", "baselines")},
-        "note": "; ".join(filter(None, [other_options(results.command), tied])),
+        "note": "; ".join(filter(None, [other_options(results.command), NOTES.get(name, ""), tied])),
         "minutes": f"{sum(seconds) / len(seconds) / 60:.1f}" if seconds else None,
         "variants": variants,
         "sampling": None if results.sampling is None else asdict(results.sampling),
@@ -82,6 +89,24 @@ def keep(folder: Path) -> Path:
     file = file_of(name)
     write_json(file, document)
     return file
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "whole": {"way": "whole"},
+    "windows_112": {"way": "sliding", "window": 112, "stride": 75},
+}
+"""Other ways of predicting large images with the same segmenters; a test holds README to them."""
+
+
+def ways_of(folder: Path, variant: Variant, results: Results) -> dict[str, list[float]]:
+    """Scores of the runs of a segmenter that takes any size, in other ways than the comparison's."""
+    if results.config.get("way") != "sliding" or not str(results.config["model"]).startswith("eanet_seg"):
+        return {}
+    found: dict[str, list[float]] = {name: [] for name in WAYS}
+    for run in (run for run in variant.runs if run.score is not None):
+        for name, options in WAYS.items():
+            found[name].append(evaluate(folder / run.folder, options=options)[results.metric])
+    return found
 
 
 def other_options(command: str) -> str:
