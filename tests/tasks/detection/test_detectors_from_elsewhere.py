@@ -119,6 +119,7 @@ def test_weights_for_other_classes_keep_all_but_the_heads(monkeypatch: pytest.Mo
 
 def test_the_size_in_the_folder_is_the_one_that_was_asked_for(tmp_path: Path) -> None:
     run = train(theirs(tmp_path / "run", "faster", min_size=48, max_size=64, max_steps=1), quiet=True)
+    tokenmix.registry.load_plugin("toy_detectors")
     assert load_task(run).data["img_size"] == [48, 48]
 
 

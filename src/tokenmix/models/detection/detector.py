@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -167,34 +168,81 @@ class Pyramid(nn.Module):
 
 @torch.no_grad()
 def counted_macs(net: nn.Module, img_size: tuple[int, int]) -> int:
-    """Multiply-adds of a torchvision detector for one image, with the maximum number of boxes in the second stage."""
+    """Multiply-adds of a torchvision detector on one image, with the maximum number of boxes in the second stage."""
     twin: Any = on_meta(net)
 
     def run(images: Tensor) -> None:
         found = twin.backbone(images)
-        levels = [found] if isinstance(found, Tensor) else list(found.values())
-        if not hasattr(twin, "roi_heads"):
-            twin.head(levels)
-            return
-        twin.rpn.head(levels)
-        roi, width = twin.roi_heads, levels[0].shape[1]
-        boxes = (twin.rpn.post_nms_top_n(), width, *roi.box_roi_pool.output_size)
-        roi.box_predictor(roi.box_head(images.new_empty(boxes)))
-        if roi.has_mask():
-            boxes = (roi.detections_per_img, width, *roi.mask_roi_pool.output_size)
-            roi.mask_predictor(roi.mask_head(images.new_empty(boxes)))
+        run_heads(twin, [found] if isinstance(found, Tensor) else list(found.values()))
 
     return count_macs(run, torch.empty(1, 3, *img_size, device="meta"))[1]
 
 
-def check_pictures(images: object, targets: object, *, training: bool) -> None:
-    if not isinstance(images, Sequence) or any(len(image.shape) != 3 or image.shape[0] != 3 for image in images):
-        raise UserError("a detector takes a list of images (3, height, width); list(images) makes one of a batch")
-    if training and targets is None:
-        raise UserError("a detector in training needs targets; call eval() for detections")
+def run_heads(net: Any, levels: list[Tensor]) -> None:
+    """Run a torchvision detector's heads on maps, without NMS; a second stage gets its maximum number of boxes."""
+    if not hasattr(net, "roi_heads"):
+        net.head(levels)
+        return
+    net.rpn.head(levels)
+    roi, width = net.roi_heads, levels[0].shape[1]
+    boxes = (net.rpn.post_nms_top_n(), width, *roi.box_roi_pool.output_size)
+    roi.box_predictor(roi.box_head(levels[0].new_empty(boxes)))
+    if roi.has_mask():
+        boxes = (roi.detections_per_img, width, *roi.mask_roi_pool.output_size)
+        roi.mask_predictor(roi.mask_head(levels[0].new_empty(boxes)))
 
 
-class Detector(OnMaps, nn.Module):
+class ObjectFinder(nn.Module):
+    """Calls of a torchvision detector with labels that count from 0, in float32.
+
+    `background` is the number of labels that the detector keeps for the background, below those of the classes.
+    """
+
+    background: int
+    has_masks: bool
+
+    def forward(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> object:
+        """Losses by name in training, otherwise detections per image."""
+        found = self.find(images, targets)
+        return found if self.training else [with_dense_masks(one) for one in found]
+
+    def find(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> Any:
+        """Like `forward`, but with masks as `PlacedMasks`."""
+        if not isinstance(images, Sequence) or any(len(image.shape) != 3 or image.shape[0] != 3 for image in images):
+            raise UserError("a detector takes a list of images (3, height, width); list(images) makes one of a batch")
+        if self.training and targets is None:
+            raise UserError("a detector in training needs targets; call eval() for detections")
+        device = next(self.parameters()).device
+        self.prepare(device)
+        with torch.autocast(device.type, enabled=False):
+            if self.training:
+                names = ("boxes", "labels", "masks") if self.has_masks else ("boxes", "labels")
+                inside = [{name: target[name] for name in names} for target in targets or ()]
+                for target in inside:
+                    target["labels"] = target["labels"] + self.background
+                    if "masks" in target:
+                        target["masks"] = target["masks"].to(torch.uint8)
+                return self.detect(list(images), inside)
+            detections = self.detect(list(images), None)
+        found = []
+        for all_of_it, image in zip(detections, images, strict=True):
+            kept = all_of_it["labels"] >= self.background
+            one = {name: value[kept] for name, value in all_of_it.items()}
+            one["labels"] = one["labels"] - self.background
+            if "masks" in one:
+                one["masks"] = place_masks(one["masks"], one["boxes"], (image.shape[1], image.shape[2]))
+            found.append(one)
+        return found
+
+    def prepare(self, device: torch.device) -> None:
+        """Set what depends on the device and on autocast, before autocast is switched off."""
+
+    def detect(self, images: list[Tensor], targets: list[dict[str, Tensor]] | None) -> Any:
+        """Call the detector itself."""
+        raise NotImplementedError
+
+
+class Detector(OnMaps, ObjectFinder):
     """RetinaNet, Faster R-CNN or Mask R-CNN: images of any size to boxes.
 
     Input and output labels start at 0 for every kind; the background label 0 of torchvision's R-CNNs stays internal. In
@@ -252,7 +300,7 @@ class Detector(OnMaps, nn.Module):
         self.kind: Kind = kind
         self.num_classes, self.img_size, self.sizes = num_classes, pair(img_size), HeadSizes(**heads or {})
         self.mean, self.std = tuple(image_mean), tuple(image_std)
-        self.background = 0 if kind == "retinanet" else 1
+        self.background, self.has_masks = int(kind != "retinanet"), kind == "mask-rcnn"
         self.mixer_name, self.in_chans = body.mixer_name, 3
         transform = {"min_size": sides, "max_size": max_size, "size_divisible": multiple}
         transform |= {"image_mean": list(image_mean), "image_std": list(image_std)}
@@ -273,31 +321,12 @@ class Detector(OnMaps, nn.Module):
     def body(self) -> Body:
         return self.net.backbone.body
 
-    def forward(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> object:
-        found = self.find(images, targets)
-        return found if self.training else [with_dense_masks(one) for one in found]
-
-    def find(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> Any:
-        """Like `forward`, but with masks as `PlacedMasks`."""
-        check_pictures(images, targets, training=self.training)
-        device = self.net.transform.device = next(self.parameters()).device
-        kind = device.type
+    def prepare(self, device: torch.device) -> None:
+        kind, self.net.transform.device = device.type, device
         self.net.backbone.half_type = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        with torch.autocast(kind, enabled=False):
-            if self.training:
-                kept = ("boxes", "labels", "masks") if self.kind == "mask-rcnn" else ("boxes", "labels")
-                inside = [{name: target[name] for name in kept} for target in targets or ()]
-                for target in inside:
-                    target["labels"] = target["labels"] + self.background
-                    if "masks" in target:
-                        target["masks"] = target["masks"].to(torch.uint8)
-                return self.net(list(images), inside)
-            detections = self.net(list(images))
-        for found, image in zip(detections, images, strict=True):
-            found["labels"] = found["labels"] - self.background
-            if "masks" in found:
-                found["masks"] = place_masks(found["masks"], found["boxes"], (image.shape[1], image.shape[2]))
-        return detections
+
+    def detect(self, images: list[Tensor], targets: list[dict[str, Tensor]] | None) -> Any:
+        return self.net(images, targets)
 
     @property
     def feature_info(self) -> list[MapInfo]:  # pyrefly: ignore[bad-override]
@@ -320,19 +349,8 @@ class Detector(OnMaps, nn.Module):
         """Parameters and multiply-adds of backbone, pyramid and heads, with the maximum number of boxes for R-CNNs."""
         twin: Any = on_meta(self.net)
 
-        def run_heads(levels: list[Tensor]) -> None:
-            if self.kind == "retinanet":
-                twin.head(levels)
-                return
-            twin.rpn.head(levels)
-            width, roi = self.sizes.width, twin.roi_heads
-            roi.box_predictor(roi.box_head(torch.empty(self.sizes.proposals[1], width, 7, 7, device="meta")))
-            if self.kind == "mask-rcnn":
-                boxes = torch.empty(roi.detections_per_img, width, 14, 14, device="meta")
-                roi.mask_predictor(roi.mask_head(boxes))
-
         levels, pyramid = count_macs(twin.backbone.neck, self.meta_maps())
-        _, heads = count_macs(run_heads, list(levels.values()))
+        _, heads = count_macs(partial(run_heads, twin), list(levels.values()))
         counts = [count_parameters(self.body), count_parameters(self.net.backbone.fpn)]
         return [
             PartCost("backbone", counts[0], self.body.macs(self.img_size)),

@@ -3,26 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 from torchvision.models.detection.roi_heads import RoIHeads
 from torchvision.models.detection.rpn import RegionProposalNetwork
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 from tokenmix.errors import UserError
-from tokenmix.models.detection.detector import (
-    BlockMatcher,
-    BlockRoIHeads,
-    Pairs,
-    Target,
-    check_pictures,
-    counted_macs,
-)
-from tokenmix.models.detection.pictures import PictureTransform, place_masks, with_dense_masks
+from tokenmix.models.detection.detector import BlockMatcher, BlockRoIHeads, ObjectFinder, Pairs, counted_macs
+from tokenmix.models.detection.pictures import PictureTransform
 from tokenmix.models.foreign import load_foreign, with_fresh_head
 
 
-class OtherDetector(nn.Module):
+class OtherDetector(ObjectFinder):
     """Mixin for the class of a torchvision detector: outside labels start at 0, and masks are `PlacedMasks`.
 
     Inside, label 0 is the background. Modules and weights keep their names. uint8 images are divided by 255. Under
@@ -32,7 +24,7 @@ class OtherDetector(nn.Module):
     transform: Any
     kind = "elsewhere"
     in_chans = 3
-    has_masks = False
+    background = 1
     num_classes: int
     """Without background."""
 
@@ -72,39 +64,15 @@ class OtherDetector(nn.Module):
         found, theirs = with_fresh_head(weights, self, self.num_classes + 1, several=True)
         return found, f"the layers of the classes start fresh: theirs are for {theirs - 1}" if theirs else None
 
-    def forward(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> Any:
-        found = self.find(images, targets)
-        return found if self.training else [with_dense_masks(one) for one in found]
-
-    def find(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> Any:
-        """Like `forward`, but with masks as `PlacedMasks`."""
-        check_pictures(images, targets, training=self.training)
+    def detect(self, images: list[Tensor], targets: list[dict[str, Tensor]] | None) -> Any:
         device = next(self.parameters()).device
-        with torch.autocast(device.type, enabled=False):
-            takes_bytes = isinstance(self.transform, PictureTransform)
-            if takes_bytes:
-                self.transform.device = device
-                given = list(images)
-            else:
-                given = [x.to(device) if x.is_floating_point() else x.to(device).float() / 255 for x in images]
-            if self.training:
-                names = ("boxes", "labels", "masks") if self.has_masks else ("boxes", "labels")
-                inside = [{name: target[name] for name in names} for target in targets or ()]
-                for target in inside:
-                    target["labels"] = target["labels"] + 1
-                    if "masks" in target:
-                        target["masks"] = target["masks"].to(torch.uint8)
-                return super().forward(given, inside)
-            detections = super().forward(given)
-        found = []
-        for one, image in zip(detections, images, strict=True):
-            kept = one["labels"] > 0
-            one = {name: value[kept] for name, value in one.items()}
-            one["labels"] = one["labels"] - 1
-            if "masks" in one:
-                one["masks"] = place_masks(one["masks"], one["boxes"], (image.shape[1], image.shape[2]))
-            found.append(one)
-        return found
+        takes_bytes = isinstance(self.transform, PictureTransform)
+        if takes_bytes:
+            self.transform.device = device
+        else:
+            images = [x.to(device) if x.is_floating_point() else x.to(device).float() / 255 for x in images]
+        # The detector's own forward, behind that of `ObjectFinder`.
+        return super(ObjectFinder, self).forward(images, targets)
 
 
 def _num_classes(net: Any) -> int | None:

@@ -175,12 +175,9 @@ class ObjectTask(ImageTask):
         options = config.options
         given: Values = {
             "num_classes": len(data["classes"]),
-            "image_mean": data["mean"],
-            "image_std": data["std"],
             "score": options.score,
             "nms": options.nms,
             "detections": options.detections,
-            "img_size": tuple(data["img_size"]),
         }
         if not _fixed_size(config.model.model):
             sides = {"min_size": options.min_size, "max_size": options.max_size}
@@ -188,10 +185,8 @@ class ObjectTask(ImageTask):
                 sides = {name: value or options.img_size for name, value in sides.items()}
             given |= {name: value for name, value in sides.items() if value is not None}
         if is_foreign(config.model.model):
-            for name in ("image_mean", "image_std", "img_size"):
-                del given[name]
-            given["masks"] = cls.want == "masks"
-            return other_detector(config.model.model, **given, **config.model.model_kwargs)
+            return other_detector(config.model.model, masks=cls.want == "masks", **given, **config.model.model_kwargs)
+        given |= {"image_mean": data["mean"], "image_std": data["std"], "img_size": tuple(data["img_size"])}
         return create_model(config.model.model, **given, **config.model.model_kwargs)
 
     @classmethod
