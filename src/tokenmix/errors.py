@@ -79,12 +79,14 @@ def missing_extra(what: str, error: ImportError) -> MissingExtra | None:
     return MissingExtra(f"{what} needs a newer {package} ({error}): pip install --upgrade 'tokenmix[{extra}]'")
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> UserError:
-    """The error for an unknown name, with the nearest known names."""
+def unknown_name(kind: str, name: str, known: Iterable[str], otherwise: str = "") -> UserError:
+    """The error for an unknown name, with the nearest known names; `otherwise` replaces a list of all of them."""
     names = sorted(known)
+    inner = [one for one in names if one.endswith(f".{name}")][:3]
     # With one near name, distant names would only distract.
-    near = next(filter(None, (difflib.get_close_matches(name, names, n=3, cutoff=c) for c in (0.8, 0.6, 0.45))), [])
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
+    close = (difflib.get_close_matches(name, names, n=3, cutoff=c) for c in (0.8, 0.6, 0.45))
+    near = inner or next(filter(None, close), [])
+    hint = f"did you mean {' or '.join(near)}?" if near else otherwise or f"known: {', '.join(names)}"
     return UserError(f"unknown {kind} {name!r}; {hint}")
 
 

@@ -270,12 +270,9 @@ def check_models(names: Iterable[str], mixers: Collection[str] | None = None) ->
         import timm
 
         kinds = ["model"] if mixers is None else ["mixer", "model"]
-        error = unknown_name(" or ".join(kinds), name, {*(mixers or ()), *list_models(), *timm.list_models()})
         # A list of more than a thousand names would not help.
-        if "did you mean" in str(error):
-            raise error
-        lists = ", ".join(f"tokenmix list {kind}s" for kind in kinds)
-        raise UserError(f"unknown {' or '.join(kinds)} {name!r}; see: {lists}")
+        lists = "see: " + ", ".join(f"tokenmix list {kind}s" for kind in kinds)
+        raise unknown_name(" or ".join(kinds), name, {*(mixers or ()), *list_models(), *timm.list_models()}, lists)
 
 
 def list_models(pattern: str = "*", *, task: str | None = None) -> list[str]:

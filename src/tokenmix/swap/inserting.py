@@ -286,13 +286,9 @@ def _find_hosts(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Modul
     for pattern in patterns:
         matching = [name for name in modules if fnmatch.fnmatchcase(name, pattern)]
         if not matching:
-            inner = [name for name in modules if name.endswith(f".{pattern}")]
-            if inner:
-                raise UserError(f"unknown module of the model {pattern!r}; did you mean {' or '.join(inner[:3])}?")
-            near = unknown_name("module of the model", pattern, modules)
-            outer = [name for name, _ in model.named_children()]
-            hint = f"the outermost are {', '.join(outer)}; see model.named_modules()"
-            raise near if "did you mean" in str(near) else UserError(f"unknown module of the model {pattern!r}; {hint}")
+            outer = ", ".join(name for name, _ in model.named_children())
+            otherwise = f"the outermost are {outer}; see model.named_modules()"
+            raise unknown_name("module of the model", pattern, modules, otherwise)
         for name in matching:
             inner = any(name.startswith(f"{outer}.") for outer in matching)
             if not inner and not any(modules[name] is module for module in found.values()):
