@@ -14,7 +14,7 @@ from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distributed import distributed_info
 from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.programs import Description
-from tokenmix.registry import TRANSFORMERS
+from tokenmix.registry import TRANSFORMERS, is_transformers
 from tokenmix.trust import check_typed
 
 LARGEST = 1_000_000
@@ -39,8 +39,18 @@ def folder_of(model: str) -> Path:
     return folder
 
 
-def architecture_of(config: TrainConfig, like: Description | None) -> Values:
-    """Entries of config.json that rebuild the model, or those of its run; `UserError` for damage or huge sizes."""
+def described_architecture(config: TrainConfig, like: Description | None) -> Values:
+    """The part of a model's config.json that rebuilds it, for data.json; nothing if the model is not of transformers.
+
+    A run that is loaded or resumed uses its own part.
+
+    Raises:
+        UserError: the file is damaged or contains an implausible size.
+    """
+    return {"architecture": _architecture(config, like)} if is_transformers(config.model.model) else {}
+
+
+def _architecture(config: TrainConfig, like: Description | None) -> Values:
     if like is not None:
         return like["architecture"]
     if config.loop.resume is not None:

@@ -22,7 +22,7 @@ from tokenmix.lab.data.images.augment import Erase
 from tokenmix.lab.registry import DATA_SETS, incompatible_model_error
 from tokenmix.lab.tasks.classes import ClassTask, likeliest
 from tokenmix.lab.tasks.classification import ClassificationOptions
-from tokenmix.lab.tasks.foreign import architecture_of, build_theirs
+from tokenmix.lab.tasks.foreign import build_theirs, described_architecture
 from tokenmix.lab.tasks.images import ImageTask, image_data, image_view, with_size_of_start
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
@@ -111,7 +111,7 @@ class ImageClassification(ImageTask, ClassTask):
                 )
         mean, std = (images.mean, images.std) if like is None else (like["mean"], like["std"])
         augment = {name: getattr(options, name) for name in ("augment", "color_jitter", "reprob")}
-        more = {"architecture": architecture_of(config, like)} if is_transformers(config.model.model) else {}
+        more = described_architecture(config, like)
         return image_data(images, config, mean, std, more, **augment)
 
     @classmethod

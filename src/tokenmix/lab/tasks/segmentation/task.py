@@ -23,7 +23,7 @@ from tokenmix.lab.data.images import read_image
 from tokenmix.lab.data.indexed import spread
 from tokenmix.lab.data.scenes import PixelSamples, SceneAugment, SceneData, load_scenes, repeated
 from tokenmix.lab.data.scenes.coco import encode_mask
-from tokenmix.lab.tasks.foreign import architecture_of, build_theirs
+from tokenmix.lab.tasks.foreign import build_theirs, described_architecture
 from tokenmix.lab.tasks.images import (
     PART_ROWS,
     ImageTask,
@@ -45,7 +45,7 @@ from tokenmix.layers.external import ExternalAttention2d
 from tokenmix.models.foreign import as_ours, create_foreign
 from tokenmix.models.registry import create_model
 from tokenmix.models.segmentation import Segmenter
-from tokenmix.registry import is_foreign, is_transformers
+from tokenmix.registry import is_foreign
 
 # Largest image processed whole, in pixels and in logits, and tile of larger images in pixels.
 WHOLE = (1 << 22, 1 << 28)
@@ -314,7 +314,7 @@ class SemanticSegmentation(ImageTask):
                 "channels": 3,
                 "img_size": size,
                 "skipped": [asdict(one) for one in data.skipped],
-                **({"architecture": architecture_of(config, like)} if is_transformers(config.model.model) else {}),
+                **described_architecture(config, like),
             },
         )
 

@@ -11,7 +11,7 @@ from tokenmix.errors import UserError
 from tokenmix.files import Values, user_path
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.indexed import IndexedDataset
-from tokenmix.lab.tasks.foreign import architecture_of, build_theirs, folder_of
+from tokenmix.lab.tasks.foreign import build_theirs, described_architecture, folder_of
 from tokenmix.lab.tasks.text.data import read_lines
 from tokenmix.lab.tasks.text.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from tokenmix.lab.train.checkpoint import read_weights
@@ -117,9 +117,10 @@ class TextTask(TaskModule):
     @classmethod
     def theirs(cls, config: TrainConfig, like: Description | None, pieces: int, length: int) -> Values:
         """A transformers model's architecture, for the description; `UserError` if it takes fewer pieces or tokens."""
-        if not is_transformers(config.model.model):
+        described = described_architecture(config, like)
+        if not described:
             return {}
-        architecture = architecture_of(config, like)
+        architecture = described["architecture"]
         size = architecture.get("vocab_size", pieces)
         if pieces > size:
             raise UserError(f"the tokenizer has {pieces:,} pieces and the model {size:,}; give its own")
@@ -130,7 +131,7 @@ class TextTask(TaskModule):
             raise UserError(
                 f"{config.model.model} takes {most} tokens, got --seq-len {length}; give --seq-len {most} or less"
             )
-        return {"architecture": architecture}
+        return described
 
     @classmethod
     def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
