@@ -407,6 +407,24 @@ def test_projections_that_an_adapter_misreads_are_noted(heads_first: bool, monke
     assert [note.startswith("softmax attention with the projections of 0") for note in notes] == [True] * heads_first
 
 
+class LaterFused(Fused):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)
+
+
+def test_every_adapter_of_a_model_is_looked_at_and_the_modules_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "ADAPTERS", [*registry.ADAPTERS])
+    torch.manual_seed(0)
+    for kind in ("Fused", "LaterFused"):
+        register_adapter(AttentionLayout(classes=[f"*.{kind}"], qkv="qkv", out="o", num_heads="heads"))
+    later = LaterFused(True).train()
+    later.o.eval()
+    model = nn.Sequential(Fused(False), later)
+    (note,) = tokenmix.swap_attention(model, "external", example_inputs=torch.randn(1, 6, 32)).notes
+    assert note.startswith("softmax attention with the projections of 1")
+    assert (later.training, later.qkv.training, later.o.training) == (True, True, False)
+
+
 @pytest.mark.parametrize(
     ("layout", "message"),
     [

@@ -248,18 +248,21 @@ def misread_weights(site: AttentionSite) -> str:
     if any(part is None for part in (old.query, old.key, old.value, old.out)) or old.causal or old.positions:
         return ""
     factory: Factory = {"device": old.like.device, "dtype": old.like.dtype}
-    layer = SelfAttention(old.dim, num_heads=old.num_heads, qkv_bias=bool(old.qkv_bias), **factory)
-    keep_weights(old, layer)
-    x = torch.randn(1, 5, old.dim, generator=torch.Generator().manual_seed(0)).to(old.like)
-    training = site.module.training
+    training = [part for part in site.module.modules() if part.training]
     try:
-        own, ours = (m(x) for m in (site.module.eval(), site.adapter.adapt(site.module, layer).eval()))
-    except Exception:  # the module takes more than tokens
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            layer = SelfAttention(old.dim, num_heads=old.num_heads, qkv_bias=bool(old.qkv_bias), **factory)
+            x = torch.randn(1, 5, old.dim).to(old.like)
+        keep_weights(old, layer)
+        outputs = [part(x) for part in (site.module.eval(), site.adapter.adapt(site.module, layer).eval())]
+        own, ours = (out[0] if isinstance(out, tuple) else out for out in outputs)
+        error = float((own - ours).abs().max() / own.abs().max().clamp_min(1e-12))
+    except Exception:  # the module takes more than tokens, or returns something else
         return ""
     finally:
-        site.module.train(training)
-    own, ours = (out[0] if isinstance(out, tuple) else out for out in (own, ours))
-    error = float((own - ours).abs().max() / own.abs().max().clamp_min(1e-12))
+        for part in training:
+            part.training = True
     if not error > 0.05:
         return ""
     return (

@@ -161,7 +161,8 @@ def swap_attention(
         drop_positions=drop == "positions",
     )
     replacements, skipped = plan_replacements(chosen, request)
-    misread = [note for one in replacements[:1] if (note := misread_weights(one.site))]
+    kinds = {id(one.site.adapter): one.site for one in reversed(replacements)}
+    misread = [note for site in kinds.values() if (note := misread_weights(site))]
     before = count_parameters(model)
     undo, put_notes = _put(model, replacements, label, whole=len(replacements) == len(sites))
     notes = (*misread, *put_notes)
