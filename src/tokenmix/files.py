@@ -260,6 +260,12 @@ def _finite(value: object) -> object:
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
+def to_text(rows: Sequence[Sequence[str]]) -> str:
+    """A table as text, its header first: names on the left, numbers aligned on the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows)
+
+
 def to_html(rows: Sequence[Sequence[str]], about: str) -> str:
     """An HTML table, header first, under a sentence, for notebooks."""
     lines = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from tokenmix.errors import needs
-from tokenmix.files import to_html
+from tokenmix.files import to_html, to_text
 from tokenmix.profiling.cost import CostTable, Precision, cost_table
 from tokenmix.profiling.cost_report import cost_rows, footnotes, sentences
 from tokenmix.trust import from_caller
@@ -52,10 +52,7 @@ class CostReport(CostTable):
         return [*([f"warning: {self.warning}"] if self.warning else []), *sentences(self), *footnotes(self)]
 
     def __str__(self) -> str:
-        rows = cost_rows(self)
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
-        return "\n".join([*lines, "", *self._lines()])
+        return "\n".join([to_text(cost_rows(self)), "", *self._lines()])
 
     def _repr_html_(self) -> str:
         return to_html(cost_rows(self), " ".join(f"{line}." for line in self._lines()))

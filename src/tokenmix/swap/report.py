@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, is_dataclass
 
 from torch import nn
 
-from tokenmix.files import to_html
+from tokenmix.files import to_html, to_text
 
 
 class Report:
@@ -37,10 +37,7 @@ class TableReport(Report, ABC):
     def _about(self) -> str: ...
 
     def __str__(self) -> str:
-        rows = self.rows()
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
-        return "\n".join([*lines, self._about()])
+        return f"{to_text(self.rows())}\n{self._about()}"
 
     def _repr_html_(self) -> str:
         return to_html(self.rows(), self._about())
