@@ -140,6 +140,8 @@ def test_a_file_without_a_task_is_of_the_task_that_is_typed(tmp_path: Path) -> N
     (tmp_path / "c.toml").write_text('data = "trees"\nmin_size = 64\n')
     command: Any = parse(["compare", "detection", "--config", str(tmp_path / "c.toml")])
     assert (command.config.task, command.config.options.min_size) == ("detection", (64,))
+    with pytest.raises(UserError, match="is for semantic-segmentation, got the task detection; leave the task out"):
+        parse(["compare", "detection", "--config", "compare_climates"])
 
 
 def test_nearest_mean_finds_the_class_of_the_nearest_centre() -> None:

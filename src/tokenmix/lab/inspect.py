@@ -269,7 +269,8 @@ class Inspection:
         make_folder(out)
         for name, figure in self.figures.items():
             save_figure(figure, out / f"{name}.png", dpi=120)
-        told = {"target": self.target, "file": self.file, "trained": self.trained, "answer": self.answer}
+        given = "file" if self.maps else "text"
+        told = {"target": self.target, given: self.file, "trained": self.trained, "answer": self.answer}
         write_json(out / "numbers.json", {**told, "blocks": self.blocks})
         return out
 

@@ -221,6 +221,7 @@ def test_export_and_inspect(finished: Path, tmp_path: Path, capsys):
     assert cli.main(["export", str(finished), "--format", "torch-export", "--out", str(tmp_path / "model.pt2")]) == 0
     assert cli.main(["inspect", str(finished), "--out", str(tmp_path / "seen")]) == 0
     told = json.loads((tmp_path / "seen" / "numbers.json").read_text())
+    assert (told["text"], "file" in told) == (None, False)
     assert [row["toeplitz_share"] for row in told["blocks"]] == pytest.approx([1, 1]), "the default gate is Toeplitz"
     assert (tmp_path / "seen" / "gates.png").stat().st_size > 1000
 

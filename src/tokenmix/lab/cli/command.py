@@ -121,10 +121,12 @@ def run_command(argv: Sequence[str] | None = None) -> int:
 
 def _without_imports(words: Sequence[str]) -> list[str]:
     """The words of a command but `--import` and its value, wherever they stand."""
-    kept, skip = [], False
-    for word in words:
-        skip, left_out = word == "--import", skip or word.partition("=")[0] == "--import"
-        kept += [] if left_out else [word]
+    kept, left = [], iter(words)
+    for word in left:
+        if word == "--import":
+            next(left, None)
+        elif not word.startswith("--import="):
+            kept.append(word)
     return kept
 
 

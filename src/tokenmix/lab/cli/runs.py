@@ -80,8 +80,10 @@ class Compare:
         args = [_axis(word, after) for word, after in zip(args, [*args[1:], ""])]
         source = parse_known(Source, prog, args)
         start = None if source.model else source.init_from
-        base = base_comparison(task or CompareConfig.task, start)
-        base = load_comparison(source.config, task) if source.config else base
+        if source.config:
+            base = load_comparison(source.config, task)
+        else:
+            base = base_comparison(task or CompareConfig.task, start)
         given = _parse_config(CompareConfig, prog, args, base, cls.__doc__ or "")
         # The file has them, not the parser.
         given = given.replace(variants=base.variants)

@@ -1,5 +1,7 @@
 """Sentences of a report: the equal budget, and the limits of the numbers."""
 
+from collections.abc import Sequence
+
 from tokenmix.lab.compare.results import IDENTITY, NONE, ORIGINAL, Results, Variant
 from tokenmix.lab.train.task import size_note
 from tokenmix.profiling.machine import SPREAD
@@ -107,9 +109,8 @@ def mixing_sentence(results: Results) -> list[str]:
         return []
     control, other = f"{none.name}, which mixes no tokens,", CALLED.get(some.name, some.name)
     if found.value > found.critical:
-        # A column of the confusion matrix is a predicted class.
-        guesses = [run.confusion for run in none.runs if run.confusion]
-        if not guesses or any(sum(map(any, zip(*matrix))) > 1 for matrix in guesses):
+        guesses = [_predicted(run.confusion) for run in none.runs if run.confusion]
+        if not guesses or any(len(used) > 1 for used in guesses):
             return []
         return [
             f"Without mixing ({none.name}) one class is predicted for every sample, as by guessing: {other} is better "
@@ -134,7 +135,7 @@ def notes(results: Results) -> list[str]:
     counted = ", the confusion matrix" if any(run.confusion for v in results.variants for run in v.runs) else ""
     return [
         *failed_runs(results),
-        *one_class(results),
+        *_one_class(results),
         *_classes(results),
         *_beside_none(results),
         *uncertainty(results),
@@ -149,14 +150,17 @@ def notes(results: Results) -> list[str]:
     ]
 
 
-def one_class(results: Results) -> list[str]:
-    """Variants whose networks predict one class for every test sample."""
+def _predicted(confusion: Sequence[Sequence[int]]) -> set[int]:
+    """Classes that are predicted at all: the columns of a confusion matrix that hold samples."""
+    return {i for i, column in enumerate(zip(*confusion)) if any(column)}
+
+
+def _one_class(results: Results) -> list[str]:
+    """Variants whose networks predict one class for every test sample; of the control the main result says so."""
     found = []
-    for variant in results.variants:
-        matrices = [run.confusion for run in variant.runs if run.confusion]
-        # A column of the confusion matrix is a predicted class.
-        used = {i for matrix in matrices for i, column in enumerate(zip(*matrix)) if any(column)}
-        if matrices and len(used) == 1 and len(results.classes) > 1:
+    for variant in (variant for variant in results.variants if variant is not results.control()):
+        used = {i for run in variant.runs if run.confusion for i in _predicted(run.confusion)}
+        if len(used) == 1 and len(results.classes) > 1:
             found.append(f"{variant.name} ({results.classes[used.pop()]})")
     if not found:
         return []
@@ -183,7 +187,7 @@ def _classes(results: Results) -> list[str]:
         return []
     ordered = sorted(counts, key=lambda name: counts[name])
     smallest, largest = (f"{name} {counts[name]:,}" for name in (ordered[0], ordered[-1]))
-    weighted = results.config.get("class_weights") == "balanced" or results.config.get("sampler") == "balanced"
+    weighted = any(results.config.get(name) == "balanced" for name in BALANCED)
     remedy = "" if weighted else " --class-weights balanced raises the recall of small classes."
     return [
         "Balanced accuracy, the mean recall of the classes, since the largest class has more than twice as many "

@@ -149,10 +149,11 @@ def train(
             is kept).
         KeyboardInterrupt: Ctrl-C or SIGTERM; the run is saved.
     """
-    given = locals()
-    for name in ("config", "task", "recipe", "resume", "quiet", "options"):
-        del given[name]
-    values = {name: value for name, value in given.items() if value is not None} | options
+    values = {
+        name: value
+        for name, value in locals().items()
+        if name not in ("config", "task", "recipe", "resume", "quiet", "options") and value is not None
+    } | options
     if isinstance(values.get("model_kwargs"), Mapping):
         values["model_kwargs"] = dict(values["model_kwargs"])
     if config is None:

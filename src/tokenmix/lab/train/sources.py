@@ -39,7 +39,10 @@ def load_recipe(name: str) -> TrainConfig:
 
 def load_comparison(name: str, task: str | None = None) -> CompareConfig:
     """The config of a comparison by name or file; `UserError` as in `load_recipe`."""
-    return _load("comparison", name, list_comparisons(), base_comparison, task).replace(config=name)
+    config = _load("comparison", name, list_comparisons(), base_comparison, task)
+    if task not in (None, config.task):
+        raise UserError(f"the comparison {name} is for {config.task}, got the task {task}; leave the task out")
+    return config.replace(config=name)
 
 
 def base_comparison(task: str, init_from: str | Path | None = None) -> CompareConfig:
