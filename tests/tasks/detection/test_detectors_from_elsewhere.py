@@ -19,6 +19,7 @@ from tokenmix.lab.tasks.detection import task as objects
 from tokenmix.lab.train.load import load_task
 from tokenmix.lab.train.run import evaluate, predict, train
 from tokenmix.models.detection.other import other_detector
+from tokenmix.trust import typed
 
 CHOSEN = {"score": 0.0, "nms": 0.5, "detections": 5}
 BOXES = ("faster", "retina", "fcos", "ssd")
@@ -63,7 +64,8 @@ def test_losses_are_torchvisions_with_label_0_as_background(kind: str) -> None:
     import toy_detectors
 
     torch.manual_seed(0)
-    ours: Any = other_detector(f"toy_detectors:{kind}", num_classes=2, masks=False, **CHOSEN).train()
+    with typed(name := f"toy_detectors:{kind}"):
+        ours: Any = other_detector(name, num_classes=2, masks=False, **CHOSEN).train()
     torch.manual_seed(0)
     plain = getattr(toy_detectors, kind)(3).train()
     plain.load_state_dict(ours.state_dict())
