@@ -201,13 +201,12 @@ def _encoded(
     for group in _groups(pieces(documents, block), block):
         with tokenizing("the tokenizer cannot read this text"):
             encodings = tokenizer.backend_tokenizer.encode_batch(group, add_special_tokens=False)
-        for encoding in encodings:
-            if encoding.ids:
-                words = np.array([-1 if word is None else word for word in encoding.word_ids])
-                starts = np.append(np.diff(words, prepend=-2) != 0, True)
-                numbers = 2 * np.array([*encoding.ids, tokenizer.sep_token_id]) + starts
-                total += len(numbers)
-                yield numbers.astype(kind).tobytes()
+        used = [encoding for encoding in encodings if encoding.ids]
+        ids = np.fromiter((id for one in used for id in (*one.ids, tokenizer.sep_token_id)), np.int64)
+        # No word has the number of [SEP] here, so that it and the token after it begin words.
+        words = np.fromiter((-1 if word is None else word for one in used for word in (*one.word_ids, -2)), np.int64)
+        total += len(ids)
+        yield (2 * ids + (np.diff(words, prepend=-2) != 0)).astype(kind).tobytes()
     if not total:
         raise UserError(f"{empty}; give more text, or a folder with train and test inside")
     yield np.array(total, COUNT).tobytes()
