@@ -2,6 +2,7 @@
 
 import platform
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,13 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmix.errors import UserError
+from tokenmix.files import Values
 from tokenmix.lab.train.plan import (
     batch_note,
     check_config,
     make_plan,
+    plan_notes,
     precision_note,
     seed_everything,
     warmup_note,
+    with_epochs,
 )
 from tokenmix.lab.train.sources import make_config
 
@@ -55,6 +59,29 @@ def test_batches_of_few_samples_are_smaller_and_told():
     assert note == f"{told} 40"
 
 
+@pytest.mark.parametrize(
+    ("num_train", "change", "epochs"),
+    [
+        (60_000, {}, 10),
+        (3_029, {}, 43),
+        (300, {}, 50),
+        (300, {"epochs": 3}, 3),
+        (300, {"init_from": Path("runs/other")}, 10),
+        (300, {"pretrained": True, "model": "vit_small_patch16_224"}, 10),
+    ],
+)
+def test_few_samples_are_seen_more_often(num_train: int, change: Values, epochs: int):
+    config = make_config(**change)
+    plan = make_plan(config, num_train)
+    settled = with_epochs(config, plan)
+    assert settled.loop.epochs == plan.epochs == epochs
+    assert make_plan(settled, num_train) == plan
+    assert any("--epochs changes that" in note for note in plan_notes(config, plan, num_train, "images")) == (
+        epochs > 10
+    )
+    assert not any("--epochs changes that" in note for note in plan_notes(settled, plan, num_train, "images"))
+
+
 def test_a_run_within_its_warm_up_is_told():
     short = make_config(batch_size=2, epochs=12, lr=0.01, warmup_steps=499)
     note = warmup_note(short, make_plan(short, 20))
@@ -80,7 +107,7 @@ def test_random_numbers_are_a_function_of_the_place():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"epochs": 0}, "epochs must be at least 1, or none; got 0"),
         ({"max_steps": 0}, "max_steps must be at least 1"),
         ({"lr": 0.0}, "lr must be a positive number, got 0.0"),
         ({"lr": float("nan")}, "lr must be a finite number, got nan"),

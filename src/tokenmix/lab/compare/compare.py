@@ -44,7 +44,7 @@ from tokenmix.lab.grid.engines import in_turn, make_engine, parallel_runs
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.config import CompareConfig, comparison_config
 from tokenmix.lab.train.load import check_own_mixers, load_task, start_and_swap, with_published_weights
-from tokenmix.lab.train.plan import check_config, make_plan, plan_notes
+from tokenmix.lab.train.plan import check_config, make_plan, plan_notes, with_epochs
 from tokenmix.lab.train.schema import joined
 from tokenmix.lab.train.sources import base_comparison, load_comparison
 from tokenmix.lab.train.task import TaskData, TaskModule
@@ -239,6 +239,7 @@ def _prepare(name: str, config: CompareConfig, out: Path) -> Comparison:
     plan = make_plan(cells[0].config, data.num_train, unit=data.unit)
     for note in plan_notes(cells[0].config, plan, data.num_train, data.unit):
         log(note)
+    cells = [replace(cell, config=with_epochs(cell.config, make_plan(cell.config, data.num_train))) for cell in cells]
     if schedule.rates_of(config) and not data.num_validation:
         raise UserError("tune chooses on validation samples, and none are held out; give --validation N, or more data")
     return Comparison(name, config, out, data, _new_variants(config, cells, data), cells, schedule.Pace(read))

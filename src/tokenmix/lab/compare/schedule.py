@@ -99,7 +99,7 @@ def with_steps(cells: Sequence[Cell], steps: Mapping[str, int], num_train: int) 
             found.append(cell)
             continue
         epochs = math.ceil(number / make_plan(cell.config, num_train).steps_per_epoch)
-        config = cell.config.replace(max_steps=number, epochs=max(epochs, cell.config.loop.epochs))
+        config = cell.config.replace(max_steps=number, epochs=max(epochs, cell.config.loop.epochs or 0))
         found.append(replace(cell, config=config))
     return found
 

@@ -185,8 +185,9 @@ class ManualOptim(Part):
 class BudgetConfig(Part):
     """Budget, precision, device and initial weights."""
 
-    epochs: Annotated[int, Range(least=1)] = 10
-    """Passes over the training samples: images, texts or point clouds."""
+    epochs: Annotated[int | None, Range(least=1)] = None
+    """Passes over the training samples: images, texts or point clouds.
+    If not given 10, and from random weights on few samples up to 50: as many as make 2,000 steps."""
     max_steps: Annotated[int | None, Range(least=1)] = None
     """Stop after this many optimiser steps, if that comes first."""
     batch_size: Annotated[int, Range(least=1)] = 64

@@ -22,6 +22,8 @@ from tokenmix.lab.train.config import OptimConfig, TeacherOptions, TrainConfig
 from tokenmix.lab.train.launch import distributed_info
 from tokenmix.lab.train.schema import fitted
 
+EPOCHS, MOST_EPOCHS, STEPS = 10, 50, 2000
+
 
 def device_type(config: TrainConfig) -> str:
     """Device type of `config.loop.device` on this machine."""
@@ -101,10 +103,10 @@ def check_config(config: TrainConfig) -> None:
             raise UserError(
                 f"warm-up is given twice: {optim.warmup_steps} steps and {optim.warmup_epochs:g} epochs; leave one out"
             )
-        if (optim.warmup_epochs or 0) + optim.cooldown_epochs > loop.epochs:
+        if (optim.warmup_epochs or 0) + optim.cooldown_epochs > (loop.epochs or EPOCHS):
             raise UserError(
                 f"warm-up and cool-down of {optim.warmup_epochs or 0:g} and {optim.cooldown_epochs:g} epochs are "
-                f"longer than the {loop.epochs} of training; raise --epochs"
+                f"longer than the {loop.epochs or EPOCHS} of training; raise --epochs"
             )
         check_optimizer(optim.opt, optim.opt_eps)
 
@@ -182,12 +184,36 @@ def make_plan(config: TrainConfig, num_train: int, processes: int = 1, unit: str
         micro = num_train // (4 * parts)
         micro = max(1, micro - micro % 2)  # mixup takes pairs
     steps_per_epoch = num_train // (micro * parts)
-    total = config.loop.epochs * steps_per_epoch
+    total = (config.loop.epochs or usual_epochs(config, steps_per_epoch)) * steps_per_epoch
     if config.loop.max_steps is not None:
         total = min(total, config.loop.max_steps)
     return TrainingPlan(
         micro, config.optim.accumulate, steps_per_epoch, math.ceil(total / steps_per_epoch), total, processes
     )
+
+
+def usual_epochs(config: TrainConfig, steps_per_epoch: int) -> int:
+    """Epochs of a run without --epochs: `EPOCHS`; from random weights as many as make `STEPS`, up to `MOST_EPOCHS`.
+
+    Ten epochs on a few thousand images are a few hundred steps, after which a random forest is better than any network.
+    """
+    if config.model.pretrained or config.loop.init_from is not None:
+        return EPOCHS
+    return max(EPOCHS, min(MOST_EPOCHS, math.ceil(STEPS / steps_per_epoch)))
+
+
+def with_epochs(config: TrainConfig, plan: TrainingPlan) -> TrainConfig:
+    """The config with its number of epochs, which depends on the number of samples if none is given."""
+    if config.loop.epochs is not None:
+        return config
+    return config.replace(epochs=usual_epochs(config, plan.steps_per_epoch))
+
+
+def epochs_note(config: TrainConfig, plan: TrainingPlan) -> str | None:
+    epochs = usual_epochs(config, plan.steps_per_epoch)
+    if config.loop.epochs is not None or epochs == EPOCHS or plan.epochs < epochs:
+        return None
+    return f"an epoch has {plan.steps_per_epoch} steps, so there are {epochs}; --epochs changes that"
 
 
 def batch_note(config: TrainConfig, plan: TrainingPlan, num_train: int, unit: str) -> str | None:
@@ -213,7 +239,8 @@ def precision_note(config: TrainConfig) -> str | None:
 
 def plan_notes(config: TrainConfig, plan: TrainingPlan, num_train: int, unit: str) -> list[str]:
     """Notes to print before a run starts."""
-    notes = batch_note(config, plan, num_train, unit), warmup_note(config, plan), precision_note(config)
+    first = batch_note(config, plan, num_train, unit), epochs_note(config, plan)
+    notes = *first, warmup_note(config, plan), precision_note(config)
     return [note for note in notes if note is not None]
 
 

@@ -27,7 +27,7 @@ from tokenmix.lab.train.checkpoint import initial_weights
 from tokenmix.lab.train.config import TeacherOptions, TrainConfig
 from tokenmix.lab.train.distributed import all_reduce_mean
 from tokenmix.lab.train.metrics import Metric, Rows, collected, joined, num_rows
-from tokenmix.lab.train.plan import Configured, make_optimizer, make_schedule
+from tokenmix.lab.train.plan import EPOCHS, Configured, make_optimizer, make_schedule
 from tokenmix.lab.train.programs import Batch, Description, ProgramHooks, own_macs
 from tokenmix.registry import Arguments
 
@@ -343,7 +343,7 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
 
     def configure_optimizers(self) -> Configured:
         """timm's optimiser, with the recipe's schedule after linear warm-up, updated after each step."""
-        optim, epochs = self.config.optim, self.config.loop.epochs
+        optim, epochs = self.config.optim, self.config.loop.epochs or EPOCHS
         optimizer = make_optimizer(self.parameter_groups(), optim)
         schedule = make_schedule(optimizer, optim, self.total_steps, epochs)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
