@@ -172,20 +172,6 @@ def test_one_point_lies_in_the_middle():
     assert batch["mask"].tolist() == [[True, False, False, False]]
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"num_points": 0}, "0 points"),
-        ({"scale": 0.5}, "scale=0.5"),
-        ({"shift": -1.0}, "shift=-1"),
-        ({"point_dropout": 1.0}, "point_dropout=1"),
-    ],
-)
-def test_settings_out_of_range(settings: dict, said: str):
-    with pytest.raises(UserError, match=said):
-        CloudSamples(clouds(), **settings)
-
-
 def test_what_a_cloud_does_not_have_is_told():
     plain = clouds(normals=False, parts=False)
     with pytest.raises(UserError, match="a has no normals"):

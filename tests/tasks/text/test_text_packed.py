@@ -183,8 +183,6 @@ def test_loader_resumes_and_shares(tokens: Any, tokenizer: Any):
     [
         ({"length": 2}, "leaves no token"),
         ({"length": 100_000}, "do not fill one sequence"),
-        ({"length": 16, "share": 0.0}, "BERT has 0.15"),
-        ({"length": 16, "masking": "words"}, "token or whole-word"),
     ],
 )
 def test_impossible_packing(tokens: Any, tokenizer: Any, options: Any, message: str):

@@ -66,7 +66,7 @@ _register(
 _register(
     "point-segmentation",
     "a part for each point of a cloud; mean intersection over union",
-    "points.segmentation:PointSegmentation",
+    "points.task:PointSegmentation",
     "points:CloudOptions",
     model="eapct_part_nano",
 )

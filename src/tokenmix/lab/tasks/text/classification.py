@@ -12,7 +12,7 @@ from torch import Tensor
 from tokenmix.errors import UserError
 from tokenmix.files import Values
 from tokenmix.lab.data.indexed import balanced_order
-from tokenmix.lab.tasks.classes import ClassTask, class_counts, likeliest, told
+from tokenmix.lab.tasks.classes import ClassTask, likeliest, told, train_counts
 from tokenmix.lab.tasks.text.data.labelled import load_labelled
 from tokenmix.lab.tasks.text.data.sequences import EncodedText
 from tokenmix.lab.tasks.text.encoding import tokenizing
@@ -67,7 +67,7 @@ class TextClassification(DistillingTextTask, ClassTask):
         description: Values = {"classes": texts.classes, "source": texts.source}
         description |= {"pairs": texts.train.pairs is not None, "cut": train.cut + test.cut}
         if texts.classes:
-            description["counts"] = class_counts(texts.classes, texts.train.labels)
+            description["counts"] = train_counts(texts.classes, texts.train.labels)
             if texts.metrics != ("accuracy",):
                 description["metrics"] = list(texts.metrics)
         elif (config.options.class_weights, config.options.sampler) != ("none", "shuffle"):

@@ -134,7 +134,7 @@ class PackedText(IndexedDataset):
         seed: seed of cuts and masks in training.
 
     Raises:
-        UserError: a length without room for tokens, less text than one sequence, or an invalid share.
+        UserError: a length without room for tokens, or less text than one sequence.
     """
 
     unit = "sequences"
@@ -152,10 +152,6 @@ class PackedText(IndexedDataset):
     ) -> None:
         if length < 3:
             raise UserError(f"a length of {length} leaves no token between [CLS] and [SEP]; give 3 or more")
-        if not 0 < share < 1:
-            raise UserError(f"the masking probability must be in (0, 1), got {share}; BERT has 0.15")
-        if masking not in ("token", "whole-word"):
-            raise UserError(f"masking must be token or whole-word, got {masking!r}")
         self.window = length - 2
         if part == "train" and len(tokens) < self.window:
             raise UserError(
