@@ -67,7 +67,7 @@ def test_groups_of_documents_are_one_run_of_tokens(
     monkeypatch.setattr("tokenmix.lab.tasks.text.data.corpus.PIECE", 400)
     whole = tokenized(corpus, tokenizer, tmp_path / "whole")[0]
     at_once = len(groups)
-    monkeypatch.setattr("tokenmix.lab.tasks.text.encoding.BLOCK", 500)
+    monkeypatch.setattr("tokenmix.lab.tasks.text.tokenizer.BLOCK", 500)
     parts = tokenized(corpus, tokenizer, tmp_path / "parts")[0]
     assert len(groups) - at_once > at_once == 2
     assert np.array_equal(everything(parts), everything(whole))

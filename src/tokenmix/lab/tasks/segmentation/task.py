@@ -23,7 +23,7 @@ from tokenmix.lab.data.images import read_image
 from tokenmix.lab.data.indexed import spread
 from tokenmix.lab.data.scenes import PixelSamples, SceneAugment, SceneData, load_scenes, repeated
 from tokenmix.lab.data.scenes.coco import encode_mask
-from tokenmix.lab.tasks.foreign import build_theirs, described_architecture
+from tokenmix.lab.tasks.foreign import described_architecture, model_from_elsewhere
 from tokenmix.lab.tasks.images import (
     PART_ROWS,
     ImageTask,
@@ -42,10 +42,8 @@ from tokenmix.lab.train.programs import Batch, Description, PlainSamples, Shown,
 from tokenmix.lab.train.task import IndexedData, check_names
 from tokenmix.layers.base import Mixer
 from tokenmix.layers.external import ExternalAttention2d
-from tokenmix.models.foreign import as_ours, create_foreign
 from tokenmix.models.registry import create_model
 from tokenmix.models.segmentation import Segmenter
-from tokenmix.registry import is_foreign
 
 # Largest image processed whole, in pixels and in logits, and tile of larger images in pixels.
 WHOLE = (1 << 22, 1 << 28)
@@ -320,15 +318,11 @@ class SemanticSegmentation(ImageTask):
 
     @classmethod
     def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
+        theirs = model_from_elsewhere(config, data, "segmenter", "AutoModelForSemanticSegmentation")
+        if theirs is not None:
+            return theirs
         given: Values = {"num_classes": len(data["classes"]), "img_size": tuple(data["img_size"])}
-        given |= config.model.model_kwargs
-        if is_foreign(config.model.model):
-            return create_foreign(config.model.model, "segmenter", in_chans=data["channels"], **given)
-        if "architecture" in data:
-            sizes = {name: given[name] for name in ("num_classes", "img_size")}
-            theirs = build_theirs(config, data, "AutoModelForSemanticSegmentation")
-            return as_ours(theirs, config.model.model, "segmenter", in_chans=data["channels"], **sizes)
-        model: Any = create_model(config.model.model, **given)
+        model: Any = create_model(config.model.model, **given, **config.model.model_kwargs)
         # Convolutions on a CPU, and in half precision on a GPU, are faster with channels last.
         return model if model.fixed_size else model.to(memory_format=torch.channels_last)
 

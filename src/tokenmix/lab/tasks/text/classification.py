@@ -15,15 +15,8 @@ from tokenmix.lab.data.indexed import balanced_order
 from tokenmix.lab.tasks.classes import ClassTask, likeliest, told, train_counts
 from tokenmix.lab.tasks.text.data.labelled import load_labelled
 from tokenmix.lab.tasks.text.data.sequences import EncodedText
-from tokenmix.lab.tasks.text.encoding import tokenizing
-from tokenmix.lab.tasks.text.task import (
-    DistillingTextTask,
-    TextData,
-    hub_form,
-    inputs_of,
-    read_sentences,
-    tokenizer_for,
-)
+from tokenmix.lab.tasks.text.task import DistillingTextTask, TextData, hub_form, inputs_of, read_sentences
+from tokenmix.lab.tasks.text.tokenizer import tokenizing
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.metrics import Metric, Rows
@@ -60,7 +53,7 @@ class TextClassification(DistillingTextTask, ClassTask):
                     f"of {config.data.data!r} and the run's own data, one has pairs of texts and the other single "
                     "texts; give data like the run's own"
                 )
-        tokenizer = tokenizer_for(config, [*texts.train.texts, *(texts.train.pairs or ())])
+        tokenizer = cls.make_tokenizer(config, [*texts.train.texts, *(texts.train.pairs or ())])
         length = config.options.seq_len if like is None else int(like["seq_len"])
         encoded = partial(EncodedText, tokenizer=tokenizer, max_length=length)
         train, test = encoded(texts.train), encoded(texts.test)

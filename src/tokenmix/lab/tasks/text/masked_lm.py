@@ -12,15 +12,8 @@ from tokenmix.errors import UserError
 from tokenmix.files import Values
 from tokenmix.lab.data.indexed import validation_size
 from tokenmix.lab.tasks.text.data import PackedText, load_text, tokenized
-from tokenmix.lab.tasks.text.encoding import tokenizing
-from tokenmix.lab.tasks.text.task import (
-    DistillingTextTask,
-    TextData,
-    hub_form,
-    inputs_of,
-    read_sentences,
-    tokenizer_for,
-)
+from tokenmix.lab.tasks.text.task import DistillingTextTask, TextData, hub_form, inputs_of, read_sentences
+from tokenmix.lab.tasks.text.tokenizer import tokenizing
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.metrics import Metric, Rows, joined, quotient
@@ -54,7 +47,7 @@ class MaskedLM(DistillingTextTask):
     def load_data(cls, config: TrainConfig, like: Description | None = None) -> TextData:
         """The packed text of `config.data.data`; with `like`, in sequences of that run's length."""
         corpus = load_text(config.data.data)
-        tokenizer = tokenizer_for(config, corpus.train)
+        tokenizer = cls.make_tokenizer(config, corpus.train)
         length = config.options.seq_len if like is None else int(like["seq_len"])
         shared: Values = {
             "length": length,

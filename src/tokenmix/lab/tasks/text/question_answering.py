@@ -25,15 +25,7 @@ from tokenmix.lab.tasks.text.data.questions import (
     load_questions,
     read_squad,
 )
-from tokenmix.lab.tasks.text.task import (
-    Sentence,
-    TextData,
-    TextTask,
-    hub_form,
-    inputs_of,
-    read_sentences,
-    tokenizer_for,
-)
+from tokenmix.lab.tasks.text.task import Sentence, TextData, TextTask, hub_form, inputs_of, read_sentences
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.metrics import Metric, Rows, joined
 from tokenmix.lab.train.programs import Batch, Description, HubForm, Shown
@@ -116,7 +108,7 @@ class QuestionAnswering(TextTask):
     @classmethod
     def load_data(cls, config: TrainConfig, like: Description | None = None) -> TextData:
         data = load_questions(config.data.data)
-        tokenizer = tokenizer_for(config, [text for q in data.train for text in (q.question, q.context)])
+        tokenizer = cls.make_tokenizer(config, [text for q in data.train for text in (q.question, q.context)])
         length = config.options.seq_len if like is None else int(like["seq_len"])
         stride = config.options.doc_stride if like is None else int(like["doc_stride"])
         kept, held = hold_out(torch.zeros(len(data.train)), config.data.validation, config.data.limit)

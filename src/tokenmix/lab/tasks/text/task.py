@@ -11,7 +11,7 @@ from tokenmix.errors import UserError
 from tokenmix.files import Values, user_path
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.indexed import IndexedDataset
-from tokenmix.lab.tasks.foreign import build_theirs, described_architecture, folder_of
+from tokenmix.lab.tasks.foreign import build_theirs, class_fields, described_architecture, folder_of
 from tokenmix.lab.tasks.text.data import read_lines
 from tokenmix.lab.tasks.text.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from tokenmix.lab.train.checkpoint import read_weights
@@ -115,6 +115,18 @@ class TextTask(TaskModule):
     }
 
     @classmethod
+    def make_tokenizer(cls, config: TrainConfig, texts: Iterable[str]) -> "PreTrainedTokenizerFast":
+        """The named tokenizer, else that of --init-from or the teacher, else a new one trained on the texts."""
+        if config.options.tokenizer is not None:
+            return load_tokenizer(config.options.tokenizer)
+        if is_transformers(config.model.model):
+            return load_tokenizer(folder_of(config.model.model))
+        for source in (config.loop.init_from, getattr(config.options, "teacher", None)):
+            if source is not None and (Path(source) / TOKENIZER).is_dir():
+                return load_tokenizer(Path(source) / TOKENIZER)
+        return train_tokenizer(texts, vocab_size=config.options.vocab_size)
+
+    @classmethod
     def theirs(cls, config: TrainConfig, like: Description | None, pieces: int, length: int) -> Values:
         """A transformers model's architecture, for the description; `UserError` if it takes fewer pieces or tokens."""
         described = described_architecture(config, like)
@@ -139,15 +151,8 @@ class TextTask(TaskModule):
             return build_theirs(config, data, cls.auto)
         given = {"vocab_size": data["vocab_size"], "pad_token_id": data["pad_token_id"]}
         given |= {"max_position_embeddings": data["seq_len"], **cls.fields}
-        if "classes" in data:
-            # Regression has one output.
-            given["num_labels"] = len(data["classes"]) or 1
-            if data["classes"]:
-                # So that transformers' pipelines show the names.
-                given["id2label"] = dict(enumerate(data["classes"]))
-                given["label2id"] = {name: i for i, name in enumerate(data["classes"])}
-        model = cls.network(create_config(config.model.model, **{**given, **config.model.model_kwargs}))
-        return model.train()
+        given |= class_fields(data)
+        return cls.network(create_config(config.model.model, **{**given, **config.model.model_kwargs})).train()
 
     @classmethod
     def check(cls, config: TrainConfig, batch_size: int) -> None:
@@ -252,23 +257,10 @@ class DistillingTextTask(TextTask, DistillingTask):
 
 def inputs_of(batch: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     taken = {name: value for name, value in batch.items() if name in INPUTS}
-    if (
-        getattr(getattr(model, "config", None), "type_vocab_size", 0) < 2
-    ):  # RoBERTa has one kind of token, DistilBERT none
+    # RoBERTa has one kind of token, DistilBERT none.
+    if getattr(getattr(model, "config", None), "type_vocab_size", 0) < 2:
         taken.pop("token_type_ids", None)
     return taken
-
-
-def tokenizer_for(config: TrainConfig, texts: Iterable[str]) -> "PreTrainedTokenizerFast":
-    """The named tokenizer, else that of --init-from or the teacher, else a new one trained on the texts."""
-    if config.options.tokenizer is not None:
-        return load_tokenizer(config.options.tokenizer)
-    if is_transformers(config.model.model):
-        return load_tokenizer(folder_of(config.model.model))
-    for source in (config.loop.init_from, getattr(config.options, "teacher", None)):
-        if source is not None and (Path(source) / TOKENIZER).is_dir():
-            return load_tokenizer(Path(source) / TOKENIZER)
-    return train_tokenizer(texts, vocab_size=config.options.vocab_size)
 
 
 class Sentence(NamedTuple):

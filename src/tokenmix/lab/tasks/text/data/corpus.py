@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from filelock import FileLock
@@ -15,15 +15,8 @@ from tokenmix.files import replace_file
 from tokenmix.lab.data.indexed import DataSet
 from tokenmix.lab.data.lookup import DataRequest, cache_root, load_data, origin
 from tokenmix.lab.data.reading import LeftOut, check_file
-from tokenmix.lab.tasks.text.data.files import (
-    TEST_SHARE,
-    choose_test,
-    digest_of,
-    find_parts,
-    open_table,
-    read_lines,
-)
-from tokenmix.lab.tasks.text.encoding import block_characters, tokenizing
+from tokenmix.lab.tasks.text.data.files import TEST_SHARE, choose_test, digest_of, find_parts, open_table, read_lines
+from tokenmix.lab.tasks.text.tokenizer import block_characters, tokenizing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -36,6 +29,7 @@ Documents and lines of more than twice this length are cut at a blank."""
 ENDINGS = (".txt", ".text", ".md")
 FORMAT = 4
 COUNT = np.dtype(np.int64)
+T = TypeVar("T")
 
 
 class Documents:
@@ -122,7 +116,7 @@ def _pieces(files: Sequence[Path], left_out: LeftOut) -> Iterator[str]:
     """Text of files; of a file with an unreadable part, the text before it."""
     for file in files:
         try:
-            yield from map("".join, _groups(read_lines(file), PIECE))
+            yield from map("".join, groups(read_lines(file), PIECE))
         except UserError as reason:
             left_out.add(file, str(reason))
 
@@ -137,7 +131,7 @@ def _side(path: Path, cut: int, test: bool) -> Iterator[str]:
                 yield line
             offset += len(line.encode())
 
-    return map("".join, _groups(lines(), PIECE))
+    return map("".join, groups(lines(), PIECE))
 
 
 class Tokens:
@@ -198,7 +192,7 @@ def _encoded(
 ) -> Iterator[bytes]:
     """Groups of documents in the format of `Tokens`, then the number of tokens."""
     total, block = 0, block_characters(tokenizer)
-    for group in _groups(pieces(documents, block), block):
+    for group in groups(pieces(documents, block), block):
         with tokenizing("the tokenizer cannot read this text"):
             encodings = tokenizer.backend_tokenizer.encode_batch(group, add_special_tokens=False)
         for encoding in encodings:
@@ -226,13 +220,14 @@ def pieces(texts: Iterable[str], most: int = PIECE) -> Iterator[str]:
         yield text[begin:] if begin else text
 
 
-def _groups(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
-    group, size = [], 0
-    for text in texts:
-        group.append(text)
-        size += len(text)
-        if size >= characters:
+def groups(items: Iterable[T], most: int, size: Callable[[Any], int] = len) -> Iterator[list[T]]:
+    """Groups of neighbours with a total size of at least `most`; each group ends with the item that reaches it."""
+    group, total = list[T](), 0
+    for item in items:
+        group.append(item)
+        total += size(item)
+        if total >= most:
             yield group
-            group, size = [], 0
+            group, total = [], 0
     if group:
         yield group

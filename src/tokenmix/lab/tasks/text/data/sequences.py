@@ -1,7 +1,7 @@
 """Batches of token ids: texts padded to the longest, or windows of running text with masked tokens."""
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -11,9 +11,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from tokenmix.errors import UserError
 from tokenmix.lab.data.indexed import IndexedDataset, hash_indices
-from tokenmix.lab.tasks.text.data.corpus import Tokens
+from tokenmix.lab.tasks.text.data.corpus import Tokens, groups
 from tokenmix.lab.tasks.text.data.labelled import LabelledText
-from tokenmix.lab.tasks.text.encoding import block_characters, tokenizing
+from tokenmix.lab.tasks.text.tokenizer import block_characters, tokenizing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -63,18 +63,6 @@ class Rows(Sequence[np.ndarray]):
         return np.frombuffer(self._flat, self._flat.typecode, end - begin, begin * self._flat.itemsize)
 
 
-def blocks(sizes: Iterable[int], most: int) -> Iterator[slice]:
-    """Blocks of neighbours with a total of at least `most`; each block ends with the item that reaches it."""
-    begin = end = total = 0
-    for end, size in enumerate(sizes, 1):
-        total += size
-        if total >= most:
-            yield slice(begin, end)
-            begin, total = end, 0
-    if begin < end:
-        yield slice(begin, end)
-
-
 class EncodedText(IndexedDataset):
     """[CLS] text [SEP], or [CLS] text [SEP] text_pair [SEP], truncated to `max_length`; in a pair the longer one first.
 
@@ -99,9 +87,9 @@ class EncodedText(IndexedDataset):
         with tokenizing("the tokenizer cannot read these texts"):
             backend.no_padding()
             backend.enable_truncation(max_length, strategy="longest_first", direction=tokenizer.truncation_side)
-            for block in blocks((sum(map(len, row)) for row in zip(*columns)), most):
-                rows = list(zip(*([text[kept] for text in column[block]] for column in columns)))
-                for encoding in backend.encode_batch_fast([row if row[1:] else row[0] for row in rows]):
+            rows = (tuple(text[kept] for text in row) for row in zip(*columns))
+            for group in groups(rows, most, lambda row: sum(map(len, row))):
+                for encoding in backend.encode_batch_fast([row if row[1:] else row[0] for row in group]):
                     self.ids.append(encoding.ids)
                     self.segments.append(encoding.type_ids)
                     self.cut += bool(encoding.overflowing)
