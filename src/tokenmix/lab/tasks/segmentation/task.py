@@ -50,6 +50,8 @@ WHOLE = (1 << 22, 1 << 28)
 TILE = 1 << 18
 # Pixel limit of way=whole.
 MOST_WHOLE = 1 << 26
+MOST_CLASSES = 256
+VEIL = 0.5
 
 
 class _Foreign:
@@ -162,15 +164,33 @@ def pixel_logits(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
 
 
 def _look(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
+    """Logits of the images as they are: all pixels at once, or means over sliding windows."""
     if how.way == "whole" and model.fixed_size and tuple(images.shape[2:]) != model.img_size:
         raise UserError(
             f"the model takes images of {model.img_size[0]} x {model.img_size[1]} only, got "
             f"{images.shape[2]} x {images.shape[3]}; omit way=whole, or give way=sliding"
         )
-    if how.way == "sliding" or (how.way == "auto" and model.fixed_size):
-        return _sliding(model, images, how)
-    with _streaming(model, images, how.chunk_size):
-        return model(images).float()
+    if how.way != "sliding" and not (how.way == "auto" and model.fixed_size):
+        with _streaming(model, images, how.chunk_size):
+            return model(images).float()
+    window = both_sides(how.window) if how.window else model.img_size
+    if model.fixed_size and window != model.img_size:
+        raise UserError(
+            f"the model takes windows of {model.img_size[0]} x {model.img_size[1]} only, got {window}; leave window out"
+        )
+    stride = both_sides(how.stride) if how.stride else (max(1, 2 * window[0] // 3), max(1, 2 * window[1] // 3))
+    if stride[0] > window[0] or stride[1] > window[1]:
+        raise UserError(f"a stride of {stride} leaves gaps between windows of {window}; give at most the window")
+    height, width = images.shape[2:]
+    grown = F.pad(images, (0, max(0, window[1] - width), 0, max(0, window[0] - height)))
+    rows, columns = (window_starts(grown.shape[2 + i], window[i], stride[i]) for i in (0, 1))
+    total = images.new_zeros(len(images), model.num_classes, *grown.shape[2:], dtype=torch.float32)
+    count = images.new_zeros(grown.shape[2:], dtype=torch.float32)
+    for top, left in product(rows, columns):
+        place = (..., slice(top, top + window[0]), slice(left, left + window[1]))
+        total[place] += all_rows(model, model(grown[place]).float())
+        count[place] += 1
+    return own_rows(model, total.div_(count)[..., :height, :width], 2)
 
 
 @contextmanager
@@ -188,32 +208,6 @@ def _streaming(model: Segmenter, images: Tensor, chunk_size: int) -> Iterator[No
         yield
     finally:
         block.memory.options = before
-
-
-def _sliding(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
-    window = both_sides(how.window) if how.window else model.img_size
-    if model.fixed_size and window != model.img_size:
-        raise UserError(
-            f"the model takes windows of {model.img_size[0]} x {model.img_size[1]} only, got {window}; leave window out"
-        )
-    stride = both_sides(how.stride) if how.stride else (max(1, 2 * window[0] // 3), max(1, 2 * window[1] // 3))
-    if stride[0] > window[0] or stride[1] > window[1]:
-        raise UserError(f"a stride of {stride} leaves gaps between windows of {window}; give at most the window")
-    height, width = images.shape[2:]
-    grown = F.pad(images, (0, max(0, window[1] - width), 0, max(0, window[0] - height)))
-    rows, columns = (window_starts(grown.shape[2 + i], window[i], stride[i]) for i in (0, 1))
-    total = images.new_zeros(len(images), model.num_classes, *grown.shape[2:], dtype=torch.float32)
-    count = images.new_zeros(grown.shape[2:], dtype=torch.float32)
-    for top in rows:
-        for left in columns:
-            place = (..., slice(top, top + window[0]), slice(left, left + window[1]))
-            total[place] += all_rows(model, model(grown[place]).float())
-            count[place] += 1
-    return own_rows(model, total.div_(count)[..., :height, :width], 2)
-
-
-MOST_CLASSES = 256
-VEIL = 0.5
 
 
 def pixel_entropy(logits: Tensor, classes: Tensor, ignore: int) -> Tensor:

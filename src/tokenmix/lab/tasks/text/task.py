@@ -12,7 +12,7 @@ from tokenmix.files import Values, user_path
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.indexed import IndexedDataset
 from tokenmix.lab.tasks.foreign import build_theirs, class_fields, described_architecture, folder_of
-from tokenmix.lab.tasks.text.data import read_lines
+from tokenmix.lab.tasks.text.data.files import read_lines
 from tokenmix.lab.tasks.text.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from tokenmix.lab.train.checkpoint import read_weights
 from tokenmix.lab.train.config import TrainConfig
@@ -28,23 +28,6 @@ from tokenmix.text.blocks import extend_gate, resized_bias
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-
-def _fitted(weights: dict[str, Tensor], own: dict[str, Tensor]) -> dict[str, Tensor]:
-    fitted = dict(weights)
-    for key in weights:
-        if key not in own or weights[key].shape == own[key].shape:
-            continue
-        stem, _, name = key.rpartition(".")
-        if name == "weight" and stem.endswith("gating") and weights[key].dim() == own[key].dim():
-            n = len(own[f"{stem}.bias"])
-            fitted[key], fitted[f"{stem}.bias"] = extend_gate(weights[key], weights[f"{stem}.bias"], n)
-        elif stem.endswith("position_embeddings") and weights[key].shape[1] == own[key].shape[1]:
-            kept = weights[key][: len(own[key])]
-            fitted[key] = torch.cat([kept, own[key][len(kept) :]])
-        elif stem.endswith("relative") and len(weights[key]) == len(own[key]):
-            fitted[key] = resized_bias(weights[key], own[key].shape[1], "extend")
-    return fitted
 
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids", "labels", "start_positions", "end_positions")
@@ -188,7 +171,17 @@ class TextTask(TaskModule):
                 f"{source} was trained with a vocabulary of {len(weights[words]):,} tokens and this tokenizer has "
                 f"{len(own[words]):,}; give its own by --tokenizer {source / 'tokenizer'}"
             )
-        weights = _fitted(weights, own)
+        for key in [key for key in weights if key in own and weights[key].shape != own[key].shape]:
+            stem, _, name = key.rpartition(".")
+            given_value, value = weights[key], own[key]
+            if name == "weight" and stem.endswith("gating") and given_value.dim() == value.dim():
+                bias = f"{stem}.bias"
+                weights[key], weights[bias] = extend_gate(given_value, given[bias], len(own[bias]))
+            elif stem.endswith("position_embeddings") and given_value.shape[1] == value.shape[1]:
+                kept = given_value[: len(value)]
+                weights[key] = torch.cat([kept, value[len(kept) :]])
+            elif stem.endswith("relative") and len(given_value) == len(value):
+                weights[key] = resized_bias(given_value, value.shape[1], "extend")
         fresh = []
         for key, value in own.items():
             tied = (getattr(model, "_tied_weights_keys", None) or {}).get(key)

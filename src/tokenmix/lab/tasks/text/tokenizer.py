@@ -1,21 +1,15 @@
-"""Tokenizers in Hugging Face's format, trained on users' text; their errors in one line, and their use of memory."""
+"""Tokenizers trained on users' text, in Hugging Face's format."""
 
-import base64
-import json
-import math
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
-from tokenmix.environment import filtered_stderr
-from tokenmix.errors import UserError, one_line
+from tokenmix.errors import UserError
 from tokenmix.files import Values, new_folder, user_path, write_json
-from tokenmix.registry import Arguments
+from tokenmix.lab.tasks.text.data.corpus import Documents, growth, load_text, pieces, tokenizing
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -30,9 +24,6 @@ MOST_GROWTH = 64
 """Largest number of bytes that a normalizer may make of a character; SentencePiece's makes up to 33."""
 MOST_SPECIAL = 64
 NAMES = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL}
-BLOCK = 1 << 21
-# Rust's message before a panic, which Python raises as an error.
-PANIC = re.compile(rb"^\n?thread '[^\n]*panicked at .*?(note: [^\n]*\n|\Z)", re.DOTALL | re.MULTILINE)
 
 
 def train_tokenizer(
@@ -71,13 +62,9 @@ def train_tokenizer(
     if vocab_size < least:
         raise UserError(f"a vocabulary of {vocab_size} is too small for {kind}; give {least} or more")
     if isinstance(texts, str):
-        from tokenmix.lab.tasks.text.data import load_text
-
         texts = load_text(texts).train
     from tokenizers import AddedToken, processors
     from transformers import PreTrainedTokenizerFast
-
-    from tokenmix.lab.tasks.text.data.corpus import Documents, pieces
 
     # Read more than once; a corpus is streamed anew each time.
     whole = list(texts) if isinstance(texts, Iterator) else texts
@@ -214,42 +201,3 @@ def _unigram(documents: Iterable[str], lowercase: bool, settings: Values) -> "To
     tokenizer.decoder = decoders.Metaspace()  # type: ignore[assignment]
     tokenizer.train_from_iterator(documents, trainer=trainers.UnigramTrainer(unk_token="[UNK]", **settings))
     return tokenizer
-
-
-@contextmanager
-def tokenizing(what: str, *more: type[BaseException]) -> Iterator[None]:
-    """Raise `UserError` for the tokenizers library's bare `Exception`s, Rust panics (no `Exception`) and `more`."""
-    try:
-        with filtered_stderr(lambda said: PANIC.sub(b"", said)):
-            yield
-    except BaseException as error:
-        panic = type(error).__name__ == "PanicException"
-        if isinstance(error, UserError) or not (panic or type(error) is Exception or isinstance(error, more)):
-            raise
-        raise UserError(f"{what} ({one_line(error)}); copy it again, or train it again") from None
-
-
-def block_characters(tokenizer: "PreTrainedTokenizerFast") -> int:
-    """Characters to encode at a time: a token takes 150 bytes until its number is kept."""
-    return int(BLOCK / growth(tokenizer.backend_tokenizer.normalizer))
-
-
-def growth(step: Any) -> float:
-    """Largest number of bytes that a normalizer or decoder makes of one byte, from the texts that it inserts."""
-    return 1 if step is None else _growth(json.loads(step.__getstate__()))
-
-
-def _growth(step: Arguments) -> float:
-    steps = step.get("normalizers") or step.get("decoders") or ()
-    kind, grown = step.get("type"), math.prod(map(_growth, steps))
-    if kind == "Replace":
-        content, literal = len(step["content"].encode()), step["pattern"].get("String")
-        # A regex may match between any two characters.
-        grown = max(1, content / len(literal.encode())) if literal else 1 + content
-    elif kind == "Prepend":
-        grown = 1 + len(step["prepend"].encode())
-    elif kind == "Precompiled":
-        charsmap = base64.b64decode(step["precompiled_charsmap"])
-        replaced = charsmap[4 + int.from_bytes(charsmap[:4], "little") :].split(b"\0")
-        grown = max(map(len, replaced))
-    return grown
