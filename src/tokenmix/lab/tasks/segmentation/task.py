@@ -54,7 +54,7 @@ MOST_CLASSES = 256
 VEIL = 0.5
 
 
-class _Foreign:
+class ForeignSegmenter:
     """A third-party segmenter with the interface of ours, for images of any size."""
 
     fixed_size, context = False, None
@@ -73,12 +73,6 @@ class _Foreign:
                 f"the model does not run on images of {size[0]} x {size[1]} ({one_line(error)}); give --way sliding"
             ) from error
         return logits
-
-
-def as_segmenter(model: nn.Module, num_classes: int, img_size: Sequence[int]) -> Segmenter:
-    """The model if it is ours, else a wrapper with the same interface."""
-    ours = hasattr(model, "fixed_size")
-    return cast(Segmenter, model if ours else _Foreign(model, num_classes, (img_size[0], img_size[1])))
 
 
 def own_rows(model: Segmenter, x: Tensor, dim: int) -> Tensor:
@@ -334,7 +328,9 @@ class SemanticSegmentation(ImageTask):
     @property
     def segmenter(self) -> Segmenter:
         """The model, or a third-party model with the interface of our segmenters."""
-        return as_segmenter(self.model, len(self.data["classes"]), self.data["img_size"])
+        if hasattr(self.model, "fixed_size"):
+            return cast(Segmenter, self.model)
+        return cast(Segmenter, ForeignSegmenter(self.model, len(self.data["classes"]), tuple(self.data["img_size"])))
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy over the step's pixels that are not ignored, plus `iou_loss` times the soft IoU loss."""

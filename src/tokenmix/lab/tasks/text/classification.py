@@ -52,11 +52,11 @@ class TextClassification(DistillingTextTask, ClassTask):
                     f"of {config.data.data!r} and the run's own data, one has pairs of texts and the other single "
                     "texts; give data like the run's own"
                 )
-        tokenizer = cls.make_tokenizer(config, [*texts.train.texts, *(texts.train.pairs or ())])
-        length = config.options.seq_len if like is None else int(like["seq_len"])
+        learnt = [*texts.train.texts, *(texts.train.pairs or ())]
+        tokenizer, length, description = cls.tokenization(config, like, learnt)
         encoded = partial(EncodedText, tokenizer=tokenizer, max_length=length)
         train, test = encoded(texts.train), encoded(texts.test)
-        description: Values = {"classes": texts.classes, "source": texts.source}
+        description |= {"classes": texts.classes, "source": texts.source}
         description |= {"pairs": texts.train.pairs is not None, "cut": train.cut + test.cut}
         if texts.classes:
             description["counts"] = train_counts(texts.classes, texts.train.labels)
@@ -67,14 +67,12 @@ class TextClassification(DistillingTextTask, ClassTask):
                 f"{config.data.data!r} has numbers for labels, which are of no class; leave --class-weights and "
                 "--sampler out"
             )
-        description |= cls.theirs(config, like, len(tokenizer), length)
         return TextData(
             balanced_order(train, texts.train.labels, config.options.sampler),
             test,
             None if texts.validation is None else encoded(texts.validation),
             tokenizer=tokenizer,
             config=config,
-            length=length,
             description=description,
         )
 

@@ -47,8 +47,7 @@ class MaskedLM(DistillingTextTask):
     def load_data(cls, config: TrainConfig, like: Description | None = None) -> TextData:
         """The packed text of `config.data.data`; with `like`, in sequences of that run's length."""
         corpus = load_text(config.data.data)
-        tokenizer = cls.make_tokenizer(config, corpus.train)
-        length = config.options.seq_len if like is None else int(like["seq_len"])
+        tokenizer, length, described = cls.tokenization(config, like, corpus.train)
         shared: Values = {
             "length": length,
             "masking": config.options.masking,
@@ -66,8 +65,7 @@ class MaskedLM(DistillingTextTask):
             PackedText(validation, tokenizer, part="test", **shared) if held else None,
             tokenizer=tokenizer,
             config=config,
-            length=length,
-            description={"source": corpus.source, **cls.theirs(config, like, len(tokenizer), length)},
+            description={**described, "source": corpus.source},
         )
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:

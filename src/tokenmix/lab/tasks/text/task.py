@@ -57,18 +57,16 @@ class Answering(nn.Module):
 
 
 class TextData(IndexedData):
-    """Sequences of at most `length` tokens, and their tokenizer."""
+    """Sequences of at most `seq_len` tokens, and their tokenizer."""
 
     def __init__(
         self,
         *parts: IndexedDataset | None,
         tokenizer: "PreTrainedTokenizerFast",
         config: TrainConfig,
-        length: int,
         description: Values,
     ) -> None:
-        about = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "seq_len": length}
-        super().__init__(*parts, config=config, description={**about, **description})  # type: ignore[arg-type]
+        super().__init__(*parts, config=config, description=description)  # type: ignore[arg-type]
         self.tokenizer = tokenizer
 
     def save(self, run: Path) -> None:
@@ -98,23 +96,28 @@ class TextTask(TaskModule):
     }
 
     @classmethod
-    def make_tokenizer(cls, config: TrainConfig, texts: Iterable[str]) -> "PreTrainedTokenizerFast":
-        """The named tokenizer, else that of --init-from or the teacher, else a new one trained on the texts."""
-        if config.options.tokenizer is not None:
-            return load_tokenizer(config.options.tokenizer)
-        if is_transformers(config.model.model):
-            return load_tokenizer(folder_of(config.model.model))
-        for source in (config.loop.init_from, getattr(config.options, "teacher", None)):
-            if source is not None and (Path(source) / TOKENIZER).is_dir():
-                return load_tokenizer(Path(source) / TOKENIZER)
-        return train_tokenizer(texts, vocab_size=config.options.vocab_size)
+    def tokenization(
+        cls, config: TrainConfig, like: Description | None, texts: Iterable[str]
+    ) -> tuple["PreTrainedTokenizerFast", int, Values]:
+        """The tokenizer, the length of a sequence, and what the description says of them and of a foreign model.
 
-    @classmethod
-    def theirs(cls, config: TrainConfig, like: Description | None, pieces: int, length: int) -> Values:
-        """A transformers model's architecture, for the description; `UserError` if it takes fewer pieces or tokens."""
-        described = described_architecture(config, like)
-        if not described:
-            return {}
+        The tokenizer is the named one, else that of --init-from or the teacher, else a new one trained on the texts.
+        `UserError` if a model of transformers takes fewer pieces or tokens.
+        """
+        source = config.options.tokenizer
+        if source is None and is_transformers(config.model.model):
+            source = folder_of(config.model.model)
+        elif source is None:
+            starts = (config.loop.init_from, getattr(config.options, "teacher", None))
+            folders = [Path(start) / TOKENIZER for start in starts if start is not None]
+            source = next((folder for folder in folders if folder.is_dir()), None)
+        known = source is not None
+        tokenizer = load_tokenizer(source) if known else train_tokenizer(texts, vocab_size=config.options.vocab_size)
+        pieces, length = len(tokenizer), config.options.seq_len if like is None else int(like["seq_len"])
+        described: Values = {"vocab_size": pieces, "pad_token_id": tokenizer.pad_token_id, "seq_len": length}
+        described |= described_architecture(config, like)
+        if "architecture" not in described:
+            return tokenizer, length, described
         architecture = described["architecture"]
         size = architecture.get("vocab_size", pieces)
         if pieces > size:
@@ -126,7 +129,7 @@ class TextTask(TaskModule):
             raise UserError(
                 f"{config.model.model} takes {most} tokens, got --seq-len {length}; give --seq-len {most} or less"
             )
-        return described
+        return tokenizer, length, described
 
     @classmethod
     def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
