@@ -164,7 +164,7 @@ class ObjectTask(ImageTask):
             side = options.min_size[-1] if options.min_size else 800  # torchvision's usual side
         else:
             entry = MODELS[config.model.model]
-            side = entry.arguments.get("img_size", _parameters(config.model.model)["img_size"].default)
+            side = entry.arguments.get("img_size", _builder_arguments(config.model.model)["img_size"].default)
         own = {"mean": list(mean), "std": list(std), "img_size": [side, side]}
         described = {
             "classes": list(data.classes),
@@ -381,10 +381,10 @@ def _without_crowds(target: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _fixed_size(model: str) -> bool:
     """Whether the model is ours and only takes squares of one size."""
-    return not is_foreign(model) and "min_size" not in _parameters(model)
+    return not is_foreign(model) and "min_size" not in _builder_arguments(model)
 
 
-def _parameters(model: str) -> Mapping[str, inspect.Parameter]:
+def _builder_arguments(model: str) -> Mapping[str, inspect.Parameter]:
     """Parameters of the function that builds one of our models."""
     return inspect.signature(load_object(MODELS[model].build)).parameters
 
