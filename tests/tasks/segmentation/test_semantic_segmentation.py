@@ -196,7 +196,7 @@ WAYS = [{}, {"way": "sliding", "window": 16}, {"scales": (1, 1.5), "mirror": "ye
 @pytest.mark.parametrize("options", WAYS)
 def test_tiles_and_windows_are_put_where_they_were(run, tmp_path, monkeypatch, options):
     """A segmenter that needs no neighbours answers in tiles as it does for the whole."""
-    known = property(lambda task: inference.as_segmenter(ByColour(), len(NAMES), task.data["img_size"]))
+    known = property(lambda task: inference.ForeignSegmenter(ByColour(), len(NAMES), tuple(task.data["img_size"])))
     monkeypatch.setattr(semantic_segmentation.SemanticSegmentation, "segmenter", known)
     classes, sure = np.zeros((61, 50), dtype=np.uint8), np.ones((61, 50), dtype=bool)
     classes[30:, :25], classes[:30, 25:] = 1, 2

@@ -11,16 +11,11 @@ import torch
 
 from tokenmix.errors import UserError
 from tokenmix.lab.data.indexed import make_loader
-from tokenmix.lab.tasks.text.data import (
-    EncodedQuestions,
-    EncodedText,
-    LabelledText,
-    Question,
-    load_labelled,
-    load_questions,
-)
+from tokenmix.lab.tasks.text.data import load_labelled, load_questions
+from tokenmix.lab.tasks.text.data.corpus import groups
 from tokenmix.lab.tasks.text.data.files import is_test
-from tokenmix.lab.tasks.text.data.sequences import Rows, blocks
+from tokenmix.lab.tasks.text.data.labelled import EncodedText, LabelledText, Rows
+from tokenmix.lab.tasks.text.data.questions import EncodedQuestions, Question
 from tokenmix.lab.tasks.text.tokenizer import train_tokenizer
 
 TEXTS = [f"it is {word} number {i}" for i in range(60) for word in ("good", "bad")]
@@ -227,7 +222,7 @@ def test_blocks_of_texts_are_encoded_as_all_at_once(monkeypatch: pytest.MonkeyPa
         EncodedText(texts, tokenizer, max_length=12),
         EncodedQuestions(asked, tokenizer, max_length=90, stride=9),
     ]
-    monkeypatch.setattr("tokenmix.lab.tasks.text.encoding.BLOCK", 100)
+    monkeypatch.setattr("tokenmix.lab.tasks.text.data.corpus.BLOCK", 100)
     again = [EncodedText(texts, tokenizer, max_length=12), EncodedQuestions(asked, tokenizer, max_length=90, stride=9)]
     for one, other in zip(encoded, again):
         assert len(one) == len(other)
@@ -239,7 +234,7 @@ def test_blocks_of_texts_are_encoded_as_all_at_once(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_context_that_takes_too_much_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, tokenizer: Any):
-    monkeypatch.setattr("tokenmix.lab.tasks.text.encoding.BLOCK", 10)
+    monkeypatch.setattr("tokenmix.lab.tasks.text.data.corpus.BLOCK", 10)
     with pytest.raises(UserError, match="the context of question '7' has 170 characters; split it"):
         EncodedQuestions([Question("7", "who?", CONTEXT, ())], tokenizer, max_length=90, stride=9)
 
@@ -249,7 +244,7 @@ def test_rows_are_neighbours_in_one_array():
     for row in ([1, 2], [], [3]):
         rows.append(row)
     assert [row.tolist() for row in rows] == [[1, 2], [], [3]]
-    assert [block.stop for block in blocks([3, 1, 1, 9, 1], 4)] == [2, 4, 5]
+    assert list(groups([3, 1, 1, 9, 1], 4, int)) == [[3, 1], [1, 9], [1]]
 
 
 @pytest.mark.parametrize(

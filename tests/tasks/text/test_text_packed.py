@@ -10,9 +10,8 @@ import torch
 
 from tokenmix.errors import UserError
 from tokenmix.lab.data.indexed import make_loader
-from tokenmix.lab.tasks.text.data import PackedText, load_text, tokenized
-from tokenmix.lab.tasks.text.data.corpus import Tokens
-from tokenmix.lab.tasks.text.data.sequences import IGNORED
+from tokenmix.lab.tasks.text.data import load_text
+from tokenmix.lab.tasks.text.data.corpus import IGNORED, PackedText, Tokens, tokenized
 from tokenmix.lab.tasks.text.tokenizer import train_tokenizer
 
 LINES = [
@@ -67,7 +66,7 @@ def test_groups_of_documents_are_one_run_of_tokens(
     monkeypatch.setattr("tokenmix.lab.tasks.text.data.corpus.PIECE", 400)
     whole = tokenized(corpus, tokenizer, tmp_path / "whole")[0]
     at_once = len(groups)
-    monkeypatch.setattr("tokenmix.lab.tasks.text.encoding.BLOCK", 500)
+    monkeypatch.setattr("tokenmix.lab.tasks.text.data.corpus.BLOCK", 500)
     parts = tokenized(corpus, tokenizer, tmp_path / "parts")[0]
     assert len(groups) - at_once > at_once == 2
     assert np.array_equal(everything(parts), everything(whole))
@@ -183,8 +182,6 @@ def test_loader_resumes_and_shares(tokens: Any, tokenizer: Any):
     [
         ({"length": 2}, "leaves no token"),
         ({"length": 100_000}, "do not fill one sequence"),
-        ({"length": 16, "share": 0.0}, "BERT has 0.15"),
-        ({"length": 16, "masking": "words"}, "token or whole-word"),
     ],
 )
 def test_impossible_packing(tokens: Any, tokenizer: Any, options: Any, message: str):

@@ -66,7 +66,7 @@ _register(
 _register(
     "point-segmentation",
     "a part for each point of a cloud; mean intersection over union",
-    "points.segmentation:PointSegmentation",
+    "points.task:PointSegmentation",
     "points:CloudOptions",
     model="eapct_part_nano",
 )
@@ -92,6 +92,7 @@ _text(
     "text:QuestionOptions",
 )
 
+_SHAPENET = "shapenetcore_partanno_segmentation_benchmark_v0_normal"
 for _name, _kinds, _about, _load in (
     ("text", ("corpus",), ", a file or a folder of text files", "text.data.corpus:load_text_files"),
     ("jsonl", ("corpus", "labelled-text"), "#column, or #text,label", "text.data.labelled:load_table"),
@@ -100,21 +101,12 @@ for _name, _kinds, _about, _load in (
     ("glue", ("labelled-text",), "/SST-2, in GLUE's layout", "text.data.labelled:load_glue"),
     ("squad", ("questions",), ", in SQuAD's layout", "text.data.questions:load_squad"),
     ("clouds", ("clouds", "parts"), "/train/CLASS/*.ply, also OFF, OBJ, NPZ, XYZ", "points.data.layouts:load_clouds"),
+    ("modelnet", ("clouds",), ", OFF meshes or modelnet40_normal_resampled", "points.data.layouts:load_modelnet"),
+    ("shapenet-part", ("clouds", "parts"), f", {_SHAPENET}", "points.data.layouts:load_shapenet_part"),
 ):
-    register_dataset(_name, f"{HERE}.{_load}", kinds=_kinds, about=f"{_name}:PATH{_about}", variant="path")
-_theirs = partial(register_dataset, licence="its authors'", variant="path")
-_theirs(
-    "modelnet",
-    f"{HERE}.points.data.layouts:load_modelnet",
-    kinds=("clouds",),
-    about="modelnet:PATH, OFF meshes or modelnet40_normal_resampled",
-)
-_theirs(
-    "shapenet-part",
-    f"{HERE}.points.data.layouts:load_shapenet_part",
-    kinds=("clouds", "parts"),
-    about="shapenet-part:PATH, shapenetcore_partanno_segmentation_benchmark_v0_normal",
-)
+    _licence = "its authors'" if _name in ("modelnet", "shapenet-part") else "yours"
+    _about = f"{_name}:PATH{_about}"
+    register_dataset(_name, f"{HERE}.{_load}", kinds=_kinds, about=_about, licence=_licence, variant="path")
 register_dataset(
     "hf",
     f"{HERE}.text.data.questions:load_hub",

@@ -136,7 +136,7 @@ def class_sizes(data: Description) -> list[int]:
     return [sizes[name] for name in data["classes"]] if known else [1] * len(data["classes"])
 
 
-def class_counts(classes: Sequence[str], labels: Tensor) -> dict[str, dict[str, int]]:
+def train_counts(classes: Sequence[str], labels: Tensor) -> dict[str, dict[str, int]]:
     """`counts` of a description: training samples of each class."""
     return {"train": dict(zip(classes, torch.bincount(labels, minlength=len(classes)).tolist()))}
 

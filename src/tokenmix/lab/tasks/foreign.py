@@ -1,4 +1,4 @@
-"""Image and text models of transformers: `--model transformers:FOLDER`, or transformers:OWNER/NAME of the hub."""
+"""Models from elsewhere; of transformers by `--model transformers:FOLDER`, or transformers:OWNER/NAME of the hub."""
 
 from pathlib import Path
 from typing import cast
@@ -14,7 +14,8 @@ from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distributed import distributed_info
 from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.programs import Description
-from tokenmix.registry import TRANSFORMERS, is_transformers
+from tokenmix.models.foreign import Kind, as_ours, create_foreign
+from tokenmix.registry import TRANSFORMERS, is_foreign, is_transformers
 from tokenmix.trust import check_typed
 
 LARGEST = 1_000_000
@@ -47,14 +48,12 @@ def described_architecture(config: TrainConfig, like: Description | None) -> Val
     Raises:
         UserError: the file is damaged or contains an implausible size.
     """
-    return {"architecture": _architecture(config, like)} if is_transformers(config.model.model) else {}
-
-
-def _architecture(config: TrainConfig, like: Description | None) -> Values:
+    if not is_transformers(config.model.model):
+        return {}
+    if like is None and config.loop.resume is not None:
+        like = RunFolder(config.loop.resume).description
     if like is not None:
-        return like["architecture"]
-    if config.loop.resume is not None:
-        return RunFolder(config.loop.resume).description["architecture"]
+        return {"architecture": like["architecture"]}
     file = folder_of(config.model.model) / "config.json"
     try:
         found = read_json(file)
@@ -66,7 +65,27 @@ def _architecture(config: TrainConfig, like: Description | None) -> Values:
     for name, value in kept.items():
         if isinstance(value, int) and abs(value) > LARGEST:
             raise UserError(f"{file}: {name}={value} is more than {LARGEST:,}; put a whole file back")
-    return kept
+    return {"architecture": kept}
+
+
+def class_fields(data: Description) -> Values:
+    """Fields of a transformers config for the classes of the data, whose names pipelines show; one for numbers."""
+    classes = data.get("classes")
+    if not classes:
+        return {} if classes is None else {"num_labels": 1}
+    return {"id2label": dict(enumerate(classes)), "label2id": {name: i for i, name in enumerate(classes)}}
+
+
+def model_from_elsewhere(
+    config: TrainConfig, data: Description, kind: Kind, auto: str, **sizes: object
+) -> nn.Module | None:
+    """An image model of torchvision, a user or, by `build_theirs`, transformers, with our output; None if ours."""
+    name = config.model.model
+    given: Values = {"num_classes": len(data["classes"]), "in_chans": data["channels"]}
+    given["img_size"] = tuple(data["img_size"])
+    if is_foreign(name):
+        return create_foreign(name, kind, **given, **config.model.model_kwargs)
+    return as_ours(build_theirs(config, data, auto, **sizes), name, kind, **given) if "architecture" in data else None
 
 
 def build_theirs(config: TrainConfig, data: Description, auto: str, **sizes: object) -> nn.Module:
@@ -84,10 +103,7 @@ def build_theirs(config: TrainConfig, data: Description, auto: str, **sizes: obj
 
     classes, kwargs = data.get("classes"), dict(config.model.model_kwargs)
     pretrained = kwargs.pop("pretrained", False)
-    given: Values = {} if classes is None else {"num_labels": len(classes) or 1}
-    if classes:
-        given = {"id2label": dict(enumerate(classes)), "label2id": {name: i for i, name in enumerate(classes)}}
-    settings = {**data["architecture"], **given, **kwargs}
+    settings = {**data["architecture"], **class_fields(data), **kwargs}
     if not pretrained:
         settings |= {name: size for name, size in sizes.items() if name in settings and name not in kwargs}
     kind = getattr(transformers, auto)

@@ -22,7 +22,7 @@ from tokenmix.lab.data.images.augment import Erase
 from tokenmix.lab.registry import DATA_SETS, incompatible_model_error
 from tokenmix.lab.tasks.classes import ClassTask, likeliest
 from tokenmix.lab.tasks.classification import ClassificationOptions
-from tokenmix.lab.tasks.foreign import build_theirs, described_architecture
+from tokenmix.lab.tasks.foreign import described_architecture, model_from_elsewhere
 from tokenmix.lab.tasks.images import ImageTask, image_data, image_view, with_size_of_start
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
@@ -32,7 +32,6 @@ from tokenmix.lab.train.task import IndexedData, check_names, input_sizes
 from tokenmix.layers.less_attention import LessAttention
 from tokenmix.losses import diagonality_loss
 from tokenmix.models import create_model
-from tokenmix.models.foreign import as_ours, create_foreign
 from tokenmix.models.registry import by_timm, check_source, fetching
 from tokenmix.ops.less import Scores
 from tokenmix.registry import MODELS, is_foreign, is_transformers, list_models, without_timm
@@ -116,14 +115,13 @@ class ImageClassification(ImageTask, ClassTask):
 
     @classmethod
     def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
-        given: Values = {"num_classes": len(data["classes"]), "in_chans": data["channels"]}
         name, size = config.model.model, tuple(data["img_size"])
-        if is_foreign(name):
-            return create_foreign(name, "classifier", img_size=size, **given, **config.model.model_kwargs)
-        if "architecture" in data:
-            side = size[0] if len(set(size)) == 1 else size
-            model = build_theirs(config, data, "AutoModelForImageClassification", image_size=side)
-            return as_ours(model, name, "classifier", img_size=size, **given)
+        side = size[0] if len(set(size)) == 1 else size
+        auto = "AutoModelForImageClassification"
+        theirs = model_from_elsewhere(config, data, "classifier", auto, image_size=side)
+        if theirs is not None:
+            return theirs
+        given: Values = {"num_classes": len(data["classes"]), "in_chans": data["channels"]}
         build = partial(create_model, name, **given, **config.model.model_kwargs)
         return build(img_size=size) if name in MODELS else _of_size(build, size)
 

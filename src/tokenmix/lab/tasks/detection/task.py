@@ -158,7 +158,13 @@ class ObjectTask(ImageTask):
         held = None if data.validation is None else ObjectSamples(data.validation)
         theirs = config.model.pretrained or config.model.model_kwargs.get("pretrained_backbone")
         mean, std = IMAGENET if theirs else (data.mean, data.std)
-        side = options.img_size or _own_side(config.model.model, options)
+        if options.img_size is not None:
+            side = options.img_size
+        elif is_foreign(config.model.model):
+            side = options.min_size[-1] if options.min_size else 800  # torchvision's usual side
+        else:
+            entry = MODELS[config.model.model]
+            side = entry.arguments.get("img_size", _builder_arguments(config.model.model)["img_size"].default)
         own = {"mean": list(mean), "std": list(std), "img_size": [side, side]}
         described = {
             "classes": list(data.classes),
@@ -373,20 +379,14 @@ def _without_crowds(target: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: target[name][keep] for name in ("boxes", "labels", "masks") if name in target}
 
 
-def _own_side(model: str, options: ObjectOptions) -> int:
-    """Side of the images of one of our models; for other models torchvision's usual side."""
-    if is_foreign(model):
-        return options.min_size[-1] if options.min_size else 800
-    entry = MODELS[model]
-    default = inspect.signature(load_object(entry.build)).parameters["img_size"].default
-    return entry.arguments.get("img_size", default)
-
-
 def _fixed_size(model: str) -> bool:
     """Whether the model is ours and only takes squares of one size."""
-    if is_foreign(model):
-        return False
-    return "min_size" not in inspect.signature(load_object(MODELS[model].build)).parameters
+    return not is_foreign(model) and "min_size" not in _builder_arguments(model)
+
+
+def _builder_arguments(model: str) -> Mapping[str, inspect.Parameter]:
+    """Parameters of the function that builds one of our models."""
+    return inspect.signature(load_object(MODELS[model].build)).parameters
 
 
 class Detection(ObjectTask):

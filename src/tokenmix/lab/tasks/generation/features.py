@@ -104,38 +104,12 @@ def thumbnails(images: Tensor) -> Tensor:
     return F.adaptive_avg_pool2d(images.float(), THUMBNAIL).flatten(1)
 
 
-class Features:
-    """A classifier: images (B, C, S, S) in -1 .. 1 to features (B, d) and logits (B, K).
+class RunFeatures:
+    """A run's classifier: images (B, C, S, S) in -1 .. 1 to features (B, d) and logits (B, K).
 
-    Attributes:
-        monitor: metric that picks the best epoch.
-        least: smallest number of images for the metrics.
-        metrics: metrics on these features, by name.
+    The metrics use the formulas of FID, KID and Inception Score, and need `least` images. `monitor` picks the best
+    epoch.
     """
-
-    monitor: ClassVar[str]
-    least: ClassVar[int]
-    metrics: ClassVar[dict[str, Metric]]
-
-    def check(self, classes: Sequence[str], channels: int) -> None:
-        """Raise `UserError` unless images of these classes and channels can be evaluated."""
-        return
-
-    def wanted(self, labels: Tensor) -> Tensor:
-        """The classifier's class numbers, for the classes of the last `check`."""
-        return labels
-
-    def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
-
-
-def features_kind(source: str) -> "type[InceptionFeatures | RunFeatures]":
-    """Class of the feature network: Inception by name, else a run folder."""
-    return InceptionFeatures if source == INCEPTION else RunFeatures
-
-
-class RunFeatures(Features):
-    """Features and logits of a run's classifier; the metrics use the formulas of FID, KID and Inception Score."""
 
     monitor: ClassVar[str] = "feature_fd"
     least: ClassVar[int] = 2
@@ -162,6 +136,7 @@ class RunFeatures(Features):
         self.numbers = torch.arange(len(self.data["classes"]))
 
     def check(self, classes: Sequence[str], channels: int) -> None:
+        """Raise `UserError` unless images of these classes and channels can be evaluated."""
         known = list(self.data["classes"])
         for name in classes:
             if name not in known:
@@ -174,6 +149,7 @@ class RunFeatures(Features):
         self.numbers = torch.tensor([known.index(name) for name in classes])
 
     def wanted(self, labels: Tensor) -> Tensor:
+        """The classifier's class numbers, for the classes of the last `check`."""
         return self.numbers.to(labels.device)[labels]
 
     @torch.no_grad()
@@ -188,7 +164,7 @@ class RunFeatures(Features):
         return model.forward_head(features, pre_logits=True).float(), model.forward_head(features).float()
 
 
-class InceptionFeatures(Features):
+class InceptionFeatures:
     """torch-fidelity's Inception network of FID, KID and Inception Score; resizes 8-bit images like TensorFlow 1."""
 
     monitor: ClassVar[str] = "fid"
@@ -219,9 +195,23 @@ class InceptionFeatures(Features):
             ) from None
         self.model = FeatureExtractorInceptionV3("inception", ["2048", "logits_unbiased"], str(path))
 
+    def check(self, classes: Sequence[str], channels: int) -> None:
+        """Nothing: all images can be evaluated."""
+
+    def wanted(self, labels: Tensor) -> Tensor:
+        return labels
+
     @torch.no_grad()
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
         levels = images.float().add(1).mul(127.5).round().clamp(0, 255).byte()
         levels = levels.expand(-1, 3, -1, -1) if levels.shape[1] == 1 else levels
         features, logits = self.model.to(images.device)(levels)
         return features.float(), logits.float()
+
+
+Features = RunFeatures | InceptionFeatures
+
+
+def features_kind(source: str) -> type[Features]:
+    """Class of the feature network: Inception by name, else a run folder."""
+    return InceptionFeatures if source == INCEPTION else RunFeatures

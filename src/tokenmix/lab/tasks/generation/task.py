@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -17,13 +18,7 @@ from tokenmix.files import Values, make_folder, replacing, user_path
 from tokenmix.lab.data.images import ImageData, ImageSet, load_images
 from tokenmix.lab.data.indexed import hash_indices
 from tokenmix.lab.tasks.generation import GenerationOptions
-from tokenmix.lab.tasks.generation.features import (
-    INCEPTION,
-    Features,
-    features_kind,
-    frechet_distance,
-    thumbnails,
-)
+from tokenmix.lab.tasks.generation.features import INCEPTION, Features, features_kind, frechet_distance, thumbnails
 from tokenmix.lab.tasks.images import ImageTask, image_data, with_size_of_start
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.load import load_task
@@ -66,11 +61,17 @@ class ImageGeneration(ImageTask):
     )
     model: GAN  # pyrefly: ignore[bad-override-mutable-attribute]
 
-    def __init__(self, model: nn.Module, config: TrainConfig, data: Description) -> None:
-        super().__init__(model, config, data)
-        self.classes: list[str] = list(data["classes"])
-        # In a list, so that the classifier is no submodule, and not shared between ranks.
-        self._judge: list[Features] = []
+    @property
+    def classes(self) -> list[str]:
+        return self.data["classes"]
+
+    @cached_property
+    def _judge(self) -> Features:
+        """The feature network of the metrics; no module, so that ranks do not share it."""
+        source = self.config.options.features
+        judge = features_kind(source)(source)
+        judge.check(self.classes, self.data["channels"])
+        return judge
 
     def usual_monitor(self) -> str:
         judge = self.config.options.features
@@ -205,16 +206,8 @@ class ImageGeneration(ImageTask):
         fake = self.model(noise, labels).float()
         kept = {"index": batch["index"], "real_thumbnails": thumbnails(real), "fake_thumbnails": thumbnails(fake)}
         if self.options.features is not None:
-            if not self._judge:
-                self._judge.append(features_kind(self.options.features)(self.options.features))
-                self._judge[0].check(self.classes, self.data["channels"])
-            features, logits = self._judge[0](fake)
-            kept |= {
-                "real_features": self._judge[0](real)[0],
-                "fake_features": features,
-                "logits": logits,
-                "wanted": self._judge[0].wanted(labels),
-            }
+            kept["fake_features"], kept["logits"] = self._judge(fake)
+            kept |= {"real_features": self._judge(real)[0], "wanted": self._judge.wanted(labels)}
         return kept
 
     @classmethod

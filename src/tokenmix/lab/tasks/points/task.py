@@ -1,8 +1,9 @@
-"""Shared code of the point-cloud tasks: data, voting, files, images; and point classification."""
+"""Point classification and segmentation: data, voting, files, images."""
 
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -12,19 +13,20 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from tokenmix.errors import UserError
+from tokenmix.errors import UserError, unknown_name
 from tokenmix.files import Values, save_figure
 from tokenmix.lab.data.indexed import balanced_order, hold_out, spread
-from tokenmix.lab.tasks.classes import ClassTask, class_counts, likeliest, told
+from tokenmix.lab.tasks.classes import ClassTask, likeliest, told, train_counts
 from tokenmix.lab.tasks.points import CloudClassificationOptions, CloudOptions
-from tokenmix.lab.tasks.points.data import Cloud, CloudSamples, load_points, read_points
-from tokenmix.lab.tasks.points.data.clouds import point_features, scale_axes, unit_ball
+from tokenmix.lab.tasks.points.data import load_points, read_points, write_ply
+from tokenmix.lab.tasks.points.data.clouds import NO_PART, Cloud, CloudSamples, point_features, scale_axes, unit_ball
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
-from tokenmix.lab.train.metrics import Rows
+from tokenmix.lab.train.metrics import Metric, Rows, accuracy_of, class_counts, iou_of, joined, quotient
 from tokenmix.lab.train.programs import Description, PlainSamples, Shown, check_sizes, counted_summary
 from tokenmix.lab.train.task import IndexedData, TaskModule, check_names
 from tokenmix.models.registry import create_model, create_on_meta
+from tokenmix.ops.points import nearest_neighbours
 from tokenmix.registry import Arguments
 
 
@@ -74,7 +76,8 @@ class PointTask(TaskModule):
             "num_points": options.num_points,
             "seed": config.loop.seed,
         }
-        augment = {} if options.augment == "none" else {k: getattr(options, k) for k in AUGMENTATION}
+        light = () if options.augment == "none" else ("scale", "shift", "point_dropout")
+        augment = {name: getattr(options, name) for name in light}
         still = "farthest" if options.choice == "farthest" else "first"
         kept, held = hold_out(data.train.labels, config.data.validation, config.data.limit)
         used = kept[spread(len(kept), config.data.limit)]
@@ -86,7 +89,7 @@ class PointTask(TaskModule):
             config=config,
             description={
                 "classes": data.classes,
-                "counts": class_counts(data.classes, data.train.labels[used]),
+                "counts": train_counts(data.classes, data.train.labels[used]),
                 "parts": data.parts,
                 "part_names": data.part_names,
                 "features": features,
@@ -164,9 +167,13 @@ class PointClassification(PointTask, ClassTask):
     def teacher_logits(self, teacher: DistillingTask, batch: Mapping[str, Tensor]) -> Tensor:
         return teacher.model(*self.inputs(batch))
 
-    def evaluate(self, batch: Mapping[str, Tensor]) -> Rows:
+    def logarithms(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Log-probabilities (B, classes), averaged over votes."""
         points, mask = self.inputs(batch)
-        return self.judged(self.vote(lambda cloud: self.model(cloud, mask), points), batch["label"], batch["index"])
+        return self.vote(lambda cloud: self.model(cloud, mask), points)
+
+    def evaluate(self, batch: Mapping[str, Tensor]) -> Rows:
+        return self.judged(self.logarithms(batch), batch["label"], batch["index"])
 
     def plain_samples(self, data: IndexedData, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
         """Ten quantiles of each cloud's distances from the centre and the axes."""
@@ -177,28 +184,192 @@ class PointClassification(PointTask, ClassTask):
             yield PlainSamples(sizes.nanquantile(shares, dim=1).permute(1, 0, 2).flatten(1), batch["label"])
 
     def show(self, batch: Mapping[str, Tensor]) -> list[Shown]:
-        points, mask = self.inputs(batch)
-        probabilities = self.vote(lambda cloud: self.model(cloud, mask), points).exp().cpu()
-        classes = self.data["classes"]
-        return [
-            Shown(
-                cloud_image(cloud[there.bool()].cpu(), torch.zeros(int(there.sum()), dtype=torch.long)),
-                classes[int(label)],
-                told(likeliest(row, classes)),
-            )
-            for cloud, there, label, row in zip(batch["points"], batch["mask"], batch["label"], probabilities)
-        ]
+        found = []
+        for points, mask, label, logs in zip(batch["points"], batch["mask"], batch["label"], self.logarithms(batch)):
+            cloud = points[mask].cpu()
+            image = cloud_image(cloud, torch.zeros(len(cloud), dtype=torch.long))
+            found.append(Shown(image, self.classes[label], told(likeliest(logs.exp().cpu(), self.classes))))
+        return found
 
     def predict(self, inputs: Sequence[str | Path]) -> list[Values]:
-        classes, answers = self.data["classes"], []
+        answers = []
         for file in inputs:
             cloud, points, _ = self.read(file)
             probabilities = self.vote(self.model, points)[0].exp()
-            answers.append({"file": cloud.name, **likeliest(probabilities, classes, points=len(cloud.points))})
+            answers.append({"file": cloud.name, **likeliest(probabilities, self.classes, points=len(cloud.points))})
         return answers
 
 
-AUGMENTATION = ("scale", "shift", "point_dropout")
+def cloud_iou(answered: Tensor, part: Tensor, label: Tensor, allowed: Tensor) -> Tensor:
+    """Intersection over union of each cloud (B,), averaged over the parts of its category.
+
+    As in ShapeNet-part, a part of its category that neither occurs nor is predicted counts as 1.
+
+    Args:
+        answered: (B, N), predicted parts.
+        part: (B, N), true parts, negative at padding.
+        label: (B,), categories.
+        allowed: (C, P) bool, the parts of each category.
+    """
+    each = iou_of(class_counts(answered, part, allowed.shape[1], NO_PART)).nan_to_num(1.0)
+    return (each * allowed[label]).sum(1) / allowed[label].sum(1)
+
+
+class PointSegmentation(PointTask):
+    """A part per point, by cross-entropy over all parts; predictions are limited to the parts of the cloud's category.
+
+    `predict` takes files as `CATEGORY=FILE`. Without a category, the category with the most confident prediction is
+    guessed, and the prediction says so.
+    """
+
+    monitor: str = "instance_miou"
+    want: ClassVar[Literal["class", "parts"]] = "parts"
+    outputs: ClassVar[Mapping[str, str]] = {"num_parts": "part_names", "num_categories": "classes"}
+    usual_points: ClassVar[int] = 2048
+    allowed: Tensor
+
+    def __init__(self, model: nn.Module, config: TrainConfig, data: Description) -> None:
+        super().__init__(model, config, data)
+        allowed = torch.zeros(len(data["classes"]), len(data["part_names"]), dtype=torch.bool)
+        for row, name in zip(allowed, data["classes"]):
+            row[data["parts"][name]] = True
+        self.register_buffer("allowed", allowed, persistent=False)
+
+    def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        points, mask = self.inputs(batch)
+        logits = self.model(points, batch["label"], mask).float()
+        self._check_parts(batch)
+        entropy = F.cross_entropy(logits.flatten(0, 1), batch["part"].flatten(), ignore_index=NO_PART)
+        return self.part_weight * entropy, {}
+
+    def count(self, batch: Mapping[str, Tensor]) -> int:
+        return int((batch["part"] != NO_PART).sum())
+
+    def evaluate(self, batch: Mapping[str, Tensor]) -> Rows:
+        points, mask = self.inputs(batch)
+        self._check_parts(batch)
+        return self._judged_parts(self._scores(points, batch["label"], mask), batch)
+
+    def plain_answers(self, data: IndexedData) -> dict[str, Rows]:
+        """For each point the most frequent part of its category."""
+        counts = torch.zeros(self.allowed.shape[1], dtype=torch.float64)
+        for batch in data.batches_of("train", 64):
+            counts += batch["part"][batch["part"] != NO_PART].bincount(minlength=len(counts))
+        logs = (counts.clamp_min(1) / counts.sum()).log().float()
+        tests = data.test_batches(batch_size=64)
+        rows = [self._judged_parts(logs.expand(*batch["part"].shape, -1), batch) for batch in tests]
+        return {"majority": joined(rows)}
+
+    def _judged_parts(self, scores: Tensor, batch: Mapping[str, Tensor]) -> Rows:
+        """Evaluation rows of log-probabilities (B, N, P) of the points of a batch."""
+        label, part, allowed = batch["label"], batch["part"], self.allowed.to(scores.device)
+        answered = self._of_category(scores, label).argmax(-1)
+        return {
+            "index": batch["index"],
+            "label": label.short(),
+            "iou": cloud_iou(answered, part, label, allowed),
+            "counts": class_counts(answered, part, allowed.shape[1], NO_PART).int(),
+            "loss": F.cross_entropy(scores.transpose(1, 2), part, ignore_index=NO_PART, reduction="none").sum(1),
+        }
+
+    @classmethod
+    def make_metrics(cls, config: TrainConfig, data: Description) -> dict[str, Metric]:
+        """Mean IoU over clouds, categories and parts, accuracy, loss; IoU of each, nan (null in JSON) if absent."""
+
+        def by_category(rows: Rows) -> Tensor:
+            kinds = F.one_hot(rows["label"].long(), len(data["classes"])).double()
+            return torch.stack([kinds * rows["iou"].double()[:, None], kinds], 1)
+
+        def losses(rows: Rows) -> Tensor:
+            return torch.stack([rows["loss"].double(), rows["counts"][:, 1].sum(1).double()], 1)
+
+        counts = itemgetter("counts")
+        return {
+            "instance_miou": Metric.mean(itemgetter("iou")),
+            "category_miou": Metric.of_sums(lambda sums: quotient(sums).nanmean(-1), by_category),
+            "iou_by_category": Metric.of_sums(quotient, by_category, names=()),
+            "part_miou": Metric.of_sums(lambda sums: iou_of(sums).nanmean(-1), counts),
+            "accuracy": Metric.of_sums(accuracy_of, counts),
+            "iou_by_part": Metric.of_sums(iou_of, counts, names=()),
+            "loss": Metric.of_sums(quotient, losses, higher_is_better=False),
+        }
+
+    def show(self, batch: Mapping[str, Tensor]) -> list[Shown]:
+        points, mask = self.inputs(batch)
+        scores, found = self._scores(points, batch["label"], mask), []
+        answered = self._of_category(scores, batch["label"]).argmax(-1)
+        for cloud, parts, answer in zip(batch["points"].cpu(), batch["part"].cpu(), answered.cpu()):
+            real = parts != NO_PART
+            truth, prediction = (cloud_image(cloud[real], given[real]) for given in (parts, answer))
+            there = torch.cat([parts[real], answer[real]]).unique()
+            names = [self.data["part_names"][i] for i in there.tolist()]
+            colors = ["#{:02x}{:02x}{:02x}".format(*color) for color in colors_of(there).tolist()]
+            found.append(Shown(None, truth, prediction, dict(zip(names, colors))))
+        return found
+
+    def example(self) -> dict[str, Tensor]:
+        return {**super().example(), "category": torch.tensor([0, len(self.data["classes"]) - 1])}
+
+    def _scores(self, points: Tensor, label: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Log-probabilities (B, N, P) of all parts, averaged over votes."""
+        return self.vote(lambda cloud: self.model(cloud, label, mask), points)
+
+    def _of_category(self, scores: Tensor, label: Tensor) -> Tensor:
+        """The scores, -inf for parts that the category of a cloud lacks."""
+        return scores.masked_fill(~self.allowed.to(scores.device)[label].unsqueeze(1), -torch.inf)
+
+    def predict(self, inputs: Sequence[str | Path]) -> list[Values]:
+        return [self._answer(given)[2] for given in inputs]
+
+    def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[Values]:
+        """The same; also writes each cloud as a coloured PLY and an image."""
+        answers = []
+        for number, given in enumerate(inputs):
+            cloud, parts, told = self._answer(given)
+            stem = f"{number:04d}-{Path(cloud.name).stem}" if len(inputs) > 1 else Path(cloud.name).stem
+            coloured = write_ply(out / f"{stem}-parts.ply", cloud.points, colors_of(parts))
+            names = {self.data["part_names"][i]: i for i in parts.unique().tolist()}
+            picture = draw_cloud(out / f"{stem}-parts.png", cloud.points, parts, names)
+            answers.append({**told, "cloud": str(coloured), "picture": str(picture)})
+        return answers
+
+    def _answer(self, given: str | Path) -> tuple[Cloud, Tensor, Values]:
+        """The cloud, the part of each point, and the printed values."""
+        classes, names = self.data["classes"], self.data["part_names"]
+        name, told, file = str(given).partition("=")
+        if told and name not in classes and not Path(str(given)).exists():
+            raise unknown_name("category", name, classes)
+        known = told and name in classes
+        cloud, points, places = self.read(file if known else given)
+        candidates: list[tuple[float, str, Tensor]] = []
+        for category in [name] if known else classes:
+            label = torch.tensor([classes.index(category)], device=points.device)
+            sure, parts = self._of_category(self._scores(points, label), label).max(-1)
+            candidates.append((sure.mean().item(), category, parts[0].cpu()))
+        _, category, parts = max(candidates, key=itemgetter(0))
+        # A point outside the model's input has the part of the nearest point in the input.
+        parts = parts[nearest_neighbours(cloud.points[None], cloud.points[None, places], 1)[0, :, 0]]
+        shares = torch.bincount(parts, minlength=len(names)) / len(parts)
+        answer = {
+            "file": cloud.name,
+            "category": category,
+            "category_from": "given" if known or len(classes) == 1 else "guess",
+            "points": len(parts),
+            "parts": {name: round(share, 4) for name, share in zip(names, shares.tolist()) if share},
+        }
+        return cloud, parts, answer
+
+    def _check_parts(self, batch: Mapping[str, Tensor]) -> None:
+        part, allowed = batch["part"], self.allowed
+        inside = (part >= 0) & (part < allowed.shape[1])
+        fits = allowed[batch["label"]].gather(1, part.where(inside, 0)) & inside | (part == NO_PART)
+        if not fits.all():
+            row = int((~fits).any(1).nonzero()[0])
+            wrong, category = part[row][~fits[row]][0].item(), self.data["classes"][int(batch["label"][row])]
+            raise UserError(
+                f"cloud {int(batch['index'][row])} is a {category!r} and has a point of part {wrong}; the category has "
+                f"the parts {', '.join(map(str, self.data['parts'][category]))}: correct its labels"
+            )
 
 
 def colors_of(parts: Tensor) -> Tensor:

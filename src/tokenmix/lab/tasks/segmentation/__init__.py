@@ -31,16 +31,13 @@ class Inference(Part):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("window", "stride"):
-            check_sides(name, getattr(self, name))
+        # Of these, only the training options have a crop.
+        for name in ("window", "stride", "crop"):
+            value = getattr(self, name, None)
+            if value is not None and len(value) not in (1, 2):
+                raise UserError(f"{name} must be a side, or height and width, got {value}")
         if not self.scales:
             raise UserError("scales needs one factor or more; give 1 or 0.5,1")
-
-
-def check_sides(name: str, value: tuple[int, ...] | None) -> None:
-    """Raise `UserError` unless the value is a side, or height and width."""
-    if value is not None and len(value) not in (1, 2):
-        raise UserError(f"{name} must be a side, or height and width, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +60,3 @@ class SegmentationOptions(Inference, TaskOptions):
     """Weight of the soft IoU loss, added to cross-entropy; it gives rare classes the weight of common ones."""
     bias_lr: Annotated[float, Range(least=0)] = 1.0
     """Learning rate of biases as a multiple of --lr; biases never have weight decay."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_sides("crop", self.crop)

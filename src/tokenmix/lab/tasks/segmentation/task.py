@@ -23,7 +23,7 @@ from tokenmix.lab.data.images import read_image
 from tokenmix.lab.data.indexed import spread
 from tokenmix.lab.data.scenes import PixelSamples, SceneAugment, SceneData, load_scenes, repeated
 from tokenmix.lab.data.scenes.coco import encode_mask
-from tokenmix.lab.tasks.foreign import build_theirs, described_architecture
+from tokenmix.lab.tasks.foreign import described_architecture, model_from_elsewhere
 from tokenmix.lab.tasks.images import (
     PART_ROWS,
     ImageTask,
@@ -42,19 +42,19 @@ from tokenmix.lab.train.programs import Batch, Description, PlainSamples, Shown,
 from tokenmix.lab.train.task import IndexedData, check_names
 from tokenmix.layers.base import Mixer
 from tokenmix.layers.external import ExternalAttention2d
-from tokenmix.models.foreign import as_ours, create_foreign
 from tokenmix.models.registry import create_model
 from tokenmix.models.segmentation import Segmenter
-from tokenmix.registry import is_foreign
 
 # Largest image processed whole, in pixels and in logits, and tile of larger images in pixels.
 WHOLE = (1 << 22, 1 << 28)
 TILE = 1 << 18
 # Pixel limit of way=whole.
 MOST_WHOLE = 1 << 26
+MOST_CLASSES = 256
+VEIL = 0.5
 
 
-class _Foreign:
+class ForeignSegmenter:
     """A third-party segmenter with the interface of ours, for images of any size."""
 
     fixed_size, context = False, None
@@ -73,12 +73,6 @@ class _Foreign:
                 f"the model does not run on images of {size[0]} x {size[1]} ({one_line(error)}); give --way sliding"
             ) from error
         return logits
-
-
-def as_segmenter(model: nn.Module, num_classes: int, img_size: Sequence[int]) -> Segmenter:
-    """The model if it is ours, else a wrapper with the same interface."""
-    ours = hasattr(model, "fixed_size")
-    return cast(Segmenter, model if ours else _Foreign(model, num_classes, (img_size[0], img_size[1])))
 
 
 def own_rows(model: Segmenter, x: Tensor, dim: int) -> Tensor:
@@ -164,15 +158,33 @@ def pixel_logits(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
 
 
 def _look(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
+    """Logits of the images as they are: all pixels at once, or means over sliding windows."""
     if how.way == "whole" and model.fixed_size and tuple(images.shape[2:]) != model.img_size:
         raise UserError(
             f"the model takes images of {model.img_size[0]} x {model.img_size[1]} only, got "
             f"{images.shape[2]} x {images.shape[3]}; omit way=whole, or give way=sliding"
         )
-    if how.way == "sliding" or (how.way == "auto" and model.fixed_size):
-        return _sliding(model, images, how)
-    with _streaming(model, images, how.chunk_size):
-        return model(images).float()
+    if how.way != "sliding" and not (how.way == "auto" and model.fixed_size):
+        with _streaming(model, images, how.chunk_size):
+            return model(images).float()
+    window = both_sides(how.window) if how.window else model.img_size
+    if model.fixed_size and window != model.img_size:
+        raise UserError(
+            f"the model takes windows of {model.img_size[0]} x {model.img_size[1]} only, got {window}; leave window out"
+        )
+    stride = both_sides(how.stride) if how.stride else (max(1, 2 * window[0] // 3), max(1, 2 * window[1] // 3))
+    if stride[0] > window[0] or stride[1] > window[1]:
+        raise UserError(f"a stride of {stride} leaves gaps between windows of {window}; give at most the window")
+    height, width = images.shape[2:]
+    grown = F.pad(images, (0, max(0, window[1] - width), 0, max(0, window[0] - height)))
+    rows, columns = (window_starts(grown.shape[2 + i], window[i], stride[i]) for i in (0, 1))
+    total = images.new_zeros(len(images), model.num_classes, *grown.shape[2:], dtype=torch.float32)
+    count = images.new_zeros(grown.shape[2:], dtype=torch.float32)
+    for top, left in product(rows, columns):
+        place = (..., slice(top, top + window[0]), slice(left, left + window[1]))
+        total[place] += all_rows(model, model(grown[place]).float())
+        count[place] += 1
+    return own_rows(model, total.div_(count)[..., :height, :width], 2)
 
 
 @contextmanager
@@ -190,32 +202,6 @@ def _streaming(model: Segmenter, images: Tensor, chunk_size: int) -> Iterator[No
         yield
     finally:
         block.memory.options = before
-
-
-def _sliding(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
-    window = both_sides(how.window) if how.window else model.img_size
-    if model.fixed_size and window != model.img_size:
-        raise UserError(
-            f"the model takes windows of {model.img_size[0]} x {model.img_size[1]} only, got {window}; leave window out"
-        )
-    stride = both_sides(how.stride) if how.stride else (max(1, 2 * window[0] // 3), max(1, 2 * window[1] // 3))
-    if stride[0] > window[0] or stride[1] > window[1]:
-        raise UserError(f"a stride of {stride} leaves gaps between windows of {window}; give at most the window")
-    height, width = images.shape[2:]
-    grown = F.pad(images, (0, max(0, window[1] - width), 0, max(0, window[0] - height)))
-    rows, columns = (window_starts(grown.shape[2 + i], window[i], stride[i]) for i in (0, 1))
-    total = images.new_zeros(len(images), model.num_classes, *grown.shape[2:], dtype=torch.float32)
-    count = images.new_zeros(grown.shape[2:], dtype=torch.float32)
-    for top in rows:
-        for left in columns:
-            place = (..., slice(top, top + window[0]), slice(left, left + window[1]))
-            total[place] += all_rows(model, model(grown[place]).float())
-            count[place] += 1
-    return own_rows(model, total.div_(count)[..., :height, :width], 2)
-
-
-MOST_CLASSES = 256
-VEIL = 0.5
 
 
 def pixel_entropy(logits: Tensor, classes: Tensor, ignore: int) -> Tensor:
@@ -320,15 +306,11 @@ class SemanticSegmentation(ImageTask):
 
     @classmethod
     def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
+        theirs = model_from_elsewhere(config, data, "segmenter", "AutoModelForSemanticSegmentation")
+        if theirs is not None:
+            return theirs
         given: Values = {"num_classes": len(data["classes"]), "img_size": tuple(data["img_size"])}
-        given |= config.model.model_kwargs
-        if is_foreign(config.model.model):
-            return create_foreign(config.model.model, "segmenter", in_chans=data["channels"], **given)
-        if "architecture" in data:
-            sizes = {name: given[name] for name in ("num_classes", "img_size")}
-            theirs = build_theirs(config, data, "AutoModelForSemanticSegmentation")
-            return as_ours(theirs, config.model.model, "segmenter", in_chans=data["channels"], **sizes)
-        model: Any = create_model(config.model.model, **given)
+        model: Any = create_model(config.model.model, **given, **config.model.model_kwargs)
         # Convolutions on a CPU, and in half precision on a GPU, are faster with channels last.
         return model if model.fixed_size else model.to(memory_format=torch.channels_last)
 
@@ -346,7 +328,9 @@ class SemanticSegmentation(ImageTask):
     @property
     def segmenter(self) -> Segmenter:
         """The model, or a third-party model with the interface of our segmenters."""
-        return as_segmenter(self.model, len(self.data["classes"]), self.data["img_size"])
+        if hasattr(self.model, "fixed_size"):
+            return cast(Segmenter, self.model)
+        return cast(Segmenter, ForeignSegmenter(self.model, len(self.data["classes"]), tuple(self.data["img_size"])))
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy over the step's pixels that are not ignored, plus `iou_loss` times the soft IoU loss."""

@@ -12,18 +12,10 @@ from torch import Tensor
 from tokenmix.errors import UserError
 from tokenmix.files import Values
 from tokenmix.lab.data.indexed import balanced_order
-from tokenmix.lab.tasks.classes import ClassTask, class_counts, likeliest, told
-from tokenmix.lab.tasks.text.data.labelled import load_labelled
-from tokenmix.lab.tasks.text.data.sequences import EncodedText
-from tokenmix.lab.tasks.text.encoding import tokenizing
-from tokenmix.lab.tasks.text.task import (
-    DistillingTextTask,
-    TextData,
-    hub_form,
-    inputs_of,
-    read_sentences,
-    tokenizer_for,
-)
+from tokenmix.lab.tasks.classes import ClassTask, likeliest, told, train_counts
+from tokenmix.lab.tasks.text.data.corpus import tokenizing
+from tokenmix.lab.tasks.text.data.labelled import EncodedText, load_labelled
+from tokenmix.lab.tasks.text.task import DistillingTextTask, TextData, hub_form, inputs_of, read_sentences
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.metrics import Metric, Rows
@@ -60,14 +52,14 @@ class TextClassification(DistillingTextTask, ClassTask):
                     f"of {config.data.data!r} and the run's own data, one has pairs of texts and the other single "
                     "texts; give data like the run's own"
                 )
-        tokenizer = tokenizer_for(config, [*texts.train.texts, *(texts.train.pairs or ())])
-        length = config.options.seq_len if like is None else int(like["seq_len"])
+        learnt = [*texts.train.texts, *(texts.train.pairs or ())]
+        tokenizer, length, description = cls.tokenization(config, like, learnt)
         encoded = partial(EncodedText, tokenizer=tokenizer, max_length=length)
         train, test = encoded(texts.train), encoded(texts.test)
-        description: Values = {"classes": texts.classes, "source": texts.source}
+        description |= {"classes": texts.classes, "source": texts.source}
         description |= {"pairs": texts.train.pairs is not None, "cut": train.cut + test.cut}
         if texts.classes:
-            description["counts"] = class_counts(texts.classes, texts.train.labels)
+            description["counts"] = train_counts(texts.classes, texts.train.labels)
             if texts.metrics != ("accuracy",):
                 description["metrics"] = list(texts.metrics)
         elif (config.options.class_weights, config.options.sampler) != ("none", "shuffle"):
@@ -75,14 +67,12 @@ class TextClassification(DistillingTextTask, ClassTask):
                 f"{config.data.data!r} has numbers for labels, which are of no class; leave --class-weights and "
                 "--sampler out"
             )
-        description |= cls.theirs(config, like, len(tokenizer), length)
         return TextData(
             balanced_order(train, texts.train.labels, config.options.sampler),
             test,
             None if texts.validation is None else encoded(texts.validation),
             tokenizer=tokenizer,
             config=config,
-            length=length,
             description=description,
         )
 

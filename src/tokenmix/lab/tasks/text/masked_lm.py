@@ -11,16 +11,9 @@ from torch import Tensor, nn
 from tokenmix.errors import UserError
 from tokenmix.files import Values
 from tokenmix.lab.data.indexed import validation_size
-from tokenmix.lab.tasks.text.data import PackedText, load_text, tokenized
-from tokenmix.lab.tasks.text.encoding import tokenizing
-from tokenmix.lab.tasks.text.task import (
-    DistillingTextTask,
-    TextData,
-    hub_form,
-    inputs_of,
-    read_sentences,
-    tokenizer_for,
-)
+from tokenmix.lab.tasks.text.data import load_text
+from tokenmix.lab.tasks.text.data.corpus import PackedText, tokenized, tokenizing
+from tokenmix.lab.tasks.text.task import DistillingTextTask, TextData, hub_form, inputs_of, read_sentences
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.metrics import Metric, Rows, joined, quotient
@@ -54,8 +47,7 @@ class MaskedLM(DistillingTextTask):
     def load_data(cls, config: TrainConfig, like: Description | None = None) -> TextData:
         """The packed text of `config.data.data`; with `like`, in sequences of that run's length."""
         corpus = load_text(config.data.data)
-        tokenizer = tokenizer_for(config, corpus.train)
-        length = config.options.seq_len if like is None else int(like["seq_len"])
+        tokenizer, length, described = cls.tokenization(config, like, corpus.train)
         shared: Values = {
             "length": length,
             "masking": config.options.masking,
@@ -73,8 +65,7 @@ class MaskedLM(DistillingTextTask):
             PackedText(validation, tokenizer, part="test", **shared) if held else None,
             tokenizer=tokenizer,
             config=config,
-            length=length,
-            description={"source": corpus.source, **cls.theirs(config, like, len(tokenizer), length)},
+            description={**described, "source": corpus.source},
         )
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:

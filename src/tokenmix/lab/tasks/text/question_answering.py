@@ -25,15 +25,7 @@ from tokenmix.lab.tasks.text.data.questions import (
     load_questions,
     read_squad,
 )
-from tokenmix.lab.tasks.text.task import (
-    Sentence,
-    TextData,
-    TextTask,
-    hub_form,
-    inputs_of,
-    read_sentences,
-    tokenizer_for,
-)
+from tokenmix.lab.tasks.text.task import Sentence, TextData, TextTask, hub_form, inputs_of, read_sentences
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.metrics import Metric, Rows, joined
 from tokenmix.lab.train.programs import Batch, Description, HubForm, Shown
@@ -116,14 +108,13 @@ class QuestionAnswering(TextTask):
     @classmethod
     def load_data(cls, config: TrainConfig, like: Description | None = None) -> TextData:
         data = load_questions(config.data.data)
-        tokenizer = tokenizer_for(config, [text for q in data.train for text in (q.question, q.context)])
-        length = config.options.seq_len if like is None else int(like["seq_len"])
+        texts = [text for q in data.train for text in (q.question, q.context)]
+        tokenizer, length, description = cls.tokenization(config, like, texts)
         stride = config.options.doc_stride if like is None else int(like["doc_stride"])
         kept, held = hold_out(torch.zeros(len(data.train)), config.data.validation, config.data.limit)
         encoded = partial(_encoded, tokenizer=tokenizer, length=length, stride=stride)
         lengths = [len(q.answers[0][0].split()) for q in data.train if q.answers]
-        description = {"doc_stride": stride, "unanswerable": data.unanswerable, "source": data.source}
-        description |= cls.theirs(config, like, len(tokenizer), length)
+        description |= {"doc_stride": stride, "unanswerable": data.unanswerable, "source": data.source}
         description["answer_words"] = round(median(lengths)) if lengths else 1
         return TextData(
             encoded([data.train[i] for i in kept]),
@@ -131,7 +122,6 @@ class QuestionAnswering(TextTask):
             WholeQuestions(encoded([data.train[i] for i in held])) if len(held) else None,
             tokenizer=tokenizer,
             config=config,
-            length=length,
             description=description,
         )
 

@@ -11,8 +11,8 @@ from tokenmix.errors import UserError
 from tokenmix.files import Values, user_path
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.indexed import IndexedDataset
-from tokenmix.lab.tasks.foreign import build_theirs, described_architecture, folder_of
-from tokenmix.lab.tasks.text.data import read_lines
+from tokenmix.lab.tasks.foreign import build_theirs, class_fields, described_architecture, folder_of
+from tokenmix.lab.tasks.text.data.files import read_lines
 from tokenmix.lab.tasks.text.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from tokenmix.lab.train.checkpoint import read_weights
 from tokenmix.lab.train.config import TrainConfig
@@ -28,23 +28,6 @@ from tokenmix.text.blocks import extend_gate, resized_bias
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-
-def _fitted(weights: dict[str, Tensor], own: dict[str, Tensor]) -> dict[str, Tensor]:
-    fitted = dict(weights)
-    for key in weights:
-        if key not in own or weights[key].shape == own[key].shape:
-            continue
-        stem, _, name = key.rpartition(".")
-        if name == "weight" and stem.endswith("gating") and weights[key].dim() == own[key].dim():
-            n = len(own[f"{stem}.bias"])
-            fitted[key], fitted[f"{stem}.bias"] = extend_gate(weights[key], weights[f"{stem}.bias"], n)
-        elif stem.endswith("position_embeddings") and weights[key].shape[1] == own[key].shape[1]:
-            kept = weights[key][: len(own[key])]
-            fitted[key] = torch.cat([kept, own[key][len(kept) :]])
-        elif stem.endswith("relative") and len(weights[key]) == len(own[key]):
-            fitted[key] = resized_bias(weights[key], own[key].shape[1], "extend")
-    return fitted
 
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids", "labels", "start_positions", "end_positions")
@@ -74,18 +57,16 @@ class Answering(nn.Module):
 
 
 class TextData(IndexedData):
-    """Sequences of at most `length` tokens, and their tokenizer."""
+    """Sequences of at most `seq_len` tokens, and their tokenizer."""
 
     def __init__(
         self,
         *parts: IndexedDataset | None,
         tokenizer: "PreTrainedTokenizerFast",
         config: TrainConfig,
-        length: int,
         description: Values,
     ) -> None:
-        about = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "seq_len": length}
-        super().__init__(*parts, config=config, description={**about, **description})  # type: ignore[arg-type]
+        super().__init__(*parts, config=config, description=description)  # type: ignore[arg-type]
         self.tokenizer = tokenizer
 
     def save(self, run: Path) -> None:
@@ -115,11 +96,28 @@ class TextTask(TaskModule):
     }
 
     @classmethod
-    def theirs(cls, config: TrainConfig, like: Description | None, pieces: int, length: int) -> Values:
-        """A transformers model's architecture, for the description; `UserError` if it takes fewer pieces or tokens."""
-        described = described_architecture(config, like)
-        if not described:
-            return {}
+    def tokenization(
+        cls, config: TrainConfig, like: Description | None, texts: Iterable[str]
+    ) -> tuple["PreTrainedTokenizerFast", int, Values]:
+        """The tokenizer, the length of a sequence, and what the description says of them and of a foreign model.
+
+        The tokenizer is the named one, else that of --init-from or the teacher, else a new one trained on the texts.
+        `UserError` if a model of transformers takes fewer pieces or tokens.
+        """
+        source = config.options.tokenizer
+        if source is None and is_transformers(config.model.model):
+            source = folder_of(config.model.model)
+        elif source is None:
+            starts = (config.loop.init_from, getattr(config.options, "teacher", None))
+            folders = [Path(start) / TOKENIZER for start in starts if start is not None]
+            source = next((folder for folder in folders if folder.is_dir()), None)
+        known = source is not None
+        tokenizer = load_tokenizer(source) if known else train_tokenizer(texts, vocab_size=config.options.vocab_size)
+        pieces, length = len(tokenizer), config.options.seq_len if like is None else int(like["seq_len"])
+        described: Values = {"vocab_size": pieces, "pad_token_id": tokenizer.pad_token_id, "seq_len": length}
+        described |= described_architecture(config, like)
+        if "architecture" not in described:
+            return tokenizer, length, described
         architecture = described["architecture"]
         size = architecture.get("vocab_size", pieces)
         if pieces > size:
@@ -131,7 +129,7 @@ class TextTask(TaskModule):
             raise UserError(
                 f"{config.model.model} takes {most} tokens, got --seq-len {length}; give --seq-len {most} or less"
             )
-        return described
+        return tokenizer, length, described
 
     @classmethod
     def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
@@ -139,15 +137,8 @@ class TextTask(TaskModule):
             return build_theirs(config, data, cls.auto)
         given = {"vocab_size": data["vocab_size"], "pad_token_id": data["pad_token_id"]}
         given |= {"max_position_embeddings": data["seq_len"], **cls.fields}
-        if "classes" in data:
-            # Regression has one output.
-            given["num_labels"] = len(data["classes"]) or 1
-            if data["classes"]:
-                # So that transformers' pipelines show the names.
-                given["id2label"] = dict(enumerate(data["classes"]))
-                given["label2id"] = {name: i for i, name in enumerate(data["classes"])}
-        model = cls.network(create_config(config.model.model, **{**given, **config.model.model_kwargs}))
-        return model.train()
+        given |= class_fields(data)
+        return cls.network(create_config(config.model.model, **{**given, **config.model.model_kwargs})).train()
 
     @classmethod
     def check(cls, config: TrainConfig, batch_size: int) -> None:
@@ -183,7 +174,17 @@ class TextTask(TaskModule):
                 f"{source} was trained with a vocabulary of {len(weights[words]):,} tokens and this tokenizer has "
                 f"{len(own[words]):,}; give its own by --tokenizer {source / 'tokenizer'}"
             )
-        weights = _fitted(weights, own)
+        for key in [key for key in weights if key in own and weights[key].shape != own[key].shape]:
+            stem, _, name = key.rpartition(".")
+            given_value, value = weights[key], own[key]
+            if name == "weight" and stem.endswith("gating") and given_value.dim() == value.dim():
+                bias = f"{stem}.bias"
+                weights[key], weights[bias] = extend_gate(given_value, given[bias], len(own[bias]))
+            elif stem.endswith("position_embeddings") and given_value.shape[1] == value.shape[1]:
+                kept = given_value[: len(value)]
+                weights[key] = torch.cat([kept, value[len(kept) :]])
+            elif stem.endswith("relative") and len(given_value) == len(value):
+                weights[key] = resized_bias(given_value, value.shape[1], "extend")
         fresh = []
         for key, value in own.items():
             tied = (getattr(model, "_tied_weights_keys", None) or {}).get(key)
@@ -252,23 +253,10 @@ class DistillingTextTask(TextTask, DistillingTask):
 
 def inputs_of(batch: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     taken = {name: value for name, value in batch.items() if name in INPUTS}
-    if (
-        getattr(getattr(model, "config", None), "type_vocab_size", 0) < 2
-    ):  # RoBERTa has one kind of token, DistilBERT none
+    # RoBERTa has one kind of token, DistilBERT none.
+    if getattr(getattr(model, "config", None), "type_vocab_size", 0) < 2:
         taken.pop("token_type_ids", None)
     return taken
-
-
-def tokenizer_for(config: TrainConfig, texts: Iterable[str]) -> "PreTrainedTokenizerFast":
-    """The named tokenizer, else that of --init-from or the teacher, else a new one trained on the texts."""
-    if config.options.tokenizer is not None:
-        return load_tokenizer(config.options.tokenizer)
-    if is_transformers(config.model.model):
-        return load_tokenizer(folder_of(config.model.model))
-    for source in (config.loop.init_from, getattr(config.options, "teacher", None)):
-        if source is not None and (Path(source) / TOKENIZER).is_dir():
-            return load_tokenizer(Path(source) / TOKENIZER)
-    return train_tokenizer(texts, vocab_size=config.options.vocab_size)
 
 
 class Sentence(NamedTuple):

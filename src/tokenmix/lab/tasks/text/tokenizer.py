@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from tokenmix.errors import UserError
 from tokenmix.files import Values, new_folder, user_path, write_json
-from tokenmix.lab.tasks.text.encoding import growth, tokenizing
+from tokenmix.lab.tasks.text.data.corpus import Documents, growth, load_text, pieces, tokenizing
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -62,13 +62,9 @@ def train_tokenizer(
     if vocab_size < least:
         raise UserError(f"a vocabulary of {vocab_size} is too small for {kind}; give {least} or more")
     if isinstance(texts, str):
-        from tokenmix.lab.tasks.text.data import load_text
-
         texts = load_text(texts).train
     from tokenizers import AddedToken, processors
     from transformers import PreTrainedTokenizerFast
-
-    from tokenmix.lab.tasks.text.data.corpus import Documents, pieces
 
     # Read more than once; a corpus is streamed anew each time.
     whole = list(texts) if isinstance(texts, Iterator) else texts

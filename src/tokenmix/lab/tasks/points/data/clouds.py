@@ -187,13 +187,6 @@ class CloudSamples(IndexedDataset):
         point_dropout: float = 0.0,
         seed: int = 0,
     ) -> None:
-        if num_points < 1:
-            raise UserError(f"{num_points} points are not possible; give 1 or more")
-        if scale < 1 or shift < 0 or not 0 <= point_dropout < 1:
-            raise UserError(
-                f"scale={scale:g}, shift={shift:g}, point_dropout={point_dropout:g} is not possible; "
-                "scale is 1 or more, shift 0 or more, point_dropout in [0, 1)"
-            )
         self.clouds, self.want, self.features, self.num_points = clouds, want, features, num_points
         self.choice, self.scale, self.shift, self.point_dropout = choice, scale, shift, point_dropout
         self.seed = seed

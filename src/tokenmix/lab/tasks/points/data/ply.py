@@ -15,17 +15,8 @@ from torch import Tensor
 from tokenmix.errors import UserError
 from tokenmix.files import replace_file
 
-_WORDS = {
-    "i1": "char int8",
-    "u1": "uchar uint8",
-    "i2": "short int16",
-    "u2": "ushort uint16",
-    "i4": "int int32",
-    "u4": "uint uint32",
-    "f4": "float float32",
-    "f8": "double float64",
-}
-_TYPES = {word: code for code, words in _WORDS.items() for word in words.split()}
+_WORDS = "char uchar short ushort int uint float double int8 uint8 int16 uint16 int32 uint32 float32 float64"
+_TYPES: dict[str, str] = dict(zip(_WORDS.split(), 2 * ("i1", "u1", "i2", "u2", "i4", "u4", "f4", "f8")))
 _ORDERS = {"binary_little_endian": "<", "binary_big_endian": ">", "ascii": ""}
 _COLORS = (("red", "green", "blue"), ("r", "g", "b"), ("diffuse_red", "diffuse_green", "diffuse_blue"))
 

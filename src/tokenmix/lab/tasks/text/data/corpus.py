@@ -1,29 +1,29 @@
-"""Corpora for language modelling: training and held-out documents, and their token ids in a memory-mapped file."""
+"""Corpora for language modelling: documents, their token ids in a memory-mapped file, and sequences with masks."""
 
+import base64
 import hashlib
+import json
+import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
+import torch
 from filelock import FileLock
+from torch import Tensor
 
-from tokenmix.errors import UserError
+from tokenmix.environment import filtered_stderr
+from tokenmix.errors import UserError, one_line
 from tokenmix.files import replace_file
-from tokenmix.lab.data.indexed import DataSet
+from tokenmix.lab.data.indexed import DataSet, IndexedDataset, hash_indices
 from tokenmix.lab.data.lookup import DataRequest, cache_root, load_data, origin
 from tokenmix.lab.data.reading import LeftOut, check_file
-from tokenmix.lab.tasks.text.data.files import (
-    TEST_SHARE,
-    choose_test,
-    digest_of,
-    find_parts,
-    open_table,
-    read_lines,
-)
-from tokenmix.lab.tasks.text.encoding import block_characters, tokenizing
+from tokenmix.lab.tasks.text.data.files import TEST_SHARE, choose_test, digest_of, find_parts, open_table, read_lines
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -36,6 +36,14 @@ Documents and lines of more than twice this length are cut at a blank."""
 ENDINGS = (".txt", ".text", ".md")
 FORMAT = 4
 COUNT = np.dtype(np.int64)
+T = TypeVar("T")
+IGNORED = -100
+"""Label of a position without a prediction; cross-entropy's `ignore_index`."""
+# Purposes in `hash_indices`.
+SHIFT, SEQUENCE, CHOICE, ACTION, RANDOM = 10, 11, 12, 13, 14
+BLOCK = 1 << 21
+# Rust's message before a panic, which Python raises as an error.
+PANIC = re.compile(rb"^\n?thread '[^\n]*panicked at .*?(note: [^\n]*\n|\Z)", re.DOTALL | re.MULTILINE)
 
 
 class Documents:
@@ -122,7 +130,7 @@ def _pieces(files: Sequence[Path], left_out: LeftOut) -> Iterator[str]:
     """Text of files; of a file with an unreadable part, the text before it."""
     for file in files:
         try:
-            yield from map("".join, _groups(read_lines(file), PIECE))
+            yield from map("".join, groups(read_lines(file), PIECE))
         except UserError as reason:
             left_out.add(file, str(reason))
 
@@ -137,7 +145,46 @@ def _side(path: Path, cut: int, test: bool) -> Iterator[str]:
                 yield line
             offset += len(line.encode())
 
-    return map("".join, _groups(lines(), PIECE))
+    return map("".join, groups(lines(), PIECE))
+
+
+@contextmanager
+def tokenizing(what: str, *more: type[BaseException]) -> Iterator[None]:
+    """Raise `UserError` for the tokenizers library's bare `Exception`s, Rust panics (no `Exception`) and `more`."""
+    try:
+        with filtered_stderr(lambda said: PANIC.sub(b"", said)):
+            yield
+    except BaseException as error:
+        panic = type(error).__name__ == "PanicException"
+        if isinstance(error, UserError) or not (panic or type(error) is Exception or isinstance(error, more)):
+            raise
+        raise UserError(f"{what} ({one_line(error)}); copy it again, or train it again") from None
+
+
+def block_characters(tokenizer: "PreTrainedTokenizerFast") -> int:
+    """Characters to encode at a time: a token takes 150 bytes until its number is kept."""
+    return int(BLOCK / growth(tokenizer.backend_tokenizer.normalizer))
+
+
+def growth(step: Any) -> float:
+    """Largest number of bytes that a normalizer or decoder makes of one byte, from the texts that it inserts.
+
+    The step, or none, may also be given as a table, as in tokenizer.json.
+    """
+    step = step if isinstance(step, dict) else {} if step is None else json.loads(step.__getstate__())
+    steps = step.get("normalizers") or step.get("decoders") or ()
+    kind, grown = step.get("type"), math.prod(map(growth, steps))
+    if kind == "Replace":
+        content, literal = len(step["content"].encode()), step["pattern"].get("String")
+        # A regex may match between any two characters.
+        grown = max(1, content / len(literal.encode())) if literal else 1 + content
+    elif kind == "Prepend":
+        grown = 1 + len(step["prepend"].encode())
+    elif kind == "Precompiled":
+        charsmap = base64.b64decode(step["precompiled_charsmap"])
+        replaced = charsmap[4 + int.from_bytes(charsmap[:4], "little") :].split(b"\0")
+        grown = max(map(len, replaced))
+    return grown
 
 
 class Tokens:
@@ -198,7 +245,7 @@ def _encoded(
 ) -> Iterator[bytes]:
     """Groups of documents in the format of `Tokens`, then the number of tokens."""
     total, block = 0, block_characters(tokenizer)
-    for group in _groups(pieces(documents, block), block):
+    for group in groups(pieces(documents, block), block):
         with tokenizing("the tokenizer cannot read this text"):
             encodings = tokenizer.backend_tokenizer.encode_batch(group, add_special_tokens=False)
         used = [encoding for encoding in encodings if encoding.ids]
@@ -225,13 +272,131 @@ def pieces(texts: Iterable[str], most: int = PIECE) -> Iterator[str]:
         yield text[begin:] if begin else text
 
 
-def _groups(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
-    group, size = [], 0
-    for text in texts:
-        group.append(text)
-        size += len(text)
-        if size >= characters:
+def groups(items: Iterable[T], most: int, size: Callable[[Any], int] = len) -> Iterator[list[T]]:
+    """Groups of neighbours with a total size of at least `most`; each group ends with the item that reaches it."""
+    group, total = list[T](), 0
+    for item in items:
+        group.append(item)
+        total += size(item)
+        if total >= most:
             yield group
-            group, size = [], 0
+            group, total = [], 0
     if group:
         yield group
+
+
+class PackedText(IndexedDataset):
+    """Documents cut into sequences of one length, with some of their tokens masked.
+
+    Sequence i of an epoch is [CLS], the n - 2 tokens from (n - 2) i + s on, and [SEP]; [SEP] also separates documents.
+    In training each epoch draws a new s, which moves the cuts. In testing s is 0, masks are equal for all seeds and
+    epochs, and the last sequence is padded with [PAD].
+
+    A batch: input_ids, attention_mask (0 at [PAD]) and labels (-100 at unmasked tokens), all int64 (B, n), and index
+    int64 (B,).
+
+    Args:
+        tokens: one part of `tokenized`.
+        tokenizer: the tokenizer that made them.
+        length: n, with [CLS] and [SEP].
+        part: `train` changes cuts and masks in each epoch, `test` does not.
+        masking: mask single tokens, or all tokens of a word.
+        share: mean share of masked tokens.
+        seed: seed of cuts and masks in training.
+
+    Raises:
+        UserError: a length without room for tokens, or less text than one sequence.
+    """
+
+    unit = "sequences"
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        tokenizer: "PreTrainedTokenizerFast",
+        *,
+        length: int,
+        part: Literal["train", "test"],
+        masking: Literal["token", "whole-word"] = "token",
+        share: float = 0.15,
+        seed: int = 0,
+    ) -> None:
+        if length < 3:
+            raise UserError(f"a length of {length} leaves no token between [CLS] and [SEP]; give 3 or more")
+        self.window = length - 2
+        if part == "train" and len(tokens) < self.window:
+            raise UserError(
+                f"{len(tokens)} tokens of text do not fill one sequence of {length}; give more text, or a length "
+                f"of {max(len(tokens) + 2, 3)} or less"
+            )
+        self.tokens, self.length, self.part, self.masking = tokens, length, part, masking
+        self.share, self.seed = share, seed if part == "train" else 0
+        self.special = torch.tensor(sorted(set(tokenizer.all_special_ids)))
+        self.ordinary = torch.tensor(sorted(set(range(len(tokenizer))) - set(self.special.tolist())))
+        ids = {name: getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "mask", "pad")}
+        if absent := [name for name, value in ids.items() if not isinstance(value, int)]:
+            raise UserError(f"the tokenizer has no {absent[0].upper()} token; train one with tokenmix train-tokenizer")
+        self.cls, self.sep, self.mask, self.pad = ids.values()
+
+    def __len__(self) -> int:
+        total = len(self.tokens)
+        if self.part == "test":
+            return -(-total // self.window)
+        # The same number for every shift.
+        return max(1, (total - self.window + 1) // self.window)
+
+    def read(self, indices: Tensor, epoch: int) -> dict[str, Tensor]:
+        epoch = epoch if self.part == "train" else 0
+        ids, units = self._windows(indices, epoch)
+        inputs, labels = self._masked(ids, units, indices, epoch)
+        return {"input_ids": inputs, "attention_mask": (ids != self.pad).long(), "labels": labels, "index": indices}
+
+    def _windows(self, indices: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
+        """Ids (B, n), and the index of each token's masking unit, -1 for special tokens."""
+        ids = np.full((len(indices), self.length), self.pad, dtype=np.int64)
+        starts = np.ones((len(indices), self.length), dtype=np.int64)
+        room, shift = len(self.tokens) - len(self) * self.window, 0
+        if self.part == "train" and room > 0:
+            bits = hash_indices(self.seed, epoch, torch.zeros(1, dtype=torch.int64), SHIFT)
+            shift = int(bits[0] % np.uint64(min(room + 1, self.window)))
+        for row, index in enumerate(indices.tolist()):
+            begin = index * self.window + shift
+            window, begins = self.tokens.read(begin, self.window)
+            ids[row, 0], ids[row, len(window) + 1] = self.cls, self.sep
+            ids[row, 1 : len(window) + 1] = window
+            starts[row, 1 : len(window) + 1] = begins
+        whole = torch.from_numpy(ids)
+        places = np.broadcast_to(np.arange(self.length), ids.shape) if self.masking == "token" else starts.cumsum(1)
+        units = torch.from_numpy(np.array(places, dtype=np.int64))
+        return whole, units.masked_fill(torch.isin(whole, self.special), -1)
+
+    def _masked(self, ids: Tensor, units: Tensor, indices: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of masked language modelling.
+
+        Each unit, a token or a word, is chosen with probability `share`. Of the tokens of chosen units 80 % become the
+        mask, 10 % an ordinary token drawn uniformly, and 10 % stay. Labels are the ids at chosen positions and -100
+        elsewhere.
+
+        Paper: Devlin et al., "BERT", arXiv:1810.04805, section 3.1. BERT masks exactly 15 % of a sequence; here the
+        share is a mean.
+
+        Shape:
+            ids and units int64 (B, N), units -1 at positions that are never chosen; indices (B,).
+        """
+        rows = hash_indices(self.seed, epoch, indices, SEQUENCE)[:, None]
+        chosen = (_uniform(self.seed, epoch, rows, units.numpy(), CHOICE) < self.share) & (units >= 0).numpy()
+        places = np.broadcast_to(np.arange(self.length), ids.shape)
+        action = _uniform(self.seed, epoch, rows, places, ACTION)
+        drawn = (_uniform(self.seed, epoch, rows, places, RANDOM) * len(self.ordinary)).astype(np.int64)
+        picked = torch.from_numpy(chosen)
+        labels = torch.where(picked, ids, IGNORED)
+        inputs = torch.where(picked & torch.from_numpy(action < 0.8), self.mask, ids)
+        other = self.ordinary[torch.from_numpy(drawn)]
+        return torch.where(picked & torch.from_numpy(action >= 0.9), other, inputs), labels
+
+
+def _uniform(seed: int, epoch: int, rows: np.ndarray, places: np.ndarray, purpose: int) -> np.ndarray:
+    """Uniform number in [0, 1) for each (row, position)."""
+    keys = (rows + places.astype(np.uint64)).astype(np.int64)
+    bits = hash_indices(seed, epoch, torch.from_numpy(keys), purpose)
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -55,10 +55,10 @@ def is_test(key: str, share: int = TEST_SHARE) -> bool:
     return int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big") % share == 0
 
 
-def choose_test(keys: Iterable[str], share: int = TEST_SHARE) -> set[str]:
-    """Held-out keys: one in `share` of the different keys, at least one."""
+def choose_test(keys: Iterable[str]) -> set[str]:
+    """Held-out keys: one in `TEST_SHARE` of the different keys, at least one."""
     ordered = sorted(set(keys), key=lambda key: hashlib.sha256(key.encode()).digest())
-    return set(ordered[: math.ceil(len(ordered) / share)])
+    return set(ordered[: math.ceil(len(ordered) / TEST_SHARE)])
 
 
 def digest_of(files: Sequence[Path], more: str = "") -> str:

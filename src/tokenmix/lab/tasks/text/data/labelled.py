@@ -1,23 +1,30 @@
-"""Labelled sentences and pairs: tables, hub data sets, and GLUE's folders (arXiv:1804.07461)."""
+"""Labelled sentences and pairs: tables, hub data sets, and GLUE's folders (arXiv:1804.07461); and as token ids."""
 
 import math
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.files import user_path
 from tokenmix.lab.data.fetch import log
-from tokenmix.lab.data.indexed import DataSet
+from tokenmix.lab.data.indexed import DataSet, IndexedDataset
 from tokenmix.lab.data.lookup import DataRequest, load_data
 from tokenmix.lab.data.reading import check_file
-from tokenmix.lab.tasks.text.data.corpus import Corpus, load_column
+from tokenmix.lab.tasks.text.data.corpus import Corpus, block_characters, groups, load_column, tokenizing
 from tokenmix.lab.tasks.text.data.files import label_name, open_table, read_lines
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+Batch = dict[str, Tensor]
 MOST_CLASSES = 1000
 _BOTH, _ENTAILED, _NLI = ("0", "1"), ("entailment", "not_entailment"), ("entailment", "neutral", "contradiction")
 GLUE: dict[str, tuple[tuple[str, ...] | tuple[int, ...], tuple[str, ...] | Literal["numbers"]]] = {
@@ -213,3 +220,78 @@ def _number(label: str) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) else None
+
+
+def padded(rows: list[np.ndarray], fill: int) -> Tensor:
+    """Stack rows as int64 (B, N), padded with `fill` to the longest."""
+    return pad_sequence([torch.from_numpy(row).long() for row in rows], batch_first=True, padding_value=fill)
+
+
+def token_batch(ids: Sequence[np.ndarray], segments: Sequence[np.ndarray], indices: Tensor, pad: int) -> Batch:
+    """Padded token rows with their segments and indices: a model's inputs, and `index`."""
+    places = indices.tolist()
+    return {
+        "input_ids": padded([ids[i] for i in places], pad),
+        "attention_mask": padded([np.ones(len(ids[i]), np.int64) for i in places], 0),
+        "token_type_ids": padded([segments[i] for i in places], 0),
+        "index": indices,
+    }
+
+
+class Rows(Sequence[np.ndarray]):
+    """Integer rows of different lengths, concatenated in one array."""
+
+    def __init__(self, code: str) -> None:
+        self._flat, self._ends = array(code), array("q", [0])
+
+    def append(self, row: Iterable[int]) -> None:
+        self._flat.extend(row)
+        self._ends.append(len(self._flat))
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, place: Any) -> Any:
+        if not 0 <= place < len(self):
+            raise IndexError(f"there are {len(self)} rows, got {place}")
+        begin, end = self._ends[place], self._ends[place + 1]
+        return np.frombuffer(self._flat, self._flat.typecode, end - begin, begin * self._flat.itemsize)
+
+
+class EncodedText(IndexedDataset):
+    """[CLS] text [SEP], or [CLS] text [SEP] text_pair [SEP], truncated to `max_length`; in a pair the longer one first.
+
+    A batch: input_ids, attention_mask and token_type_ids int64 (B, N) with N of its longest, labels int64 (B,) or
+    float32 (B,), index int64 (B,). `cut` is the number of truncated texts.
+    """
+
+    unit = "sequences"
+
+    def __init__(self, texts: LabelledText, tokenizer: "PreTrainedTokenizerFast", *, max_length: int) -> None:
+        least = 3 if texts.pairs is None else 5
+        if max_length < least:
+            raise UserError(f"a length of {max_length} leaves no room for the text; give {least} or more")
+        self.labels = texts.labels
+        self.pad = int(tokenizer.pad_token_id)  # type: ignore[arg-type]
+        backend, most = tokenizer.backend_tokenizer, block_characters(tokenizer)
+        # No kept token is further from the beginning, or, if the end is kept, from the end.
+        longest = max(most // 2, 100 * max_length)
+        kept = slice(-longest, None) if tokenizer.truncation_side == "left" else slice(longest)
+        columns = [column for column in (texts.texts, texts.pairs) if column is not None]
+        self.ids, self.segments, self.cut = Rows("i"), Rows("b"), 0
+        with tokenizing("the tokenizer cannot read these texts"):
+            backend.no_padding()
+            backend.enable_truncation(max_length, strategy="longest_first", direction=tokenizer.truncation_side)
+            rows = (tuple(text[kept] for text in row) for row in zip(*columns))
+            for group in groups(rows, most, lambda row: sum(map(len, row))):
+                for encoding in backend.encode_batch_fast([row if row[1:] else row[0] for row in group]):
+                    self.ids.append(encoding.ids)
+                    self.segments.append(encoding.type_ids)
+                    self.cut += bool(encoding.overflowing)
+            backend.no_truncation()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def read(self, indices: Tensor, epoch: int) -> Batch:
+        return {**token_batch(self.ids, self.segments, indices, self.pad), "labels": self.labels[indices]}

@@ -16,11 +16,9 @@ from tokenmix.files import Values
 from tokenmix.lab.data.indexed import DataSet, IndexedDataset
 from tokenmix.lab.data.lookup import DataRequest, load_data
 from tokenmix.lab.data.reading import parse_json
-from tokenmix.lab.tasks.text.data.corpus import Corpus
+from tokenmix.lab.tasks.text.data.corpus import Corpus, block_characters, groups, tokenizing
 from tokenmix.lab.tasks.text.data.files import open_table, read_lines
-from tokenmix.lab.tasks.text.data.labelled import LabelledData, load_table
-from tokenmix.lab.tasks.text.data.sequences import Batch, Rows, blocks, padded, token_batch
-from tokenmix.lab.tasks.text.encoding import block_characters, tokenizing
+from tokenmix.lab.tasks.text.data.labelled import Batch, LabelledData, Rows, load_table, padded, token_batch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -168,15 +166,12 @@ class EncodedQuestions(IndexedDataset):
         self.pad = int(tokenizer.pad_token_id)  # type: ignore[arg-type]
         self.ids, self.segments, self.offsets, sample = Rows("i"), Rows("b"), list[np.ndarray](), array("q")
         most = block_characters(tokenizer)
-        for block in blocks((len(q.question) + len(q.context) for q in questions), most):
-            contexts = [q.context for q in questions[block]]
-            too_long = next((i for i, context in enumerate(contexts) if len(context) > LONGEST * most), None)
-            if too_long is not None:
-                size = len(contexts[too_long])
-                raise UserError(
-                    f"the context of question {questions[block][too_long].id!r} has {size:,} characters; split it"
-                )
-            asked = [q.question.strip() for q in questions[block]]
+        for group in groups(enumerate(questions), most, lambda pair: len(pair[1].question) + len(pair[1].context)):
+            asked, contexts = [q.question.strip() for _, q in group], [q.context for _, q in group]
+            for _, question in group:
+                if len(question.context) > LONGEST * most:
+                    size = f"{len(question.context):,} characters"
+                    raise UserError(f"the context of question {question.id!r} has {size}; split it")
             with tokenizing("the tokenizer cannot read these questions"):
                 for i, text in enumerate(asked):
                     # Up to the last kept token.
@@ -193,7 +188,7 @@ class EncodedQuestions(IndexedDataset):
                     return_token_type_ids=True,
                 )
             for part, place in enumerate(whole["overflow_to_sample_mapping"]):
-                sample.append(block.start + place)
+                sample.append(group[place][0])
                 self.ids.append(whole["input_ids"][part])
                 self.segments.append(whole["token_type_ids"][part])
                 pairs, which = whole["offset_mapping"][part], whole.sequence_ids(part)
