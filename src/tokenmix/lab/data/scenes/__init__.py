@@ -197,22 +197,6 @@ def folder_in(path: Path, candidates: Sequence[str], marker: str, layout: str) -
     )
 
 
-class RandomScale(v2.Transform):
-    """Resize by a random factor of several: images bilinear, classes nearest-neighbour."""
-
-    def __init__(self, scales: Sequence[float]) -> None:
-        super().__init__()
-        self.scales = tuple(scales)
-
-    def make_params(self, flat_inputs: list[Tensor]) -> dict[str, list[int]]:
-        scale = self.scales[int(torch.randint(len(self.scales), ()))]
-        height, width = v2.functional.get_size(flat_inputs[0])
-        return {"size": [max(round(height * scale), 1), max(round(width * scale), 1)]}
-
-    def transform(self, inpt: Tensor, params: dict[str, list[int]]) -> Tensor:
-        return F.resize(inpt, params["size"], antialias=True)
-
-
 @dataclass(frozen=True, kw_only=True)
 class SceneAugment:
     """Random scale, crop, flip and colours of an image with its labels.
@@ -257,11 +241,11 @@ class SceneAugment:
         if scene.classes is not None:
             parts.append(tv_tensors.Mask(scene.classes))
         if objects is not None:
-            size = (scene.image.shape[1], scene.image.shape[2])
-            parts.append(tv_tensors.BoundingBoxes(objects.boxes, format="XYXY", canvas_size=size))  # type: ignore[call-arg]
+            whole = (scene.image.shape[1], scene.image.shape[2])
+            parts.append(tv_tensors.BoundingBoxes(objects.boxes, format="XYXY", canvas_size=whole))  # type: ignore[call-arg]
             if objects.masks is not None:
                 parts.append(tv_tensors.Mask(objects.masks.byte()))
-        steps: list[v2.Transform] = [] if self.scales == (1.0,) else [RandomScale(self.scales)]
+        steps = list[v2.Transform]()
         if self.crop is not None:
             colour = [round(255 * level) for level in self.fill]
             # Masks of objects are padded with background.
@@ -277,6 +261,11 @@ class SceneAugment:
         steps += [v2.ColorJitter(*3 * [self.color_jitter])] if self.color_jitter else []
         with restored_random_state():
             seed_all(int(hash_indices(self.seed, epoch, torch.tensor([index]), purpose=3)[0]))
+            if self.scales != (1.0,):
+                scale = self.scales[int(torch.randint(len(self.scales), ()))]
+                size = [max(round(side * scale), 1) for side in scene.image.shape[1:]]
+                # Images bilinear, classes nearest-neighbour.
+                parts = [F.resize(part, size, antialias=True) for part in parts]
             image, *others = v2.Compose(steps or [v2.Identity()])(*parts)
         changed = replace(scene, image=image.as_subclass(Tensor))
         if scene.classes is not None:
