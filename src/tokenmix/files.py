@@ -16,7 +16,6 @@ import secrets
 import shutil
 import socket
 import stat
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -194,10 +193,13 @@ def replacing(path: Path) -> Iterator[Path]:
         raise UserError(f"{path} is a folder, a pipe or a device; give another name for the file")
     partial = path.with_name(f"{PARTIAL}{secrets.token_hex(8)}{path.suffix}")
     try:
-        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        handle = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        mode = stat.S_IMODE(os.fstat(handle).st_mode)
+        os.close(handle)
         yield partial
         with open_regular(partial) as file:
-            os.fchmod(file.fileno(), 0o666 & ~_umask())
+            # A library may have put another file in its place.
+            os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
         partial.replace(path)
     except OSError as error:
@@ -214,13 +216,6 @@ def replace_file(path: Path, data: bytes | Iterable[bytes]) -> None:
     """Write a file, given as bytes or as parts, under another name and rename."""
     with replacing(path) as partial:
         write_bytes(partial, data)
-
-
-def _umask() -> int:
-    # os.umask can only be read by setting it.
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
 
 
 def copy_folder(source: Path, target: Path) -> None:
@@ -290,10 +285,10 @@ def new_folder(path: Path) -> Iterator[Path]:
     """
     if path.is_symlink():
         raise UserError(f"{path} is a link to {os.readlink(path)}, which is not replaced; give the folder itself")
-    partial, aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=PARTIAL)), _aside(path)
+    partial, aside = path.with_name(f"{PARTIAL}{secrets.token_hex(8)}"), _aside(path)
+    partial.mkdir()
     try:
         yield partial
-        partial.chmod(0o777 & ~_umask())
         _sync_folder(partial)
         if path.exists() and any(path.iterdir()):
             shutil.rmtree(aside, ignore_errors=True)

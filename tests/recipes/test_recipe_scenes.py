@@ -10,8 +10,7 @@ from recipes.datasets.images.windows import Window, cut, cut_scenes, starts
 from tokenmix.errors import UserError
 from tokenmix.lab.data import fetch_data, list_data
 from tokenmix.lab.data.lookup import stored_path
-from tokenmix.lab.data.scenes import ObjectSamples, load_scenes
-from tokenmix.lab.data.scenes.scenes import Objects, Scene, objects_of
+from tokenmix.lab.data.scenes import Objects, ObjectSamples, Scene, load_scenes, objects_of
 from tokenmix.lab.data.store import fetched
 from tokenmix.lab.registry import DATA_SETS
 

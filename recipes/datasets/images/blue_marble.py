@@ -27,7 +27,7 @@ from tokenmix.lab.data.fetch import FetchError
 from tokenmix.lab.data.images.decode import UnreadableImage, decode_numbers, decode_stored
 from tokenmix.lab.data.images.image_set import channel_statistics
 from tokenmix.lab.data.lookup import DataRequest, stored_path
-from tokenmix.lab.data.scenes.scenes import Scene, SceneData, Scenes
+from tokenmix.lab.data.scenes import Scene, SceneData, Scenes
 from tokenmix.lab.data.store import Stored, fetched
 
 __all__ = ["BLOCK", "CLASSES", "TEST_BLOCKS", "fetch_blue_marble", "load_blue_marble", "whole_map"]

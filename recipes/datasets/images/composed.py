@@ -18,7 +18,7 @@ from tokenmix.errors import UserError
 from tokenmix.lab.data.images.image_set import channel_statistics
 from tokenmix.lab.data.images.sets import fetch_fashion_mnist
 from tokenmix.lab.data.lookup import DataRequest
-from tokenmix.lab.data.scenes.scenes import Scene, SceneData, Scenes, objects_of
+from tokenmix.lab.data.scenes import Scene, SceneData, Scenes, objects_of
 from tokenmix.lab.data.store import fetched
 
 __all__ = ["load_composed"]

@@ -16,7 +16,7 @@ from tokenmix.lab.data.fetch import FetchError
 from tokenmix.lab.data.images.decode import UnreadableImage, decode_numbers
 from tokenmix.lab.data.images.image_set import channel_statistics
 from tokenmix.lab.data.lookup import DataRequest, stored_path
-from tokenmix.lab.data.scenes.scenes import Scene, SceneData, objects_of
+from tokenmix.lab.data.scenes import Scene, SceneData, objects_of
 from tokenmix.lab.data.store import Stored, fetched
 
 __all__ = ["fetch_nuclei", "load_nuclei"]

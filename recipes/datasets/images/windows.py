@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tokenmix.lab.data.scenes.scenes import Scene, Scenes
+from tokenmix.lab.data.scenes import Scene, Scenes
 
 __all__ = ["Window", "cut", "cut_scenes", "starts"]
 

@@ -60,8 +60,8 @@ def attention_maps(model: nn.Module, images: Tensor) -> list[BlockMap]:
 def _watched(model: nn.Module, images: Tensor) -> list[BlockMap]:
     """Run a third-party model and collect each mixer's map on its input, in the order of the calls."""
     mixers = {module: name for name, module in model.named_modules() if isinstance(module, Mixer)}
-    inside = {inner for outer in mixers for inner in outer.modules() if inner is not outer}
     found: list[BlockMap] = []
+    inside = {inner for outer in mixers for inner in outer.modules() if inner is not outer}
 
     def note(mixer: Mixer, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor], _out: Tensor) -> None:
         given, kind = {**dict(zip(("x", "mask"), args)), **kwargs}, mixer.capabilities.map
@@ -126,7 +126,11 @@ def map_numbers(maps: list[BlockMap]) -> list[MapNumbers]:
     found: list[MapNumbers] = []
     previous: Tensor | None = None
     for block in maps:
-        rows = _rows(block)
+        # Nonnegative, each row summing to 1 (a masked token's row of zeros stays).
+        values = block.map.detach().double().abs()
+        values = values[None, None] if values.dim() == 2 else values
+        total = values.sum(-1, keepdim=True)
+        rows = values / total.where(total > 0, 1.0)
         square = block.kind != "slots" and rows.shape[-1] == rows.shape[-2]
         numbers = MapNumbers(
             name=block.name,
@@ -141,14 +145,6 @@ def map_numbers(maps: list[BlockMap]) -> list[MapNumbers]:
         found.append(numbers)
         previous = rows
     return found
-
-
-def _rows(block: BlockMap) -> Tensor:
-    """(B, H, N, S) in float64, nonnegative, each row summing to 1 (a masked token's row of zeros stays)."""
-    values = block.map.detach().double().abs()
-    values = values[None, None] if values.dim() == 2 else values
-    total = values.sum(-1, keepdim=True)
-    return values / total.where(total > 0, 1.0)
 
 
 def _entropy(p: Tensor) -> Tensor:
@@ -202,42 +198,29 @@ def tiles_of(block: BlockMap, image: int = 0, limit: int = 8) -> list[Tile]:
     class token has no position on the image and is left out.
     """
     values = (block.map if block.kind == "gate" else block.map[image]).detach().float().cpu()
-    values = values[..., block.prefix :, :]
+    values, (height, width) = values[..., block.prefix :, :], block.grid
+    centre = height // 2 * width + width // 2
     if block.kind == "slots":
-        return _slot_tiles(values, block.grid, limit)
-    draw = _gate_tiles if block.kind == "gate" else _token_tiles
-    return draw(values[..., block.prefix :], block.grid, limit)
-
-
-def _token_tiles(values: Tensor, grid: tuple[int, int], limit: int) -> list[Tile]:
-    """values (H, N, M): the grid of M may be coarser than that of N, if keys are pooled."""
-    heads = min(values.shape[0], max(1, limit // 2))
-    row, column = grid[0] // 2, grid[1] // 2
-    # Grid of the keys: the tokens' grid, or both sides divided by one factor.
-    factor = round((grid[0] * grid[1] / values.shape[-1]) ** 0.5)
-    keys = grid[0] // factor, grid[1] // factor
-    mark = (row, column) if keys == grid else None
-    centre = values[:heads, row * grid[1] + column]
-    received = values[:heads].mean(1)
-    looks = [Tile(f"head {h}, centre token", centre[h].view(keys), mark=mark) for h in range(heads)]
-    return (looks + [Tile(f"head {h}, received", received[h].view(keys)) for h in range(heads)])[:limit]
-
-
-def _slot_tiles(values: Tensor, grid: tuple[int, int], limit: int) -> list[Tile]:
-    heads, _, slots = values.shape
-    by_slot = values.permute(0, 2, 1).flatten(0, 1)
-    chosen = by_slot.std(-1, correction=0).argsort(descending=True)[:limit].tolist()
-    return [Tile(f"head {i // slots}, " * (heads > 1) + f"slot {i % slots}", by_slot[i].view(grid)) for i in chosen]
-
-
-def _gate_tiles(matrix: Tensor, grid: tuple[int, int], limit: int) -> list[Tile]:
-    """The gate (N, N) is the same for every image."""
-    height, width = grid
-    centre = (height // 2) * width + width // 2
-    others = torch.linspace(0, height * width - 1, max(2, limit - 1)).long().tolist()
-    chosen = list(dict.fromkeys([centre, *others]))[: limit - 1]
-    rows = [Tile(f"row of token {i}", matrix[i].view(grid), signed=True, mark=(i // width, i % width)) for i in chosen]
-    return [Tile("whole matrix", matrix, signed=True, on_image=False), *rows]
+        heads, _, slots = values.shape
+        by_slot = values.permute(0, 2, 1).flatten(0, 1)
+        chosen = by_slot.std(-1, correction=0).argsort(descending=True)[:limit].tolist()
+        name = "head {}, slot {}" if heads > 1 else "slot {1}"
+        return [Tile(name.format(*divmod(i, slots)), by_slot[i].view(block.grid)) for i in chosen]
+    values = values[..., block.prefix :]
+    if block.kind == "gate":
+        others = torch.linspace(0, height * width - 1, max(2, limit - 1)).long().tolist()
+        chosen = list(dict.fromkeys([centre, *others]))[: limit - 1]
+        return [
+            Tile("whole matrix", values, signed=True, on_image=False),
+            *(Tile(f"row of token {i}", values[i].view(block.grid), True, divmod(i, width)) for i in chosen),
+        ]
+    # The keys may be pooled: both sides of their grid are then those of the tokens' divided by one factor.
+    factor = round((height * width / values.shape[-1]) ** 0.5)
+    keys = height // factor, width // factor
+    mark = divmod(centre, width) if keys == block.grid else None
+    heads = range(min(values.shape[0], max(1, limit // 2)))
+    looks = [Tile(f"head {h}, centre token", values[h, centre].view(keys), mark=mark) for h in heads]
+    return [*looks, *(Tile(f"head {h}, received", values[h].mean(0).view(keys)) for h in heads)][:limit]
 
 
 @dataclass(frozen=True)

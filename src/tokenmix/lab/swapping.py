@@ -2,10 +2,11 @@
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +27,8 @@ from tokenmix.files import (
 )
 from tokenmix.lab.train.load import load_task
 from tokenmix.lab.train.programs import Batch
-from tokenmix.lab.train.task import TaskData
 from tokenmix.models.foreign import open_model
-from tokenmix.registry import MODELS, TORCHVISION, Arguments, check_models, is_foreign
+from tokenmix.registry import MODELS, TORCHVISION, Arguments, is_foreign
 from tokenmix.swap import SwapReport, swap_attention
 from tokenmix.swap.registry import find_sites
 
@@ -89,15 +89,10 @@ def split_texts(texts: Sequence[str], held_out: int, seed: int) -> tuple[list[st
 
 def open_folder(folder: Path) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     """Model and tokenizer of a folder; no code in the folder is run, and nothing is fetched."""
-    import transformers
-
-    model = _open_model(folder)
-    with _opening(folder):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    return model, cast("PreTrainedTokenizerBase", tokenizer)
+    return _from_folder(folder, "AutoModel").eval(), _from_folder(folder, "AutoTokenizer")
 
 
-def _open_model(folder: Path) -> "PreTrainedModel":
+def _from_folder(folder: Path, kind: Literal["AutoModel", "AutoTokenizer"]) -> Any:
     import transformers
 
     import tokenmix.register  # noqa: F401  (our text models, and swapped ones)
@@ -107,16 +102,9 @@ def _open_model(folder: Path) -> "PreTrainedModel":
             f"{folder} has no config.json; give the folder of a model of Hugging Face, which save_pretrained writes"
         )
     check_regular(folder / "config.json")
-    with _opening(folder):
-        return transformers.AutoModel.from_pretrained(folder, local_files_only=True).eval()
-
-
-@contextmanager
-def _opening(folder: Path) -> Iterator[None]:
-    """Raise `UserError` if transformers cannot open the folder."""
     unknown = as_user_error(f"{folder} cannot be opened by transformers (", "); give a complete folder")
     with unknown, quiet_transformers():
-        yield
+        return getattr(transformers, kind).from_pretrained(folder, local_files_only=True)
 
 
 def _is_of_transformers(folder: Path) -> bool:
@@ -234,7 +222,7 @@ def load_model(target: str, img_size: int | None) -> tuple[nn.Module, tuple[obje
     if _is_of_transformers(folder):
         if img_size is not None:
             raise UserError(f"{target} has the image size of its config; omit --img-size")
-        return _open_model(folder), None
+        return _from_folder(folder, "AutoModel").eval(), None
     if folder.is_dir():
         if img_size is not None:
             raise UserError(f"{target} is a run with a fixed image size; omit --img-size")
@@ -246,7 +234,6 @@ def load_model(target: str, img_size: int | None) -> tuple[nn.Module, tuple[obje
             f"{target} is a model of {', '.join(tasks)}, whose mixer is one of its arguments; by name, swap takes "
             "image classifiers only"
         )
-    check_models([target])
     try:
         with torch.device("meta") if target.startswith(TORCHVISION) or not is_foreign(target) else nullcontext():
             return open_model(target, img_size), None
@@ -284,17 +271,18 @@ def rank_folder(folder: Path, to: str, where: str, text: Path | None, steps: int
         raise UserError(f"{folder} is a run, whose own data is used; leave out --text")
     task = load_task(folder)
     data = type(task).load_data(task.config, like=task.data)
-    size = min(BATCH, data.num_train // 2)
+    size, start = min(BATCH, data.num_train // 2), 0
+    train_batches = partial(data.train_batches, batch_size=size, epoch=0)
     if data.num_validation:
-        held_out, images = data.validation_batches(batch_size=size), _Images(folder, data, size)
+        held_out = data.validation_batches(batch_size=size)
     else:
-        count = max(1, min(HELD_OUT // size, data.num_train // size // 2))
-        held_out, images = itertools.islice(_Images(folder, data, size), count), _Images(folder, data, size, count)
+        start = max(1, min(HELD_OUT // size, data.num_train // size // 2))
+        held_out = itertools.islice(train_batches(start=0), start)
     return rank_layers(
         task.model,
         to,
-        images,
-        held_out=[_image(folder, batch) for batch in held_out],
+        _Images(folder, partial(train_batches, start=start)),
+        held_out=list(_Images(folder, lambda: held_out)),
         where=where,
         loss="kl",
         steps=steps,
@@ -304,18 +292,15 @@ def rank_folder(folder: Path, to: str, where: str, text: Path | None, steps: int
 
 
 class _Images:
-    """Training images of a run's data from batch `start` on."""
+    """Images of a run's batches; each pass begins anew."""
 
-    def __init__(self, run: Path, data: TaskData, size: int, start: int = 0) -> None:
-        self.run, self.data, self.size, self.start = run, data, size, start
+    def __init__(self, run: Path, batches: Callable[[], Iterable[Batch]]) -> None:
+        self.run, self.batches = run, batches
 
     def __iter__(self) -> Iterator[Tensor]:
-        batches = self.data.train_batches(batch_size=self.size, epoch=0, start=self.start)
-        return (_image(self.run, batch) for batch in batches)
-
-
-def _image(run: Path, batch: Batch | Tensor) -> Tensor:
-    images = batch if isinstance(batch, Tensor) else batch.get("image")
-    if not isinstance(images, Tensor):
-        raise UserError(f"{run} is not trained on batches of images; rank its layers in Python by tokenmix.rank_layers")
-    return images
+        for batch in self.batches():
+            if not isinstance(images := batch.get("image"), Tensor):
+                raise UserError(
+                    f"{self.run} is not trained on batches of images; rank its layers in Python by tokenmix.rank_layers"
+                )
+            yield images

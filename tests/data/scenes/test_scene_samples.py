@@ -18,8 +18,8 @@ from tokenmix.lab.data.scenes import (
     SceneAugment,
     SceneData,
     Scenes,
+    objects_of,
 )
-from tokenmix.lab.data.scenes.scenes import objects_of
 
 
 class Listed(Scenes):

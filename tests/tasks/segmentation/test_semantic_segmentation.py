@@ -11,8 +11,7 @@ from torch import nn
 
 from predictions import check_predictions
 from tokenmix.errors import UserError
-from tokenmix.lab.data.scenes import SceneData
-from tokenmix.lab.data.scenes.scenes import Scene, Scenes
+from tokenmix.lab.data.scenes import Scene, SceneData, Scenes
 from tokenmix.lab.inspect import inspect
 from tokenmix.lab.tasks.segmentation import task as inference
 from tokenmix.lab.tasks.segmentation import task as semantic_segmentation

@@ -295,21 +295,6 @@ class _Batches(Dataset[object]):
 class EpochLoader(DataLoader[object]):
     """A DataLoader over `IndexedDataset.read`, in the order of an `EpochSampler`."""
 
-    def __init__(self, dataset: IndexedDataset, sampler: EpochSampler, *, workers: int, pin_memory: bool) -> None:
-        super().__init__(
-            _Batches(dataset),
-            # The sampler gives whole batches, so the loader must not collect samples.
-            batch_size=None,
-            sampler=sampler,
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            pin_memory=pin_memory,
-            collate_fn=_same,
-            worker_init_fn=_pass_over_sigterm,
-            # Otherwise each pass would draw from the global random state and break bit-equal resuming.
-            generator=torch.Generator(),
-        )
-
     def __iter__(self) -> Any:
         # Without fork, Python starts the workers as new interpreters.
         with safe_children():
@@ -358,7 +343,19 @@ def make_loader(
         )
     if shuffle:
         dataset.check_shares(world_size)
-    return EpochLoader(dataset, sampler, workers=workers, pin_memory=pin_memory)
+    return EpochLoader(
+        _Batches(dataset),
+        # The sampler gives whole batches, so the loader must not collect samples.
+        batch_size=None,
+        sampler=sampler,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        pin_memory=pin_memory,
+        collate_fn=_same,
+        worker_init_fn=_pass_over_sigterm,
+        # Otherwise each pass would draw from the global random state and break bit-equal resuming.
+        generator=torch.Generator(),
+    )
 
 
 def _check_open_files(workers: int) -> None:

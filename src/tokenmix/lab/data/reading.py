@@ -217,12 +217,16 @@ def class_files(
     other = [] if apart is None else [os.path.realpath(apart)]
     roots = [os.path.realpath(folder), *other]
 
-    def is_taken(path: str, real: str) -> bool:
-        if fresh := real not in taken and not any(Path(real).is_relative_to(place) for place in other):
-            taken.add(real)
-        else:
+    def is_new(path: str) -> bool:
+        real = os.path.realpath(path)
+        if any(Path(root).is_relative_to(real) for root in roots):
+            left_out.add(path, f"{path}, a link to {real}, which has this folder in it")
+        elif real in taken or any(Path(real).is_relative_to(place) for place in other):
             left_out.add(path, f"{path}, another way to {real}")
-        return not fresh
+        else:
+            taken.add(real)
+            return True
+        return False
 
     # Non-links come first, so that a link to one of them is recognised as a duplicate.
     homes = [(folder / name, label) for label, name in enumerate(classes) if (folder / name).is_dir()]
@@ -230,33 +234,23 @@ def class_files(
     heapq.heapify(waiting)
     while waiting:
         _, path, label = heapq.heappop(waiting)
-        real = os.path.realpath(path)
-        if any(Path(root).is_relative_to(real) for root in roots):
-            left_out.add(path, f"{path}, a link to {real}, which has this folder in it")
-        elif not is_taken(path, real):
-            try:
-                entries = list(os.scandir(path))
-            except OSError as error:
-                left_out.add(path, f"{path} cannot be read ({error.strerror})")
-                continue
-            for entry in entries:
-                try:
-                    is_folder = entry.is_dir()
-                except OSError as error:
-                    left_out.add(entry.path, f"{entry.path} cannot be read ({error.strerror})")
-                    continue
-                if not is_folder:
-                    if not entry.name.startswith(".") and wanted(entry.path):
-                        (linked if entry.is_symlink() else items).append((entry.path, label))
-                elif not entry.name.startswith((".", "__")):
-                    heapq.heappush(waiting, (entry.is_symlink(), entry.path, label))
+        if not is_new(path):
+            continue
+        try:
+            entries = list(os.scandir(path))
+        except OSError as error:
+            left_out.add(path, f"{path} cannot be read ({error.strerror})")
+            continue
+        for entry in entries:
+            linked_folder = entry.is_symlink() and os.path.isdir(entry.path)
+            if linked_folder or entry.is_dir(follow_symlinks=False):
+                if not entry.name.startswith((".", "__")):
+                    heapq.heappush(waiting, (linked_folder, entry.path, label))
+            elif not entry.name.startswith(".") and wanted(entry.path):
+                (linked if entry.is_symlink() else items).append((entry.path, label))
     taken |= {os.path.realpath(path) for path, _ in items} if linked else set()
     # Keep a broken link, so that the reader reports it.
-    items += [
-        item
-        for item in sorted(linked)
-        if not os.path.exists(item[0]) or not is_taken(item[0], os.path.realpath(item[0]))
-    ]
+    items += [item for item in sorted(linked) if not os.path.exists(item[0]) or is_new(item[0])]
     return sorted(items, key=lambda item: (item[1], os.path.dirname(item[0]).split(os.sep), item[0]))
 
 

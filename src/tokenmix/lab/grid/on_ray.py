@@ -66,7 +66,14 @@ def on_ray(cells: Sequence[Cell], needed: dict[str, float], ours: bool) -> Outco
     try:
         while running:
             for done in ray.wait(list(running))[0]:
-                yield running.pop(done), _outcome(done)
+                cell = running.pop(done)
+                try:
+                    outcome: Outcome = ray.get(done)
+                except RayError as error:
+                    reason = error.cause if isinstance(error, RayTaskError) else error
+                    told = f"{type(reason).__name__}: {str(reason).strip().splitlines()[0]}"
+                    outcome = f"{told}; the same command continues it"
+                yield cell, outcome
     finally:
         for reference in running:
             ray.cancel(reference)
@@ -79,11 +86,3 @@ def on_ray(cells: Sequence[Cell], needed: dict[str, float], ours: bool) -> Outco
 def _finish(cell: Cell, folder: Path) -> Outcome:
     os.chdir(folder)
     return finish_cell(cell)
-
-
-def _outcome(reference: ray.ObjectRef) -> Outcome:
-    try:
-        return ray.get(reference)
-    except RayError as error:
-        reason = error.cause if isinstance(error, RayTaskError) else error
-        return f"{type(reason).__name__}: {str(reason).strip().splitlines()[0]}; the same command continues it"

@@ -53,15 +53,12 @@ def on_slurm(cells: Sequence[Cell], executor: submitit.Executor) -> Outcomes:
     running = dict(zip(jobs, cells, strict=True))
     try:
         for job in submitit.helpers.as_completed(jobs, poll_frequency=POLL):
-            yield running.pop(job), _outcome(job)
+            cell, error = running.pop(job), job.exception()
+            if error is None:
+                yield cell, job.result()
+            else:
+                last = str(error).strip().splitlines()[-1]
+                yield cell, f"{type(error).__name__}: {last}; the job's output is in {job.paths.stderr}"
     finally:
         for job in running:
             job.cancel()
-
-
-def _outcome(job: submitit.Job[Outcome]) -> Outcome:
-    error = job.exception()
-    if error is None:
-        return job.result()
-    last = str(error).strip().splitlines()[-1]
-    return f"{type(error).__name__}: {last}; the job's output is in {job.paths.stderr}"

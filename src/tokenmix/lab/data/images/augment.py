@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import cache, partial
 from itertools import chain
 from typing import Any
 
@@ -50,11 +51,13 @@ def make_augment(
         )
     if name == "none":
         return _unchanged
-    shift_flip = ShiftFlip(seed=seed, flip=flip, fill=fill, shift=shift)
+    light = partial(_shift_flip, seed=seed, flip=flip, fill=fill, shift=shift)
     if policy or (name == "light" and color_jitter):
-        return AutoAugment(name if policy else f"jitter-{color_jitter}", shift_flip)
+        kind = name if policy else f"jitter-{color_jitter}"
+        _transform(kind, 32, fill)  # a policy that timm cannot read fails here, not in the first batch
+        return partial(_auto_augment, light=light, policy=kind, seed=seed, fill=fill)
     if name == "light":
-        return shift_flip
+        return light
     raise UserError(f"unknown augmentation {name!r}; known: none, light, or a timm string such as rand-m9-mstd0.5-inc1")
 
 
@@ -68,18 +71,15 @@ def _draw(bits: np.ndarray, place: int, count: int) -> Tensor:
     return torch.from_numpy(((part * np.uint64(count)) >> np.uint64(16)).astype(np.int64))
 
 
-class ShiftFlip:
+def _shift_flip(
+    images: Tensor, epoch: int, indices: Tensor, *, seed: int, flip: bool, fill: int | None, shift: bool
+) -> Tensor:
     """Random shift by padding, and horizontal flip."""
-
-    def __init__(self, *, seed: int, flip: bool, fill: int | None, shift: bool = True) -> None:
-        self.seed, self.flip, self.fill, self.shift = seed, flip, fill, shift
-
-    def __call__(self, images: Tensor, epoch: int, indices: Tensor) -> Tensor:
-        bits = hash_indices(self.seed, epoch, indices)
-        reach = [size // 8 if self.shift else 0 for size in images.shape[-2:]]
-        down, right = (_draw(bits, 16 * i, 2 * r + 1) - r for i, r in enumerate(reach))
-        flips = _draw(bits, 32, 2).bool() if self.flip else torch.zeros(len(images), dtype=torch.bool)
-        return shift_and_flip(images, down, right, flips, self.fill)
+    bits = hash_indices(seed, epoch, indices)
+    reach = [size // 8 if shift else 0 for size in images.shape[-2:]]
+    down, right = (_draw(bits, 16 * i, 2 * r + 1) - r for i, r in enumerate(reach))
+    flips = _draw(bits, 32, 2).bool() if flip else torch.zeros(len(images), dtype=torch.bool)
+    return shift_and_flip(images, down, right, flips, fill)
 
 
 def shift_and_flip(images: Tensor, down: Tensor, right: Tensor, flips: Tensor, fill: int | None) -> Tensor:
@@ -99,58 +99,44 @@ def shift_and_flip(images: Tensor, down: Tensor, right: Tensor, flips: Tensor, f
     return torch.from_numpy(out)
 
 
-class AutoAugment:
+def _auto_augment(
+    images: Tensor, epoch: int, indices: Tensor, *, light: Augment, policy: str, seed: int, fill: int | None
+) -> Tensor:
     """`light`, then timm's policy or `jitter-0.4`, image by image."""
+    images = light(images, epoch, indices)
+    transform = _transform(policy, min(images.shape[-2:]), fill)
+    # Bits independent of the shift's.
+    seeds = hash_indices(seed, epoch, ~indices)
+    changed = torch.empty_like(images)
+    with restored_random_state():
+        for out, image, bits in zip(changed, images, seeds):
+            seed_all(int(bits))
+            # timm's operations fill with a colour, so grey images are converted to RGB and back.
+            array = image.expand(3, -1, -1).permute(1, 2, 0).numpy()
+            made = transform(Image.fromarray(np.ascontiguousarray(array))).convert("L" if len(image) == 1 else "RGB")
+            out[:] = torch.from_numpy(np.array(made)).reshape(*image.shape[1:], -1).permute(2, 0, 1)
+    return changed
 
-    def __init__(self, policy: str, shift_flip: ShiftFlip) -> None:
-        self.policy, self.shift_flip = policy, shift_flip
-        self._transforms: dict[int, Transform] = {}
-        self._transform(32)  # a policy that timm cannot read fails here, not in the first batch
 
-    def __call__(self, images: Tensor, epoch: int, indices: Tensor) -> Tensor:
-        if not len(images):
-            return images
-        images = self.shift_flip(images, epoch, indices)
-        transform = self._transform(min(images.shape[-2:]))
-        # Bits independent of the shift's.
-        seeds = hash_indices(self.shift_flip.seed, epoch, ~indices)
-        changed = torch.empty_like(images)
-        with restored_random_state():
-            for out, image, seed in zip(changed, images, seeds):
-                seed_all(int(seed))
-                # timm's operations fill with a colour, so grey images are converted to RGB and back.
-                array = image.expand(3, -1, -1).permute(1, 2, 0).numpy()
-                made = transform(Image.fromarray(np.ascontiguousarray(array))).convert(
-                    "L" if len(image) == 1 else "RGB"
-                )
-                out[:] = torch.from_numpy(np.array(made)).reshape(*image.shape[1:], -1).permute(2, 0, 1)
-        return changed
-
-    def __getstate__(self) -> dict[str, object]:
-        # timm's operations are closures, which cannot be pickled for a loader process without fork.
-        return {**self.__dict__, "_transforms": {}}
-
-    def _transform(self, size: int) -> Transform:
-        if size in self._transforms:
-            return self._transforms[size]
-        kind, *sections = self.policy.split("-")
-        if kind == "jitter":
-            return self._transforms.setdefault(size, ColorJitter(*(3 * [float(sections[0])])))
-        level = 128 if self.shift_flip.fill is None else self.shift_flip.fill
-        hints = {"translate_const": int(0.45 * size), "img_mean": (level,) * 3}
-        try:
-            wrong = [section for section in sections if not SECTION.fullmatch(section)]
-            if wrong:
-                raise ValueError(f"unknown section {wrong[0]!r}")
-            transform: Any = MAKERS.get(kind, timm_augment.auto_augment_transform)(self.policy, hints)
-        except (AssertionError, ValueError, KeyError) as error:
-            raise UserError(
-                f"timm cannot read the augmentation {self.policy!r} ({error}); an example is rand-m9-mstd0.5-inc1"
-            ) from None
-        for operation in transform.ops if hasattr(transform, "ops") else chain(*transform.policy):
-            if operation.aug_fn is timm_augment.posterize:
-                operation.aug_fn = _posterize
-        return self._transforms.setdefault(size, transform)
+@cache
+def _transform(policy: str, size: int, fill: int | None) -> Transform:
+    kind, *sections = policy.split("-")
+    if kind == "jitter":
+        return ColorJitter(*(3 * [float(sections[0])]))
+    hints = {"translate_const": int(0.45 * size), "img_mean": (128 if fill is None else fill,) * 3}
+    try:
+        wrong = [section for section in sections if not SECTION.fullmatch(section)]
+        if wrong:
+            raise ValueError(f"unknown section {wrong[0]!r}")
+        transform: Any = MAKERS.get(kind, timm_augment.auto_augment_transform)(policy, hints)
+    except (AssertionError, ValueError, KeyError) as error:
+        raise UserError(
+            f"timm cannot read the augmentation {policy!r} ({error}); an example is rand-m9-mstd0.5-inc1"
+        ) from None
+    for operation in transform.ops if hasattr(transform, "ops") else chain(*transform.policy):
+        if operation.aug_fn is timm_augment.posterize:
+            operation.aug_fn = _posterize
+    return transform
 
 
 def _posterize(image: Image.Image, bits: int, **options: object) -> Image.Image:

@@ -133,6 +133,8 @@ def decode_numbers(source: str | Path | bytes) -> Tensor:
     undoes the stretching: class 3 of 4 is stored as 3.
     """
     with _opened(source) as image:
+        if image.format in ("JPEG", "MPO"):
+            raise UnreadableImage("is a JPEG, whose compression changes numbers")
         if image.mode not in ("P", "L", "1") and not image.mode.startswith("I"):
             raise UnreadableImage(
                 f"is a picture of mode {image.mode}, with no class numbers in it; give a palette or grey"

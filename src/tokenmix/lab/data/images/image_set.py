@@ -84,7 +84,7 @@ class ImageSet(IndexedDataset):
     in_memory: bool = False
     photographs: bool = False
     crop_pct: float = 1.0
-    _prepare: Callable[[Tensor, int, Tensor], Tensor] | None = None
+    _prepare: tuple[Augment, Sequence[float], Sequence[float], Erase | None] | None = None
     _crop_seed: int | None = None
 
     def __len__(self) -> int:
@@ -138,28 +138,18 @@ class ImageSet(IndexedDataset):
         )
         part = copy.copy(self)
         part._crop_seed = seed if crops else None
-        part._prepare = _Preparation(change, mean, std, Erase(reprob, seed) if reprob else None)
+        part._prepare = change, mean, std, Erase(reprob, seed) if reprob else None
         return part
 
     def read(self, indices: Tensor, epoch: int) -> dict[str, Tensor]:
         seed = self._crop_seed
         images, kept = self.pixels(indices) if seed is None else self.random_crops(indices, seed, epoch)
-        images = images if self._prepare is None else self._prepare(images, epoch, kept)
+        if self._prepare is not None:
+            change, mean, std, erase = self._prepare
+            images = normalize(change(images, epoch, kept), mean, std)
+            if erase is not None:
+                erase(images, epoch, kept)
         return {"image": images, "label": self.labels[kept], "index": kept}
-
-
-@dataclass(frozen=True)
-class _Preparation:
-    change: Augment
-    mean: Sequence[float]
-    std: Sequence[float]
-    erase: Erase | None
-
-    def __call__(self, images: Tensor, epoch: int, indices: Tensor) -> Tensor:
-        batch = normalize(self.change(images, epoch, indices), self.mean, self.std)
-        if self.erase is not None:
-            self.erase(batch, epoch, indices)
-        return batch
 
 
 class InMemoryImages(ImageSet):
@@ -243,9 +233,9 @@ def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
     return images.to(torch.float32).mul_(scale).add_(shift)
 
 
-def resize_images(images: Tensor, size: tuple[int, int] | None) -> Tensor:
-    """Resize uint8 (N, C, H, W), bilinear and antialiased; unchanged if the size is None or their own."""
-    if size is None or tuple(images.shape[-2:]) == size:
+def resize_images(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Resize uint8 (N, C, H, W), bilinear and antialiased; unchanged if the size is their own."""
+    if images.shape[-2:] == size:
         return images
     parts = [
         F.interpolate(part.float(), size, mode="bilinear", antialias=True).round_().clamp_(0, 255).byte()
@@ -254,24 +244,18 @@ def resize_images(images: Tensor, size: tuple[int, int] | None) -> Tensor:
     return torch.cat(parts)
 
 
-def in_size(images: ImageSet, size: tuple[int, int] | None) -> ImageSet:
-    """Resize images in memory, bilinear and antialiased; images of files are decoded at their size."""
-    if size is None or size == images.size or not isinstance(images, InMemoryImages):
+def _converted(images: ImageSet, size: tuple[int, int] | None, channels: int | None) -> ImageSet:
+    """Images in memory at this size, with 1 channel (brightness) or 3 (grey repeated); files are decoded as such."""
+    size, channels = size or images.size, channels or images.channels
+    if (size, channels) == (images.size, images.channels) or not isinstance(images, InMemoryImages):
         return images
-    return InMemoryImages(resize_images(images.images, size), images.labels, flip=images.flip, fill=images.fill)
-
-
-def with_channels(images: ImageSet, channels: int | None) -> ImageSet:
-    """Convert images in memory to 1 channel (brightness) or 3 (grey repeated); other images stay unchanged."""
-    if channels is None or not isinstance(images, InMemoryImages) or images.images.shape[1] == channels:
-        return images
-    pixels = images.images
-    if channels == 3:
-        made = pixels.expand(-1, 3, -1, -1).contiguous()
-    else:
+    pixels = resize_images(images.images, size)
+    if channels > images.channels:
+        pixels = pixels.expand(-1, 3, -1, -1).contiguous()
+    elif channels < images.channels:
         weights = torch.tensor((0.299, 0.587, 0.114)).view(3, 1, 1)
-        made = torch.cat([(part * weights).sum(1, keepdim=True).round_().byte() for part in pixels.split(1024)])
-    return InMemoryImages(made, images.labels, flip=images.flip, fill=images.fill)
+        pixels = torch.cat([(part * weights).sum(1, keepdim=True).round_().byte() for part in pixels.split(1024)])
+    return InMemoryImages(pixels, images.labels, flip=images.flip, fill=images.fill)
 
 
 def channel_statistics(parts: Iterable[Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -388,7 +372,7 @@ def load_images(
     if crop_pct is not None and not 0 < crop_pct <= 1:
         raise UserError(f"crop_pct must be in (0, 1], got {crop_pct}")
     loaded: ImageData = load_data(spec, "images", root=root, img_size=size, channels=channels)
-    train, test = (with_channels(in_size(images, size), channels) for images in (loaded.train, loaded.test))
+    train, test = (_converted(images, size, channels) for images in (loaded.train, loaded.test))
     if crop_pct is not None:
         for images in (train, test):
             if not images.photographs:

@@ -7,12 +7,10 @@ Vollgraf, 2017), fetched once and read by torchvision.
 
 import os
 import zlib
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 from torchvision.datasets import FashionMNIST
 from torchvision.datasets.utils import extract_archive
 
@@ -154,24 +152,18 @@ CONTENT = "14410854cf7a289477dcfc7df3f8ec24741e281cdcc425ede0d9a748ca630214"
 def load_digits(request: DataRequest) -> ImageData:
     """The digits in a fixed stratified split: 1,437 training and 360 test images."""
     import sklearn
+    from sklearn.datasets import load_digits as scans
+    from sklearn.model_selection import train_test_split
 
-    images, labels, parts = _digits()
+    pixels, target = scans(return_X_y=True)
+    # Levels 0 to 16 become 0 to 255.
+    images = torch.from_numpy((np.asarray(pixels) * (255 / 16)).round()).byte().view(-1, 1, 8, 8)
+    labels = torch.from_numpy(np.asarray(target)).long()
+    parts = train_test_split(range(len(labels)), test_size=TEST_DIGITS, stratify=target, random_state=0)
     # A mirrored digit is no longer a digit.
     train, test = (InMemoryImages(images[part], labels[part], flip=False, fill=0) for part in parts)
     source = f"digits: scikit-learn {sklearn.__version__}, load_digits (UCI optical digits, BSD-3-Clause), embedded"
     return ImageData(train, test, [str(d) for d in range(10)], source)
-
-
-@cache
-def _digits() -> tuple[Tensor, Tensor, list[list[int]]]:
-    from sklearn import datasets
-    from sklearn.model_selection import train_test_split
-
-    pixels, target = datasets.load_digits(return_X_y=True)
-    # Levels 0 to 16 become 0 to 255.
-    images = torch.from_numpy((np.asarray(pixels) * (255 / 16)).round()).byte().view(-1, 1, 8, 8)
-    labels = torch.from_numpy(np.asarray(target)).long()
-    return images, labels, train_test_split(range(len(labels)), test_size=TEST_DIGITS, stratify=target, random_state=0)
 
 
 def load_fashion_mnist(request: DataRequest) -> ImageData:

@@ -21,7 +21,7 @@ from tokenmix.errors import UserError, needs
 from tokenmix.files import Values, inside
 from tokenmix.lab.data.lookup import DataRequest
 from tokenmix.lab.data.reading import Skipped, parse_json, read_file
-from tokenmix.lab.data.scenes.scenes import (
+from tokenmix.lab.data.scenes import (
     Scene,
     SceneData,
     Scenes,
@@ -40,11 +40,7 @@ MOST, MOST_BITS = 2**53, 40
 ANNOTATION = {"id": (int, str), "image_id": (int,), "category_id": (int,), "bbox": (list,)}
 
 
-Entry = Values
-"""Checked entry of a JSON file."""
-
-
-class CocoScenes(Scenes[tuple[Entry, list[Entry]]]):
+class CocoScenes(Scenes[tuple[Values, list[Values]]]):
     """Images of an annotation file, each with its annotations of non-zero area; `UserError` names a wrong entry.
 
     Attributes:
@@ -73,7 +69,7 @@ class CocoScenes(Scenes[tuple[Entry, list[Entry]]]):
         self.labels = {number: label for label, number in enumerate(self.categories)}
         self.dropped: Counter[Path] = Counter()
         beyond = small = 0
-        by_id = {image["id"]: (image, list[Entry]()) for image in images}
+        by_id = {image["id"]: (image, list[Values]()) for image in images}
         for entry in _entries(given, "annotations", ANNOTATION, path):
             _check_annotation(entry, by_id, self.categories, path)
             image, kept = by_id[entry["image_id"]]
@@ -94,10 +90,10 @@ class CocoScenes(Scenes[tuple[Entry, list[Entry]]]):
         super().__init__(list(by_id.values()), self._scene)
 
     @property
-    def annotations(self) -> list[Entry]:
+    def annotations(self) -> list[Values]:
         return [entry for _, found in self.items for entry in found]
 
-    def _scene(self, item: tuple[Entry, list[Entry]]) -> Scene:
+    def _scene(self, item: tuple[Values, list[Values]]) -> Scene:
         given, found = item
         name = given["file_name"]
         # Links in the user's folder may lead elsewhere, names in a file may not.
@@ -163,7 +159,7 @@ def load_coco(request: DataRequest) -> SceneData:
     )
 
 
-def _entries(given: Entry, key: str, wanted: Mapping[str, tuple[type, ...]], path: Path) -> list[Entry]:
+def _entries(given: Values, key: str, wanted: Mapping[str, tuple[type, ...]], path: Path) -> list[Values]:
     entries = given.get(key)
     if not isinstance(entries, list):
         raise UserError(f"{path} has no list of {key}; it is not a COCO instances file")
@@ -177,7 +173,7 @@ def _entries(given: Entry, key: str, wanted: Mapping[str, tuple[type, ...]], pat
     return entries
 
 
-def _check_annotation(entry: Entry, images: Container[int], categories: Container[int], path: Path) -> None:
+def _check_annotation(entry: Values, images: Container[int], categories: Container[int], path: Path) -> None:
     where = f"{path}, annotation {entry['id']},"
     if entry["image_id"] not in images:
         raise UserError(

@@ -15,11 +15,10 @@ from torch import Tensor
 from torchvision.datasets import Cityscapes
 
 from tokenmix.errors import UserError
-from tokenmix.files import open_regular
 from tokenmix.lab.data.images.decode import UnreadableImage, decode_numbers
 from tokenmix.lab.data.lookup import DataRequest
 from tokenmix.lab.data.reading import NAMED, names_in
-from tokenmix.lab.data.scenes.scenes import (
+from tokenmix.lab.data.scenes import (
     IGNORE,
     Scene,
     SceneData,
@@ -33,7 +32,6 @@ from tokenmix.lab.data.scenes.scenes import (
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 OUT_OF_RANGE = -1
 PART_ROWS = 256
-JPEG = b"\xff\xd8\xff"
 ADE20K = 150
 LAYOUT = "train/images, train/masks, val/images and val/masks"
 EVALUATED = [kind for kind in Cityscapes.classes if 0 <= kind.train_id < IGNORE]
@@ -80,12 +78,10 @@ def load_cityscapes(request: DataRequest) -> SceneData:
     for images, labels in ((root / "leftImg8bit" / part, root / "gtFine" / part) for part in ("train", "val")):
         found = _images_below(images)
         stems = [labels / p.parent.relative_to(images) / p.stem.removesuffix("_leftImg8bit") for p in found]
-        ready = [stem.with_name(f"{stem.name}_gtFine_labelTrainIds.png") for stem in stems]
-        if all(path.is_file() for path in ready):
-            parts.append(pair_scenes(list(zip(found, ready)), numbers_table(TRAIN_IDS)))
-        else:
-            published = [stem.with_name(f"{stem.name}_gtFine_labelIds.png") for stem in stems]
-            parts.append(pair_scenes(list(zip(found, published)), numbers_table(LABEL_IDS)))
+        names, table = [stem.with_name(f"{stem.name}_gtFine_labelTrainIds.png") for stem in stems], TRAIN_IDS
+        if not all(path.is_file() for path in names):
+            names, table = [stem.with_name(f"{stem.name}_gtFine_labelIds.png") for stem in stems], LABEL_IDS
+        parts.append(pair_scenes(list(zip(found, names)), numbers_table(table)))
     train, test = parts
     return SceneData(
         train=train,
@@ -228,9 +224,6 @@ def numbers_table(classes: Mapping[int, int]) -> Tensor:
 def _read_numbers(path: Path) -> Tensor:
     """A label image (H, W), uint8 or int64; `UserError` names the file."""
     try:
-        with open_regular(path) as file:
-            if file.read(len(JPEG)) == JPEG:
-                raise UnreadableImage("is a JPEG, whose compression changes numbers")
         return decode_numbers(path)
     except UnreadableImage as reason:
         raise UserError(f"{path} {reason}; a label image is a PNG whose pixels are class numbers") from None

@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite, nan
 from pathlib import Path
 
@@ -17,12 +18,10 @@ from torchvision.ops import clip_boxes_to_image
 
 from tokenmix.environment import check_mask_memory
 from tokenmix.errors import UserError
-from tokenmix.files import Values
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.lookup import DataRequest
 from tokenmix.lab.data.reading import Skipped, names_in, read_file
-from tokenmix.lab.data.scenes.label_maps import checked_pairs, numbers_table, pair_scenes, read_labels
-from tokenmix.lab.data.scenes.scenes import (
+from tokenmix.lab.data.scenes import (
     IGNORE,
     Scene,
     SceneData,
@@ -32,6 +31,7 @@ from tokenmix.lab.data.scenes.scenes import (
     objects_of,
     read_stored,
 )
+from tokenmix.lab.data.scenes.label_maps import checked_pairs, numbers_table, pair_scenes, read_labels
 
 NAMES = (
     "aeroplane bicycle bird boat bottle bus car cat chair cow "
@@ -43,6 +43,8 @@ ROOTS = ("", "VOC2012", "VOCdevkit/VOC2012", "VOC2007", "VOCdevkit/VOC2007")
 OWNERS = numbers_table({**{number: number for number in range(IGNORE)}, IGNORE: 0})
 CLASS_OF_OBJECT = numbers_table({0: IGNORE, IGNORE: IGNORE, **{i + 1: i for i in range(len(OBJECTS))}})
 SIDES = ("xmin", "ymin", "xmax", "ymax")
+# No class of objects is background.
+ObjectData = partial(SceneData, classes=OBJECTS, palette=bit_palette(len(OBJECTS) + 1)[1:])
 
 
 def load_voc(request: DataRequest) -> SceneData:
@@ -83,7 +85,8 @@ def _load_masks(root: Path) -> SceneData:
         if not any(objects is not None and len(objects.labels) for objects in found):
             raise UserError(f"no image of {names} has an object in SegmentationObject to {purpose}; list one that has")
         parts.append(scenes)
-    return _object_data(*parts, source=f"Pascal VOC in {root}, masks of objects, train and val")
+    train, test = parts
+    return ObjectData(train=train, test=test, source=f"Pascal VOC in {root}, masks of objects, train and val")
 
 
 def _read_masks(pairs: tuple[tuple[Path, Path], tuple[Path, Path]]) -> Scene:
@@ -131,8 +134,9 @@ def _load_boxes(root: Path) -> SceneData:
         if not any(found.corners for _, found in items):
             raise UserError(f"no image of {listed} has an object in {folder} to {purpose}; list one that has")
         parts.append(Scenes(items, _read_boxed))
+    train, test = parts
     source = f"Pascal VOC in {root}, boxes, {' and '.join(names)}"
-    return _object_data(*parts, source=source, skipped=skipped, notes={"boxes_without_area": dropped})
+    return ObjectData(train=train, test=test, source=source, skipped=skipped, notes={"boxes_without_area": dropped})
 
 
 def _read_boxed(item: tuple[Path, "Boxes"]) -> Scene:
@@ -147,16 +151,6 @@ def _read_boxed(item: tuple[Path, "Boxes"]) -> Scene:
     labels = [OBJECTS.index(name) for name in boxes.names]
     objects = objects_of(labels, boxes=clip_boxes_to_image(corners, size), crowd=boxes.difficult)
     return Scene(image, str(path), objects=objects)
-
-
-def _object_data(
-    train: Scenes, test: Scenes, source: str, skipped: Sequence[Skipped] = (), notes: Values | None = None
-) -> SceneData:
-    """Scenes with objects; no class is background."""
-    palette = bit_palette(len(OBJECTS) + 1)[1:]
-    return SceneData(
-        train=train, test=test, classes=OBJECTS, palette=palette, source=source, skipped=skipped, notes=notes or {}
-    )
 
 
 def _stems(names: Path) -> list[str]:
