@@ -10,6 +10,7 @@ from typing import Literal, Unpack
 
 import torch
 import torch.fx
+from timm.models._input import update_model_input_size
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -190,7 +191,7 @@ class EANet(OnMaps, Classifier):
     def set_input_size(self, img_size: Size) -> None:
         """Set the image size for the cost functions; no weights depend on it."""
         self.img_size = pair(img_size)
-        self.record_input_size(self.img_size)
+        update_model_input_size(self, self.img_size)
 
     def get_classifier(self) -> nn.Module:
         return self.backbone.fc

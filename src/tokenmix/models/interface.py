@@ -6,7 +6,6 @@ from typing import Literal, NamedTuple, Protocol, TypedDict, Unpack, runtime_che
 
 import torch
 from timm.models._features import feature_take_indices
-from timm.models._input import update_model_input_size
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
@@ -122,12 +121,9 @@ class Classifier(nn.Module, CountedModel):
     in_chans: int
     global_pool: str
     head: nn.Module
+    pools: tuple[str, ...] = ("avg", "")
+    """Valid values of `global_pool`."""
     feature_info: list[MapInfo]
-
-    @property
-    def pools(self) -> tuple[str, ...]:
-        """Valid values of `global_pool`."""
-        return ("avg", "")
 
     @abstractmethod
     def forward_features(self, images: Tensor) -> Tensor:
@@ -181,10 +177,6 @@ class Classifier(nn.Module, CountedModel):
             known = ", ".join(map(repr, self.pools))
             raise UserError(f"global_pool {pool!r} is not supported; {type(self).__name__} has {known}")
         return pool
-
-    def record_input_size(self, size: tuple[int, int]) -> None:
-        """Record a changed image size for timm's data settings and exports."""
-        update_model_input_size(self, size)
 
 
 def make_head(num_features: int, num_classes: int, **factory: Unpack[Factory]) -> nn.Module:
