@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol, TypedDict, Unpack, runtime_checkable
 
 import torch
+from timm.layers.weight_init import trunc_normal_
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
@@ -182,6 +183,14 @@ class Classifier(nn.Module, CountedModel):
 def make_head(num_features: int, num_classes: int, **factory: Unpack[Factory]) -> nn.Module:
     """A linear head; the identity for 0 classes."""
     return nn.Linear(num_features, num_classes, **factory) if num_classes else nn.Identity()
+
+
+def init_linear(module: nn.Module) -> None:
+    """Initialise a linear layer with a truncated normal (std 0.02) and biases of 0; other modules stay."""
+    if isinstance(module, nn.Linear):
+        trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
 
 
 def check_images(images: Tensor, channels: int, size: tuple[int, int]) -> None:

@@ -33,6 +33,7 @@ from tokenmix.models.interface import (
     OnMaps,
     Size,
     check_images,
+    init_linear,
     make_head,
     pair,
     take_indices,
@@ -443,7 +444,7 @@ class LaViT(OnMaps, Classifier):
             {"module": f"stages.{i}", "num_chs": spec.dim, "reduction": patch_size * 2**i}
             for i, spec in enumerate(specs)
         ]
-        self.apply(_init_linear)
+        self.apply(init_linear)
 
     @property
     def grid_sizes(self) -> list[tuple[int, int]]:
@@ -553,7 +554,7 @@ class LaViT(OnMaps, Classifier):
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         super().reset_classifier(num_classes, global_pool)
-        _init_linear(self.head)
+        init_linear(self.head)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         for stage in self.stages:
@@ -577,10 +578,3 @@ def _grids(size: tuple[int, int], strides: Sequence[int]) -> list[tuple[int, int
     if min(size) < 1:
         raise UserError(f"image size {size[0]} x {size[1]} has no pixels; give a side of 32 or more")
     return list(accumulate(strides, shrunk, initial=size))[1:]
-
-
-def _init_linear(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear):
-        trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
