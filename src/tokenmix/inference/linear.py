@@ -150,19 +150,16 @@ class Int8Linear(Packing[PackedInt8]):
         if self._packed is None:
             if torch.compiler.is_exporting():
                 raise UserError("an int8 model packs its weights in its first call; call it once before torch.export")
-            self._packed = self._pack()
+            low, high = self.range.tolist()
+            scale = (high - low) / 255.0
+            zero = round(-low / scale)
+            weight, rows = self.qweight, self.scale
+            if weight.numel() and int(weight.abs().max()) > largest_weight():
+                # The file is from a CPU that adds 8-bit products exactly.
+                weight, rows = quantize_rows(rows[:, None] * weight, largest_weight())
+            zeros = torch.zeros(self.out_features, dtype=torch.int64)
+            self._packed = PackedInt8(scale, zero, torch.tensor(zero + 0.5), pack_weight(weight), rows, zeros)
         return self._packed
-
-    def _pack(self) -> PackedInt8:
-        low, high = self.range.tolist()
-        scale = (high - low) / 255.0
-        zero = round(-low / scale)
-        weight, rows = self.qweight, self.scale
-        if weight.numel() and int(weight.abs().max()) > largest_weight():
-            # The file is from a CPU that adds 8-bit products exactly.
-            weight, rows = quantize_rows(rows[:, None] * weight, largest_weight())
-        zeros = torch.zeros(self.out_features, dtype=torch.int64)
-        return PackedInt8(scale, zero, torch.tensor(zero + 0.5), pack_weight(weight), rows, zeros)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Packing:
         moved = fn(torch.zeros(1))

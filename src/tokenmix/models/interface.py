@@ -33,9 +33,9 @@ class BlockMap(NamedTuple):
     prefix: int = 0
 
 
-Features = Tensor | tuple[Tensor, Tensor]
-"""A map or a sequence, alone or with the prefix tokens."""
-Intermediates = Sequence[Features] | tuple[Tensor, Sequence[Features]]
+Features = Sequence[Tensor | tuple[Tensor, Tensor]]
+"""Maps or sequences, alone or with the prefix tokens."""
+Intermediates = Features | tuple[Tensor, Features]
 """Selected features of a network, optionally after the final features."""
 
 
