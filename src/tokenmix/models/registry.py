@@ -27,17 +27,9 @@ from tokenmix.models.interface import Classifier, pair
 from tokenmix.registry import MODELS, Arguments, ModelEntry, load_object, without_timm
 from tokenmix.trust import check_typed, from_caller, texts_in, typed
 
-# Arguments of timm's factory, in addition to a model's arguments.
-FACTORY = (
-    "pretrained",
-    "pretrained_cfg",
-    "pretrained_cfg_overlay",
-    "checkpoint_path",
-    "cache_dir",
-    "features_only",
-    "out_indices",
-    "feature_cls",
-)
+# Arguments of timm's factory: for the location of weights, and all, in addition to a model's arguments.
+PLACES = ("pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
+FACTORY = (*PLACES, "pretrained", "features_only", "out_indices", "feature_cls")
 
 
 @from_caller
@@ -171,10 +163,6 @@ def check_source(
 def fetching(name: str, elsewhere: str = ELSEWHERE) -> AbstractContextManager[None]:
     """Turn errors of a file or a download into `UserError`."""
     return as_user_error(f"the weights of {name} could not be read (", f"): {elsewhere}", OSError, SafetensorError)
-
-
-# Arguments of timm's factory for the location of weights.
-PLACES = ("pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
 
 
 def by_timm(name: str, **kwargs: Any) -> Any:
