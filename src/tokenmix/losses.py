@@ -8,7 +8,7 @@ from torch import Tensor
 from tokenmix.errors import UserError
 from tokenmix.ops.checks import check_choice, check_numbers, check_tensor
 from tokenmix.ops.less import Scores
-from tokenmix.ops.normalize import HALF_TYPES
+from tokenmix.ops.normalize import widen
 
 __all__ = ["diagonality_loss"]
 
@@ -42,7 +42,7 @@ def diagonality_loss(scores: Tensor | Scores, form: DiagonalityForm = "hinge", m
     check_choice("form", form, get_args(DiagonalityForm))
     check_numbers(margin=margin)
     if isinstance(scores, Scores):
-        wide = (part.float() if part is not None and part.dtype in HALF_TYPES else part for part in scores)
+        wide = (None if part is None else widen(part) for part in scores)
         with torch.autocast(scores.query.device.type, enabled=False):
             scores = Scores(*wide).matrix()  # pyrefly: ignore[bad-argument-type]
     check_tensor("scores of diagonality_loss", scores)

@@ -79,13 +79,7 @@ _gmlp_nano = partial(_image, "models.gmlp:GMLP", {**SMALL, **PATCHES}, **GMLP_NA
 _gmlp_nano("gmlp_nano", "4 blocks of width 64 for images of 28 to 64 px")
 _gmlp_nano("amlp_nano", "gmlp_nano with tiny attention of width 32", attention_dim=32)
 
-MLP_MIXER: Arguments = {
-    "mixer": "token-mlp",
-    "patch_size": 16,
-    "positions": "none",
-    "stem": "patch",
-    "mlp_ratio": 4.0,
-}
+MLP_MIXER: Arguments = {"mixer": "token-mlp", "patch_size": 16, "positions": "none", "mlp_ratio": 4.0}
 _mlp_mixer = partial(_image, "models.mixer_net:MixerNet", GMLP_CFG, **MLP_MIXER)
 _S16, _B16 = (Published(parameters, None, None, MLP_MIXER_SOURCE) for parameters in (18.0, 59.0))
 _mlp_mixer("mlp_mixer_s16", "MLP-Mixer-S/16: 8 blocks of width 512", _S16, embed_dim=512, depth=8)
@@ -265,37 +259,25 @@ PRINTED = "arXiv:2105.08050, with a vocabulary of 32,000 and 512 tokens"
 _text = partial(
     _register, ("masked-lm", "text-classification", "question-answering"), "text.heads:create_text_model", None
 )
-_text("gmlp_text_base", "gMLP-base: 48 blocks of width 512", Published(130, 158.0 / 2, None, PRINTED))
-_text(
-    "gmlp_text_large",
-    "gMLP-large: 96 blocks of width 768",
-    Published(365, 430.1 / 2, None, PRINTED),
-    num_hidden_layers=96,
-    hidden_size=768,
-)
-_text(
-    "gmlp_text_xlarge",
-    "gMLP-xlarge: 144 blocks of width 1024",
-    Published(941, 1091.3 / 2, None, PRINTED),
-    num_hidden_layers=144,
-    hidden_size=1024,
-    intermediate_size=4096,
-)
-_text(
-    "amlp_text_base",
-    "aMLP-base: 36 blocks of width 512, tiny attention of width 64",
-    Published(109, 128.9 / 2, None, PRINTED),
-    num_hidden_layers=36,
-    tiny_attention_dim=64,
-)
-_text(
-    "amlp_text_large",
-    "aMLP-large: 72 blocks of width 768, tiny attention of width 128",
-    Published(316, 370.3 / 2, None, PRINTED),
-    num_hidden_layers=72,
-    hidden_size=768,
-    tiny_attention_dim=128,
-)
+# Blocks, width, hidden width, width of tiny attention, millions of parameters and GFLOPs.
+_PRINTED_SIZES = {
+    "gmlp_text_base": (48, 512, 3072, 0, 130, 158.0),
+    "gmlp_text_large": (96, 768, 3072, 0, 365, 430.1),
+    "gmlp_text_xlarge": (144, 1024, 4096, 0, 941, 1091.3),
+    "amlp_text_base": (36, 512, 3072, 64, 109, 128.9),
+    "amlp_text_large": (72, 768, 3072, 128, 316, 370.3),
+}
+for name, (blocks, width, hidden, tiny, parameters, flops) in _PRINTED_SIZES.items():
+    _text(
+        name,
+        f"{name[0]}MLP-{name.rpartition('_')[2]}: {blocks} blocks of width {width}"
+        + (f", tiny attention of width {tiny}" if tiny else ""),
+        Published(parameters, flops / 2, None, PRINTED),
+        num_hidden_layers=blocks,
+        hidden_size=width,
+        intermediate_size=hidden,
+        tiny_attention_dim=tiny,
+    )
 _text_nano = partial(_text, vocab_size=8000, hidden_size=128, max_position_embeddings=128)
 _text_nano("gmlp_text_nano", "six blocks of width 128, up to 128 tokens", num_hidden_layers=6, intermediate_size=768)
 _text_nano(

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Generic, NamedTuple, ParamSpec, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from tokenmix.inference.operators import (
     ACTIVATIONS,
     Activation,
     Dtype,
+    PackedInt8,
     fused_linear,
     has_fused_linear,
     int8_linear,
@@ -65,17 +66,6 @@ class Packing(nn.Module, Generic[Held]):
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_packed": None}
-
-
-class PackedInt8(NamedTuple):
-    """s, z, z + 1/2 for rounding, Q in the operator's format, its scales t and their zero points."""
-
-    step: float
-    zero: int
-    offset: Tensor
-    weight: Tensor
-    scales: Tensor
-    zeros: Tensor
 
 
 class Int8Linear(Packing[PackedInt8]):
@@ -132,17 +122,17 @@ class Int8Linear(Packing[PackedInt8]):
         check_unfollowed(self, x)
         held = self._ready()
         q = torch.empty(x.shape, dtype=torch.uint8)
-        together = samples_at_a_time(x.shape[1:].numel())
+        together, offset = samples_at_a_time(x.shape[1:].numel()), torch.tensor(held.zero + 0.5)
         # The half in `offset` turns truncation into rounding. The detour over int16 is four times as fast: PyTorch
         # converts float32 to uint8 element by element.
         for some, made in zip(x.split(together), q.split(together)):
-            made.copy_(torch.add(held.offset, some, alpha=1.0 / held.step).clamp_(0.0, 255.0).to(torch.int16))
+            made.copy_(torch.add(offset, some, alpha=1.0 / held.step).clamp_(0.0, 255.0).to(torch.int16))
         return q
 
     def multiply(self, q: Tensor) -> Tensor:
         """y (..., out_features) in float32, from q."""
         held = self._ready()
-        y = int8_linear(q, held.step, held.zero, held.weight, held.scales, held.zeros, self.bias, self.act)
+        y = int8_linear(q, held, self.bias, self.act)
         # For an empty input, oneDNN returns (0, out_features) regardless of the other sizes.
         return y.view(*q.shape[:-1], self.out_features)
 
@@ -150,19 +140,16 @@ class Int8Linear(Packing[PackedInt8]):
         if self._packed is None:
             if torch.compiler.is_exporting():
                 raise UserError("an int8 model packs its weights in its first call; call it once before torch.export")
-            self._packed = self._pack()
+            low, high = self.range.tolist()
+            scale = (high - low) / 255.0
+            zero = round(-low / scale)
+            weight, rows = self.qweight, self.scale
+            if weight.numel() and int(weight.abs().max()) > largest_weight():
+                # The file is from a CPU that adds 8-bit products exactly.
+                weight, rows = quantize_rows(rows[:, None] * weight, largest_weight())
+            zeros = torch.zeros(self.out_features, dtype=torch.int64)
+            self._packed = PackedInt8(scale, zero, pack_weight(weight), rows, zeros)
         return self._packed
-
-    def _pack(self) -> PackedInt8:
-        low, high = self.range.tolist()
-        scale = (high - low) / 255.0
-        zero = round(-low / scale)
-        weight, rows = self.qweight, self.scale
-        if weight.numel() and int(weight.abs().max()) > largest_weight():
-            # The file is from a CPU that adds 8-bit products exactly.
-            weight, rows = quantize_rows(rows[:, None] * weight, largest_weight())
-        zeros = torch.zeros(self.out_features, dtype=torch.int64)
-        return PackedInt8(scale, zero, torch.tensor(zero + 0.5), pack_weight(weight), rows, zeros)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Packing:
         moved = fn(torch.zeros(1))

@@ -1,7 +1,7 @@
 """Wrappers of PyTorch's private CPU operators; `tokenmix.inference` calls no others."""
 
 import functools
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -79,8 +79,8 @@ def largest_weight() -> int:
     """
     inputs = torch.full((1, 64), 255, dtype=torch.uint8)
     weight = pack_weight(torch.full((1, 64), 127, dtype=torch.int8))
-    ones, zeros = torch.ones(1), torch.zeros(1, dtype=torch.int64)
-    found = int8_linear(inputs, 1.0, 0, weight, ones, zeros, None, "none")
+    packed = PackedInt8(1.0, 0, weight, torch.ones(1), torch.zeros(1, dtype=torch.int64))
+    found = int8_linear(inputs, packed, None, "none")
     return 127 if found.item() == 64 * 255 * 127 else 64
 
 
@@ -89,18 +89,17 @@ def pack_weight(weight: Tensor) -> Tensor:
     return torch.ops.onednn.qlinear_prepack(weight, None)
 
 
-def int8_linear(
-    q: Tensor,
-    scale: float,
-    zero: int,
-    weight: Tensor,
-    scales: Tensor,
-    zeros: Tensor,
-    bias: Tensor | None,
-    act: Activation,
-) -> Tensor:
-    """act(s t (q - z) Q^T + b) in float32, for q (..., D) in uint8 and a packed Q (E, D) with one scale t per row."""
+class PackedInt8(NamedTuple):
+    """s, z, Q (E, D) from `pack_weight`, its scales t, one per row, and their zero points."""
+
+    step: float
+    zero: int
+    weight: Tensor
+    scales: Tensor
+    zeros: Tensor
+
+
+def int8_linear(q: Tensor, packed: PackedInt8, bias: Tensor | None, act: Activation) -> Tensor:
+    """act(s t (q - z) Q^T + b) in float32, for q (..., D) in uint8."""
     function, approximation = ACTIVATIONS[act]
-    return torch.ops.onednn.qlinear_pointwise(
-        q, scale, zero, weight, scales, zeros, bias, 1.0, 0, torch.float32, function, [], approximation
-    )
+    return torch.ops.onednn.qlinear_pointwise(q, *packed, bias, 1.0, 0, torch.float32, function, [], approximation)

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tokenmix.errors import UserError, as_user_error, one_line, unknown_name
+from tokenmix.errors import UserError, as_user_error, one_line
 from tokenmix.files import check_regular, replacing, user_path
 from tokenmix.inference.folded import (
     FoldedExternalAttention,
@@ -28,6 +28,7 @@ from tokenmix.inference.folded import (
 from tokenmix.inference.linear import FusedLinear, Int8Linear, Range, make_linear
 from tokenmix.inference.operators import Activation, Dtype, require_operators
 from tokenmix.models.eamlp import StemAttention, T2TStem
+from tokenmix.ops.checks import check_choice
 from tokenmix.ops.external import external_attention_map
 from tokenmix.profiling.machine import time_interleaved
 
@@ -73,13 +74,9 @@ def _met(module: nn.Module, x: Tensor) -> Iterator[tuple[str, Tensor]]:
         h = module.query(module.norm1(x))
         yield "h", h
         yield "map", external_attention_map(h, module.key_memory)
-    elif _is_linear(module) and x.dim() > 2:
-        yield "x", x
-
-
-def _is_linear(module: nn.Module) -> bool:
     # Subclasses of nn.Linear may compute something else, or have weights that other code reads.
-    return type(module) is nn.Linear
+    elif type(module) is nn.Linear and x.dim() > 2:
+        yield "x", x
 
 
 def plan_copy(model: nn.Module, seen: set[str]) -> CopyPlan:
@@ -100,7 +97,7 @@ def plan_copy(model: nn.Module, seen: set[str]) -> CopyPlan:
             kind = "stem"
         elif folds(module):
             kind = "external"
-        elif _is_linear(module) and module not in read:
+        elif type(module) is nn.Linear and module not in read:
             kind = "linear none"
         # The model itself has no parent in which it could be replaced.
         if kind is not None and name and not _inside(name, plan) and (name in met or kind == "stem"):
@@ -241,8 +238,7 @@ def optimize(
             the copy fails or its outputs on the first batch differ by more than `TOLERANCES`; or PyTorch lacks the
             operators.
     """
-    if dtype not in get_args(Dtype):
-        raise unknown_name("dtype", dtype, get_args(Dtype))
+    check_choice("dtype", dtype, get_args(Dtype))
     if not isinstance(model, nn.Module):
         raise UserError(f"optimize takes a model, an nn.Module; got {type(model).__name__}")
     _check_optimizable(model, dtype)

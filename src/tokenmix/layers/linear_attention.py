@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from tokenmix.layers.base import Capabilities, Device, Mixer, finish
 from tokenmix.ops.checks import check_flags, check_heads, check_numbers, check_rates, check_whole
+from tokenmix.ops.normalize import widen
 
 EPSILON = 1e-15
 
@@ -160,7 +161,7 @@ class EMAttention(Mixer):
         weights = features.new_zeros(())
         for _ in range(self.num_steps):
             logits = scaled @ bases.transpose(-2, -1)
-            weights = logits.float().softmax(-1).to(features.dtype) if logits.dtype.itemsize < 4 else logits.softmax(-1)
+            weights = widen(logits).softmax(-1).to(features.dtype)
             if mask is not None:
                 weights = weights.masked_fill(~mask[:, None, :, None], 0.0)
             # The normalised sum equals the normalised mean.

@@ -8,6 +8,7 @@ from tokenmix.errors import UserError
 from tokenmix.layers.base import Capabilities, Device, Mixer, zero_masked
 from tokenmix.ops.attention import attention, attention_probabilities, double_attention
 from tokenmix.ops.checks import check_chunk_size, check_whole
+from tokenmix.ops.normalize import widen
 
 
 class MaskedBatchNorm(nn.BatchNorm1d):
@@ -25,7 +26,7 @@ class MaskedBatchNorm(nn.BatchNorm1d):
         if mask is None or not self.training:
             return super().forward(input.flatten(0, -2)).view_as(input)
         left_out = ~mask.unsqueeze(-1)
-        wide = (input if input.dtype == torch.float64 else input.float()).masked_fill(left_out, 0.0)
+        wide = widen(input).masked_fill(left_out, 0.0)
         count = mask.sum().clamp(min=1)
         mean = wide.sum((0, 1)) / count
         centred = (wide - mean).masked_fill(left_out, 0.0)

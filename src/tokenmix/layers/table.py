@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from tokenmix.errors import OwnMixerError, UserError, one_line, unknown_name
+from tokenmix.errors import OwnMixerError, UserError, as_user_error, one_line, unknown_name
 from tokenmix.layers.base import Capabilities, GridMixer, Mixer
 from tokenmix.registry import TIMM, TORCHVISION, Arguments, import_object
 from tokenmix.trust import from_caller
@@ -135,16 +135,10 @@ def build_mixer(layer: type[Mixer], label: str, dim: int, num_tokens: int | None
     takes_number = "num_tokens" in parameters
     if takes_number and num_tokens is None:
         raise UserError(f"{label} learns a matrix over tokens: give num_tokens, for example num_tokens=196")
-    try:
+    given = {"dim": dim, **({"num_tokens": num_tokens} if takes_number else {}), **kwargs}
+    shown = ", ".join(f"{key}={value!r}" for key, value in given.items())
+    with as_user_error(f"{label} cannot be built with these arguments: ", f"; change one of {shown}, or the class"):
         return layer(dim, num_tokens, **kwargs) if takes_number else layer(dim, **kwargs)
-    except UserError:
-        raise
-    except Exception as error:  # a user's constructor may raise anything
-        given = {"dim": dim} | ({"num_tokens": num_tokens} if takes_number else {}) | dict(kwargs)
-        shown = ", ".join(f"{key}={value!r}" for key, value in given.items())
-        raise UserError(
-            f"{label} cannot be built with these arguments: {one_line(error)}; change one of {shown}, or the class"
-        ) from error
 
 
 def build_on_grid(

@@ -19,7 +19,7 @@ from tokenmix.errors import UserError
 from tokenmix.layers.base import Device, Factory, Mixer
 from tokenmix.layers.external import Memory, MultiHeadExternalAttention
 from tokenmix.layers.self_attention import SelfAttention
-from tokenmix.models.interface import Size, pair
+from tokenmix.models.interface import Size, init_linear, pair
 from tokenmix.models.isotropic import IsotropicNet
 from tokenmix.models.stems import Stem
 from tokenmix.ops.attention import AttentionNormalization, attention
@@ -267,11 +267,8 @@ class EAMLP(IsotropicNet):
     def init_weights(self) -> None:
         """Initialise as the released code: truncated normal (std 0.02), and 0 for biases."""
         for module in self.modules():
-            if isinstance(module, nn.Linear):
-                trunc_normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, Memory):
+            init_linear(module)
+            if isinstance(module, Memory):
                 module.reset_parameters()
                 for memory in (module.key_memory, module.value_memory):
                     if memory is not None:

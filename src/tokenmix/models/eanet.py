@@ -10,6 +10,7 @@ from typing import Literal, Unpack
 
 import torch
 import torch.fx
+from timm.models._input import update_model_input_size
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -124,15 +125,12 @@ class EANet(OnMaps, Classifier):
         self.feature_info[-1]["module"] = "context"
         block = ExternalAttention2d(self.num_features, num_slots=num_slots, tie=tie, **factory)
         nn.init.zeros_(block.norm.weight)
-        self.context: EABlock | None = EABlock(block)
+        self.context: nn.Module = EABlock(block)
         self.mixer_name = "external-2d"
         self.img_size = pair(img_size)
 
-    def _in_context(self, x: Tensor) -> Tensor:
-        return x if self.context is None else self.context(x)
-
     def forward_features(self, images: Tensor) -> Tensor:
-        return self._in_context(self.backbone.forward_features(images))
+        return self.context(self.backbone.forward_features(images))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         return self.backbone.forward_head(x, pre_logits=pre_logits)
@@ -152,7 +150,7 @@ class EANet(OnMaps, Classifier):
         take, last = take_indices(len(self.feature_info), indices, output_fmt)
         x, maps = self.backbone.forward_intermediates(images, indices=take, stop_early=stop_early)
         whole = last == len(self.feature_info) - 1
-        x = self._in_context(x) if whole or not stop_early else x
+        x = self.context(x) if whole or not stop_early else x
         if whole:
             maps[-1] = x
         if output_fmt == "NLC":
@@ -165,14 +163,14 @@ class EANet(OnMaps, Classifier):
         take, last = take_indices(len(self.feature_info), indices)
         self.backbone.prune_intermediate_layers(take, prune_norm=prune_norm, prune_head=False)
         if last < len(self.feature_info) - 1:
-            self.context = None
+            self.context = nn.Identity()
         if prune_head:
             self.reset_classifier(0, "")
         return take
 
     @torch.no_grad()
     def attention_maps(self, images: Tensor) -> list[BlockMap]:
-        if self.context is None:
+        if not isinstance(self.context, EABlock):
             return []
         x = self.backbone.forward_features(images)
         return [BlockMap("context.mixer", "slots", self.context.mixer.attention_map(x), (x.shape[2], x.shape[3]))]
@@ -182,7 +180,7 @@ class EANet(OnMaps, Classifier):
         return backbone + sum(row.mixer_macs for row in self.cost_table())
 
     def cost_table(self) -> list[MixerCost]:
-        if self.context is None:
+        if not isinstance(self.context, EABlock):
             return []
         mixer = self.context.mixer
         return [MixerCost(0, type(mixer).__name__, count_parameters(mixer), mixer.macs(self.num_tokens))]
@@ -190,7 +188,7 @@ class EANet(OnMaps, Classifier):
     def set_input_size(self, img_size: Size) -> None:
         """Set the image size for the cost functions; no weights depend on it."""
         self.img_size = pair(img_size)
-        self.record_input_size(self.img_size)
+        update_model_input_size(self, self.img_size)
 
     def get_classifier(self) -> nn.Module:
         return self.backbone.fc

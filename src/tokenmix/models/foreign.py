@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokenmix.errors import UserError, one_line, unknown_name
+from tokenmix.errors import UserError, as_user_error, unknown_name
 from tokenmix.models.registry import create_model, fetching
 from tokenmix.registry import TORCHVISION, Arguments, import_object, imported_plugins, is_foreign
 from tokenmix.trust import check_typed, is_typed
@@ -51,16 +51,11 @@ def as_ours(
     model.register_forward_hook(partial(_unwrap_logits, name=name, classes=num_classes, kind=kind))
     like, shape = next(model.parameters(), torch.empty(0)), (2, in_chans, *img_size)
     training = model.training
+    remedy = "give another --in-chans or size of images, or let its function take in_chans and img_size"
+    refused = as_user_error(f"{name} does not run on images {shape}: ", f"; {remedy}")
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with refused, torch.no_grad(), torch.random.fork_rng(devices=[]):
             model.eval()(torch.zeros(shape, device=like.device, dtype=like.dtype))
-    except UserError:
-        raise
-    except Exception as error:  # a user's forward pass may raise anything
-        raise UserError(
-            f"{name} does not run on images {shape}: {one_line(error)}; give another --in-chans or size of images, or "
-            "let its function take in_chans and img_size"
-        ) from error
     finally:
         model.train(training)
     return model
@@ -83,14 +78,10 @@ def load_foreign(name: str, sizes: Arguments, kind: Kind | None = None, /, **kwa
         return _torchvision(name.removeprefix(TORCHVISION), sizes, kind, kwargs)
     factory = _trusted(name)
     sizes = {**sizes, **({"img_size": _side(sizes["img_size"])} if "img_size" in sizes else {})}
-    taken = {key: value for key, value in sizes.items() if key in _arguments(factory)}
-    try:
-        model = factory(**{**taken, **kwargs})
-    except UserError:
-        raise
-    except Exception as error:  # a user's function may raise anything
-        given = ", ".join(f"{key}={value!r}" for key, value in {**taken, **kwargs}.items())
-        raise UserError(f"{name}({given}) fails with {one_line(error)}; correct it, or give --model-kwargs") from error
+    given = {**{key: value for key, value in sizes.items() if key in _arguments(factory)}, **kwargs}
+    shown = ", ".join(f"{key}={value!r}" for key, value in given.items())
+    with as_user_error(f"{name}({shown}) fails with ", "; correct it, or give --model-kwargs"):
+        model = factory(**given)
     if not isinstance(model, nn.Module):
         raise UserError(f"{name} returned a {type(model).__name__}; return an nn.Module")
     return model
@@ -160,18 +151,15 @@ def _torchvision(name: str, sizes: Arguments, kind: Kind | None, given: Argument
     if kind is not None:
         build = partial(build, num_classes=sizes["num_classes"])
     side = _side(sizes.get("img_size", ()) or (1, 2))
-    with fetching(f"torchvision:{name}", ELSEWHERE):  # for a backbone
+    too_small = f"torchvision:{name} cannot be built for images of side {side} ("
+    refused = as_user_error(too_small, "); give another --img-size", AssertionError, ValueError)
+    with fetching(f"torchvision:{name}", ELSEWHERE), refused:  # weights are fetched for a backbone
         try:
             model = build(**{"image_size": side, **kwargs} if isinstance(side, int) else kwargs)
         except TypeError as error:
             if "image_size" not in str(error) or "image_size" in kwargs:
                 raise
             model = build(**kwargs)
-        except (AssertionError, ValueError) as error:
-            raise UserError(
-                f"torchvision:{name} cannot be built for images of side {side} ({one_line(error)}); give another "
-                "--img-size"
-            ) from error
     if weights is None:
         return model
     rows = models.get_model_weights(name)
@@ -179,13 +167,10 @@ def _torchvision(name: str, sizes: Arguments, kind: Kind | None, given: Argument
         raise unknown_name(f"weights of {name}", weights, rows.__members__)
     with fetching(f"torchvision:{name}", ELSEWHERE):
         fetched = rows[weights].get_state_dict(progress=False, check_hash=True, weights_only=True)
-    try:
+    other = f"the weights {weights} do not fit torchvision:{name}: "
+    with as_user_error(other, "; leave --model-kwargs out", RuntimeError):
         fitting, _ = with_fresh_head(fetched, model, sizes.get("num_classes"), several=kind == "detector")
         missing = model.load_state_dict(fitting, strict=False).missing_keys
-    except RuntimeError as error:
-        raise UserError(
-            f"the weights {weights} do not fit torchvision:{name}: {one_line(error)}; leave --model-kwargs out"
-        ) from error
     if missing:
         raise UserError(f"the weights {weights} of torchvision:{name} have no {missing[0]}; leave --model-kwargs out")
     return model

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol, TypedDict, Unpack, runtime_checkable
 
 import torch
+from timm.layers.weight_init import trunc_normal_
 from timm.models._features import feature_take_indices
-from timm.models._input import update_model_input_size
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
@@ -33,9 +33,9 @@ class BlockMap(NamedTuple):
     prefix: int = 0
 
 
-Features = Tensor | tuple[Tensor, Tensor]
-"""A map or a sequence, alone or with the prefix tokens."""
-Intermediates = Sequence[Features] | tuple[Tensor, Sequence[Features]]
+Features = Sequence[Tensor | tuple[Tensor, Tensor]]
+"""Maps or sequences, alone or with the prefix tokens."""
+Intermediates = Features | tuple[Tensor, Features]
 """Selected features of a network, optionally after the final features."""
 
 
@@ -122,12 +122,9 @@ class Classifier(nn.Module, CountedModel):
     in_chans: int
     global_pool: str
     head: nn.Module
+    pools: tuple[str, ...] = ("avg", "")
+    """Valid values of `global_pool`."""
     feature_info: list[MapInfo]
-
-    @property
-    def pools(self) -> tuple[str, ...]:
-        """Valid values of `global_pool`."""
-        return ("avg", "")
 
     @abstractmethod
     def forward_features(self, images: Tensor) -> Tensor:
@@ -182,14 +179,18 @@ class Classifier(nn.Module, CountedModel):
             raise UserError(f"global_pool {pool!r} is not supported; {type(self).__name__} has {known}")
         return pool
 
-    def record_input_size(self, size: tuple[int, int]) -> None:
-        """Record a changed image size for timm's data settings and exports."""
-        update_model_input_size(self, size)
-
 
 def make_head(num_features: int, num_classes: int, **factory: Unpack[Factory]) -> nn.Module:
     """A linear head; the identity for 0 classes."""
     return nn.Linear(num_features, num_classes, **factory) if num_classes else nn.Identity()
+
+
+def init_linear(module: nn.Module) -> None:
+    """Initialise a linear layer with a truncated normal (std 0.02) and biases of 0; other modules stay."""
+    if isinstance(module, nn.Linear):
+        trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
 
 
 def check_images(images: Tensor, channels: int, size: tuple[int, int]) -> None:

@@ -9,6 +9,7 @@ import torch.fx
 from timm.layers.drop import DropPath, calculate_drop_path_rates
 from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.layers.weight_init import trunc_normal_
+from timm.models._input import update_model_input_size
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -52,7 +53,10 @@ def _batch_norm(norm: TokenBatchNorm, x: Tensor) -> Tensor:
 
 
 class MixerBlock(nn.Module):
-    """Pre-norm residual block: x + mixer(norm(x)), then x + mlp(norm(x)), unless `mlp_ratio` is 0."""
+    """Pre-norm residual block: x + mixer(norm(x)), then x + mlp(norm(x)), unless `mlp_ratio` is 0.
+
+    With `layer_scale`, each branch has a learned factor per channel, which starts at that number.
+    """
 
     def __init__(
         self,
@@ -63,6 +67,7 @@ class MixerBlock(nn.Module):
         drop_path: float = 0.0,
         norm: Literal["layer", "batch"] = "layer",
         norm_eps: float = 1e-5,
+        layer_scale: float | None = None,
         **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
@@ -75,18 +80,32 @@ class MixerBlock(nn.Module):
             up, down = nn.Linear(dim, self.hidden, **factory), nn.Linear(self.hidden, dim, **factory)
             self.mlp = nn.Sequential(up, nn.GELU(), down, nn.Dropout(drop))
         self.drop_path = DropPath(drop_path)
+        self.scale1, self.scale2 = (
+            None if layer_scale is None else nn.Parameter(torch.full_like(self.norm1.weight, layer_scale))
+            for _ in range(2)
+        )
 
     def forward(
-        self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None
+        self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None, residual: Tensor | None = None
     ) -> tuple[Tensor, Scores | None]:
-        """Tokens (B, N, D) and the previous block's scores, to tokens and scores for the next block."""
-        out, carry = mix(self.mixer, self.norm1(x), carry, mask)
-        x = x + self.drop_path(out)
-        return (x + self.drop_path(self.mlp(self.norm2(x))) if self.hidden else x), carry
+        """Tokens (B, N, D) and the previous block's scores, to tokens and scores for the next block.
 
-    def map(self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None) -> Tensor:
+        `residual` is added to the scores of vanilla attention; no other mixer accepts it.
+        """
+        more = {} if residual is None else {"residual": residual}
+        out, carry = mix(self.mixer, self.norm1(x), carry, mask, **more)
+        x = x + self.drop_path(out if self.scale1 is None else self.scale1 * out)
+        if not self.hidden:
+            return x, carry
+        out = self.mlp(self.norm2(x))
+        return x + self.drop_path(out if self.scale2 is None else self.scale2 * out), carry
+
+    def map(
+        self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None, residual: Tensor | None = None
+    ) -> Tensor:
         """The attention map of `forward` with the same arguments."""
-        return self.mixer.mix_map(self.norm1(x), carry, mask)
+        more = {} if residual is None else {"residual": residual}
+        return self.mixer.mix_map(self.norm1(x), carry, mask, **more)
 
     def macs(self, num_tokens: int) -> int:
         return self.mixer.macs(num_tokens) + 2 * num_tokens * self.mixer.dim * self.hidden
@@ -149,6 +168,7 @@ class IsotropicNet(Classifier):
         self.num_prefix_tokens = int(class_token)
         self.num_classes, self.num_features, self.embed_dim = num_classes, stem.dim, stem.dim
         self.head_hidden_size, self.grad_checkpointing = stem.dim, False
+        self.pools = (*self.pools, "token") if class_token else self.pools
         self.global_pool = self.checked_pool(global_pool)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, stem.dim, **factory)) if class_token else None
         if positions == "learned":
@@ -179,10 +199,6 @@ class IsotropicNet(Classifier):
     def num_tokens(self) -> int:
         """N, tokens of one image, including the class token."""
         return self.num_prefix_tokens + self.grid_size[0] * self.grid_size[1]
-
-    @property
-    def pools(self) -> tuple[str, ...]:
-        return (*super().pools, "token") if self.num_prefix_tokens else super().pools
 
     def tokens(self, images: Tensor) -> Tensor:
         """Images (B, C, H, W) to tokens with positions (B, N, D)."""
@@ -288,7 +304,7 @@ class IsotropicNet(Classifier):
                 replace_parameter(self, "pos_embed", table)
             else:
                 self.pos_embed = table
-        self.record_input_size(self.img_size)
+        update_model_input_size(self, self.img_size)
 
     def attention_maps(self, images: Tensor) -> list[BlockMap]:
         return block_maps(self, images, lambda _: self.grid_size, self.num_prefix_tokens)

@@ -17,6 +17,7 @@ import torch.fx
 from timm.layers.drop import calculate_drop_path_rates
 from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.layers.weight_init import trunc_normal_
+from timm.models._input import update_model_input_size
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -32,17 +33,17 @@ from tokenmix.models.interface import (
     OnMaps,
     Size,
     check_images,
+    init_linear,
     make_head,
     pair,
     take_indices,
 )
-from tokenmix.models.isotropic import MixerBlock, block_maps, mix
+from tokenmix.models.isotropic import MixerBlock, block_maps
 from tokenmix.ops.attention import attention, attention_probabilities
 from tokenmix.ops.checks import check_heads
 from tokenmix.ops.less import Scores
 
 torch.fx.wrap("check_images")
-torch.fx.wrap("mix")
 torch.fx.wrap("padded_image")
 
 
@@ -236,39 +237,6 @@ class ReducedAttention(Mixer):
         return query * self.head_dim**-0.5, key, value
 
 
-class LaViTBlock(MixerBlock):
-    """x + s1 * mixer(norm(x)), then x + s2 * mlp(norm(x)), with LayerScale s1, s2."""
-
-    def __init__(
-        self,
-        mixer: Mixer,
-        *,
-        layer_scale: float,
-        mlp_ratio: float,
-        drop: float,
-        drop_path: float,
-        **factory: Unpack[Factory],
-    ) -> None:
-        super().__init__(mixer, mlp_ratio=mlp_ratio, drop=drop, drop_path=drop_path, **factory)
-        self.scale1, self.scale2 = (nn.Parameter(torch.full_like(self.norm1.weight, layer_scale)) for _ in range(2))
-
-    def forward(
-        self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None, residual: Tensor | None = None
-    ) -> tuple[Tensor, Scores | None]:
-        """Tokens and scores of the previous block, to those for the next; `residual` is added to the scores."""
-        # Only vanilla attention, in the first block of a stage, accepts the residual.
-        more = {} if residual is None else {"residual": residual}
-        out, carry = mix(self.mixer, self.norm1(x), carry, mask, **more)
-        x = x + self.drop_path(self.scale1 * out)
-        return x + self.drop_path(self.scale2 * self.mlp(self.norm2(x))), carry
-
-    def map(
-        self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None, residual: Tensor | None = None
-    ) -> Tensor:
-        more = {} if residual is None else {"residual": residual}
-        return self.mixer.mix_map(self.norm1(x), carry, mask, **more)
-
-
 @torch.fx.wrap
 def _residual(layer: AttentionResidual, scores: Scores, height: int, width: int) -> Tensor:
     return layer(scores, (height, width))
@@ -316,7 +284,7 @@ class LaViTStage(nn.Module):
             return SelfAttention(dim, num_heads=heads, **factory)
 
         self.blocks = nn.ModuleList(
-            LaViTBlock(
+            MixerBlock(
                 mixer(i),
                 mlp_ratio=spec.mlp_ratio,
                 layer_scale=layer_scale,
@@ -476,7 +444,7 @@ class LaViT(OnMaps, Classifier):
             {"module": f"stages.{i}", "num_chs": spec.dim, "reduction": patch_size * 2**i}
             for i, spec in enumerate(specs)
         ]
-        self.apply(_init_linear)
+        self.apply(init_linear)
 
     @property
     def grid_sizes(self) -> list[tuple[int, int]]:
@@ -582,11 +550,11 @@ class LaViT(OnMaps, Classifier):
         for stage, grid in zip(self.stages, grids, strict=True):
             stage.set_grid(grid)  # type: ignore[operator]
         self.img_size = size
-        self.record_input_size(size)
+        update_model_input_size(self, size)
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         super().reset_classifier(num_classes, global_pool)
-        _init_linear(self.head)
+        init_linear(self.head)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         for stage in self.stages:
@@ -610,10 +578,3 @@ def _grids(size: tuple[int, int], strides: Sequence[int]) -> list[tuple[int, int
     if min(size) < 1:
         raise UserError(f"image size {size[0]} x {size[1]} has no pixels; give a side of 32 or more")
     return list(accumulate(strides, shrunk, initial=size))[1:]
-
-
-def _init_linear(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear):
-        trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)

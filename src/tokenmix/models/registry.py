@@ -1,8 +1,8 @@
 """Create models by name, register our image classifiers with timm, and load pretrained weights."""
 
 import inspect
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +22,14 @@ from torch import Tensor, nn
 
 from tokenmix import checkpoints
 from tokenmix.environment import warn_untested
-from tokenmix.errors import UserError, one_line, unknown_name
+from tokenmix.errors import UserError, as_user_error, unknown_name
 from tokenmix.models.interface import Classifier, pair
 from tokenmix.registry import MODELS, Arguments, ModelEntry, load_object, without_timm
 from tokenmix.trust import check_typed, from_caller, texts_in, typed
 
-# Arguments of timm's factory, in addition to a model's arguments.
-FACTORY = (
-    "pretrained",
-    "pretrained_cfg",
-    "pretrained_cfg_overlay",
-    "checkpoint_path",
-    "cache_dir",
-    "features_only",
-    "out_indices",
-    "feature_cls",
-)
+# Arguments of timm's factory: for the location of weights, and all, in addition to a model's arguments.
+PLACES = ("pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
+FACTORY = (*PLACES, "pretrained", "features_only", "out_indices", "feature_cls")
 
 
 @from_caller
@@ -156,31 +148,21 @@ def check_source(
     repo = cfg.hf_hub_id.split("@")[0]
     if any(isinstance(try_to_load_from_cache(repo, file, cache_dir=cache_dir), str) for file in FILES):
         return
-    try:
+    missing = as_user_error(
+        f"the weights of {name} were not found at {repo} on the hub: ", f"; {elsewhere}", HfHubHTTPError
+    )
+    # The errors of a missing network depend on the hub's HTTP library and on proxies.
+    unreachable = as_user_error(
+        f"the weights of {name} are in {repo} on huggingface.co, which cannot be reached (",
+        f"): connect to the internet, or {elsewhere}",
+    )
+    with unreachable, missing:
         HfApi().model_info(repo, timeout=10)
-    except HfHubHTTPError as error:
-        raise UserError(
-            f"the weights of {name} were not found at {repo} on the hub: {one_line(error)}; {elsewhere}"
-        ) from error
-    except Exception as error:
-        # The errors of a missing network depend on the hub's HTTP library and on proxies.
-        raise UserError(
-            f"the weights of {name} are in {repo} on huggingface.co, which cannot be reached ({one_line(error)}): "
-            f"connect to the internet, or {elsewhere}"
-        ) from error
 
 
-@contextmanager
-def fetching(name: str, elsewhere: str = ELSEWHERE) -> Iterator[None]:
+def fetching(name: str, elsewhere: str = ELSEWHERE) -> AbstractContextManager[None]:
     """Turn errors of a file or a download into `UserError`."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"the weights of {name} could not be read ({one_line(error)}): {elsewhere}") from error
-
-
-# Arguments of timm's factory for the location of weights.
-PLACES = ("pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
+    return as_user_error(f"the weights of {name} could not be read (", f"): {elsewhere}", OSError, SafetensorError)
 
 
 def by_timm(name: str, **kwargs: Any) -> Any:

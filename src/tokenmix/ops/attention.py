@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tokenmix.errors import UserError
 from tokenmix.ops.checks import check_choice, check_chunk_size, check_flags
-from tokenmix.ops.normalize import HALF_TYPES, slot_offset
+from tokenmix.ops.normalize import slot_offset, widen
 
 AttentionNormalization = Literal["softmax", "double"]
 
@@ -97,9 +97,8 @@ def attention_probabilities(
 ) -> Tensor:
     """The map (B, H, N, S) of `attention`, in the query's dtype; rows sum to 1, rows of masked tokens are 0."""
     check_attention_options(normalization, causal)
-    half = query.dtype in HALF_TYPES
-    wide_query, wide_key = (query.float(), key.float()) if half else (query, key)
-    logits = (wide_query * _scale(query, scale)) @ wide_key.transpose(-1, -2)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    logits = (widen(query) * scale) @ widen(key).transpose(-1, -2)
     if bias is not None:
         logits = logits + bias
     if normalization == "double":
@@ -168,7 +167,7 @@ def _fused(
     dropout: float,
 ) -> Tensor | None:
     """`attention` with PyTorch's kernels; None if they cannot compute it (forward mode, a bias under vmap)."""
-    width, scale = value.shape[-1], _scale(query, scale)
+    width, scale = value.shape[-1], query.shape[-1] ** -0.5 if scale is None else scale
     key_mask = mask if key_mask is None else key_mask
     only_causal = causal and key_mask is None and bias is None
     allowed = None if only_causal else _allowed(key_mask, causal, query)
@@ -204,10 +203,6 @@ def check_attention_options(normalization: str, causal: bool) -> None:
             "double normalisation cannot be causal: its first softmax runs over all tokens; use "
             "normalization='softmax' or causal=False"
         )
-
-
-def _scale(query: Tensor, scale: float | None) -> float:
-    return query.shape[-1] ** -0.5 if scale is None else scale
 
 
 def _never_empty(mask: Tensor) -> Tensor:
@@ -272,8 +267,7 @@ def double_attention(
     Reference: Guo et al., arXiv 2012.09688 and 2105.02358, for the normalisation.
     """
     check_chunk_size(chunk_size)
-    wide = [x.float() if x.dtype in HALF_TYPES else x for x in (query, key, value)]
-    query_, key_, value_ = wide
+    query_, key_, value_ = (widen(x) for x in (query, key, value))
     with torch.autocast(query.device.type, enabled=False):
         offsets = [_offset_again(query_, part, mask) for part in key_.split(chunk_size, dim=2)]
         offset = torch.cat(offsets, -1).unsqueeze(-1)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tokenmix.errors import UserError
 from tokenmix.ops.attention import attention, fused_kernels_enabled
+from tokenmix.ops.normalize import widen
 
 
 class Scores(NamedTuple):
@@ -331,7 +332,7 @@ def attention_residual(
     if pairs is None:
         normed = F.group_norm(pooled, 1, norm_weight, norm_bias, eps)
     else:  # over the unmasked pairs
-        wide = pooled.float() if pooled.dtype in (torch.float16, torch.bfloat16) else pooled
+        wide = widen(pooled)
         taking = pairs.to(wide.dtype)
         count = (taking.sum((1, 2, 3), keepdim=True) * pooled.shape[1]).clamp_min(1.0)
         centred = (wide - (wide * taking).sum((1, 2, 3), keepdim=True) / count) * taking

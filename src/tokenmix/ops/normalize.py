@@ -6,8 +6,6 @@ from torch import Tensor
 from tokenmix.errors import UserError
 from tokenmix.ops.checks import check_mask_type, check_whole
 
-HALF_TYPES = (torch.float16, torch.bfloat16)
-
 
 def slot_offset(logits: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """Log-sum-exp of each slot's logits over the tokens.
@@ -23,7 +21,7 @@ def slot_offset(logits: Tensor, *, mask: Tensor | None = None) -> Tensor:
     Returns:
         L (..., S), float32 for half precision; -inf if all tokens are masked.
     """
-    wide = _widen(logits)
+    wide = widen(logits)
     if mask is not None:
         wide = wide.masked_fill(_left_out(mask, logits), -torch.inf)
     return torch.logsumexp(wide, dim=-2)
@@ -56,7 +54,7 @@ def double_normalize(logits: Tensor, *, mask: Tensor | None = None, num_steps: i
     6.
     """
     check_whole(num_steps=num_steps)
-    wide = _widen(logits)
+    wide = widen(logits)
     if mask is not None:
         # Neutral values keep padding, NaN included, out of the result and the gradient.
         wide = wide.masked_fill(_left_out(mask, logits), 0.0)
@@ -128,5 +126,6 @@ def _finite(offset: Tensor) -> Tensor:
     return offset.masked_fill(offset == -torch.inf, 0.0).unsqueeze(-2)
 
 
-def _widen(logits: Tensor) -> Tensor:
-    return logits.float() if logits.dtype in HALF_TYPES else logits
+def widen(x: Tensor) -> Tensor:
+    """Half precision as float32; other dtypes as they are."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

@@ -1,7 +1,6 @@
 """Heads of the text models: masked language model, classification, question answering; their costs and AutoModels."""
 
 from dataclasses import dataclass
-from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -49,13 +48,7 @@ class GMLPQuestionAnsweringOutput(QuestionAnsweringModelOutput):
     gates: tuple[Tensor, ...] | None = None
 
 
-class _Kept(TypedDict):
-    hidden_states: tuple[Tensor, ...] | None
-    attentions: tuple[Tensor, ...] | None
-    gates: tuple[Tensor, ...] | None
-
-
-def _kept(out: GMLPModelOutput) -> _Kept:
+def _kept(out: GMLPModelOutput) -> dict[str, tuple[Tensor, ...] | None]:
     return {"hidden_states": out.hidden_states, "attentions": out.attentions, "gates": out.gates}
 
 

@@ -11,8 +11,9 @@ from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
-from tokenmix.errors import UserError, unknown_name
+from tokenmix.errors import UserError
 from tokenmix.layers.gating import SpatialGatingUnit
+from tokenmix.ops.checks import check_choice
 from tokenmix.text.blocks import (
     GMLPEmbeddings,
     GMLPLayer,
@@ -82,8 +83,7 @@ class GMLPPreTrainedModel(PreTrainedModel):
         """
         if new_num_position_embeddings < 1:
             raise UserError(f"the longest sequence must be at least 1 token, got {new_num_position_embeddings}")
-        if how not in ("extend", "interpolate"):
-            raise unknown_name("rule", how, ("extend", "interpolate"))
+        check_choice("rule", how, ("extend", "interpolate"))
         model = cast(GMLPModel, self.base_model)
         for layer in model.blocks():
             if isinstance(layer, GMLPLayer):

@@ -10,13 +10,14 @@ from timm.layers.norm import LayerNorm2d
 from timm.layers.norm_act import freeze_batch_norm_2d
 from torch import Tensor, nn
 
-from tokenmix.errors import UserError, unknown_name
+from tokenmix.errors import UserError
 from tokenmix.layers.base import Device, Mixer, count_macs, on_meta
 from tokenmix.layers.external import Tie
 from tokenmix.models.eanet import make_context
 from tokenmix.models.interface import BlockMap
 from tokenmix.models.lavit import LaViT
 from tokenmix.models.registry import create_model, timm_resnet
+from tokenmix.ops.checks import check_choice
 from tokenmix.registry import Arguments, list_models
 
 Norm = Literal["batch", "frozen", "group"]
@@ -63,8 +64,7 @@ class ResNetBackbone(nn.Module):
         device: Device = None,
     ) -> None:
         super().__init__()
-        if norm not in get_args(Norm):
-            raise unknown_name("norm", norm, get_args(Norm))
+        check_choice("norm", norm, get_args(Norm))
         if not 0 <= frozen_stages <= 5:
             raise UserError(f"frozen_stages must be 0 to 5, got {frozen_stages}")
         group = partial(GroupNorm, num_groups=8)

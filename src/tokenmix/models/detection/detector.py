@@ -212,9 +212,7 @@ class ObjectFinder(nn.Module):
             raise UserError("a detector takes a list of images (3, height, width); list(images) makes one of a batch")
         if self.training and targets is None:
             raise UserError("a detector in training needs targets; call eval() for detections")
-        device = next(self.parameters()).device
-        self.prepare(device)
-        with torch.autocast(device.type, enabled=False):
+        with torch.autocast(next(self.parameters()).device.type, enabled=False):
             if self.training:
                 names = ("boxes", "labels", "masks") if self.has_masks else ("boxes", "labels")
                 inside = [{name: target[name] for name in names} for target in targets or ()]
@@ -233,9 +231,6 @@ class ObjectFinder(nn.Module):
                 one["masks"] = place_masks(one["masks"], one["boxes"], (image.shape[1], image.shape[2]))
             found.append(one)
         return found
-
-    def prepare(self, device: torch.device) -> None:
-        """Set what depends on the device and on autocast, before autocast is switched off."""
 
     def detect(self, images: list[Tensor], targets: list[dict[str, Tensor]] | None) -> Any:
         """Call the detector itself."""
@@ -321,9 +316,12 @@ class Detector(OnMaps, ObjectFinder):
     def body(self) -> Body:
         return self.net.backbone.body
 
-    def prepare(self, device: torch.device) -> None:
+    def find(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> Any:
+        device = next(self.parameters()).device
         kind, self.net.transform.device = device.type, device
+        # Read here, because the detector itself runs without autocast.
         self.net.backbone.half_type = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        return super().find(images, targets)
 
     def detect(self, images: list[Tensor], targets: list[dict[str, Tensor]] | None) -> Any:
         return self.net(images, targets)

@@ -75,15 +75,6 @@ class OtherDetector(ObjectFinder):
         return super(ObjectFinder, self).forward(images, targets)
 
 
-def _num_classes(net: Any) -> int | None:
-    """Number of classes, with the background, that a detector of torchvision's predicts; None if unknown."""
-    heads = getattr(net, "roi_heads", None)
-    if heads is not None:
-        return getattr(getattr(heads.box_predictor, "cls_score", None), "out_features", None)
-    scores = getattr(net.head, "classification_head", None)
-    return getattr(scores, "num_classes", None) or getattr(scores, "num_columns", None)
-
-
 def other_detector(
     name: str,
     *,
@@ -125,7 +116,11 @@ def other_detector(
         task, other = ("instance-segmentation", "no masks") if masks else ("detection", "masks as well")
         remedy = "give a Mask R-CNN" if masks else "train instance-segmentation, or give a detector of boxes"
         raise UserError(f"{name} finds {other}, and {task} learns from {'masks' if masks else 'boxes'}; {remedy}")
-    known = _num_classes(net)
+    if heads is not None:
+        known = getattr(getattr(heads.box_predictor, "cls_score", None), "out_features", None)
+    else:
+        scores = getattr(net.head, "classification_head", None)
+        known = getattr(scores, "num_classes", None) or getattr(scores, "num_columns", None)
     if known is not None and known != num_classes + 1:
         raise UserError(
             f"{name} knows {known} classes; its function gets num_classes={num_classes + 1}, with the background, and "
