@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import tokenmix
 
-NANO = ("gmlp_nano", "amlp_nano", "eamlp_nano", "lavit_nano", "vit_nano")
+NANO = ("gmlp_nano", "amlp_nano", "eamlp_nano", "lavit_nano", "vit_nano", "t2t_vit_nano")
 
 
 def nano_model(name: str) -> nn.Module:

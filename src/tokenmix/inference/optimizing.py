@@ -93,7 +93,7 @@ def plan_copy(model: nn.Module, seen: set[str]) -> CopyPlan:
     }
     for name, module in model.named_modules():
         kind = None
-        if type(module) is T2TStem:
+        if type(module) is T2TStem and all(isinstance(part, StemAttention) for part in module.attentions):
             kind = "stem"
         elif folds(module):
             kind = "external"
