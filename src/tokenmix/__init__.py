@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tokenmix.lab.train.result import train
     from tokenmix.layers.table import create_mixer, list_mixers, register_mixer
     from tokenmix.models.registry import create_model
-    from tokenmix.profiling.table import cost
+    from tokenmix.profiling.cost import cost
     from tokenmix.registry import list_models
     from tokenmix.swap import insert, swap_attention
     from tokenmix.testing.probe import probe
@@ -27,7 +27,7 @@ __version__ = "0.2.0"
 
 _LAZY = {
     "compare": "tokenmix.lab.compare.compare:compare",
-    "cost": "tokenmix.profiling.table:cost",
+    "cost": "tokenmix.profiling.cost:cost",
     "create_mixer": "tokenmix.layers.table:create_mixer",
     "create_model": "tokenmix.models.registry:create_model",
     "distill": "tokenmix.distillation:distill",

@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -183,6 +183,19 @@ def model_with_image(
 
 
 _OF_THE_TABLE = {"dim", "num_tokens", "device", "dtype"}
+
+
+def named(subjects: Iterable[str | nn.Module]) -> dict[str, str | nn.Module]:
+    """The subjects by their names in the table: a module's is its class, with a number from the second one on."""
+    found: dict[str, str | nn.Module] = {}
+    for one in subjects:
+        name = kind = one if isinstance(one, str) else str(getattr(one, "__name__", type(one).__name__))
+        number = 1
+        while name in found and not isinstance(one, str):
+            number += 1
+            name = f"{kind} {number}"
+        found[name] = one
+    return found
 
 
 def targets_for(
