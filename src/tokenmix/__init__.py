@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tokenmix.errors import UserError, needs
 
+# ruff: noqa: F401
 if TYPE_CHECKING:
     from tokenmix.distillation import distill, rank_layers
     from tokenmix.inference import optimize
@@ -59,26 +60,7 @@ _MODULES = (
     "text",
 )
 
-__all__ = [
-    "UserError",
-    "__version__",
-    "compare",
-    "cost",
-    "create_mixer",
-    "create_model",
-    "distill",
-    "insert",
-    "inspect",
-    "list_mixers",
-    "list_models",
-    "list_tasks",
-    "optimize",
-    "probe",
-    "rank_layers",
-    "register_mixer",
-    "swap_attention",
-    "train",
-]
+__all__ = ["UserError", "__version__", *_LAZY]
 
 
 def __getattr__(name: str) -> object:
