@@ -3,7 +3,7 @@
 import math
 import statistics
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -268,23 +268,18 @@ def find_crossover(name: str, dim: int, *, reference: str = "self", **kwargs: ob
 
 def measured_crossover(seconds: Mapping[int, float], reference: Mapping[int, float]) -> int | None:
     """The first N at which measured times cross, interpolated on logarithmic axes; None without a crossing."""
-    return next(_crossings(seconds, reference), None)
+    ranges = faster_ranges(seconds, reference) if seconds else ()
+    return next((end for ends in ranges for end in ends if end is not None), None)
 
 
 def faster_ranges(seconds: Mapping[int, float], reference: Mapping[int, float]) -> tuple[Ends, ...]:
     """Ranges of N in which measured times are below the reference's; None for an end outside the sizes."""
-    edges: list[int | None] = list(_crossings(seconds, reference))
-    smallest = min(seconds)
-    if seconds[smallest] <= reference[smallest]:
-        edges.insert(0, None)
-    if len(edges) % 2:
-        edges.append(None)
-    return tuple(zip(edges[::2], edges[1::2]))
-
-
-def _crossings(seconds: Mapping[int, float], reference: Mapping[int, float]) -> Iterator[int]:
     gaps = [(n, math.log(seconds[n] / reference[n])) for n in sorted(seconds)]
+    edges: list[int | None] = [None] if gaps[0][1] <= 0 else []
     for (low, before), (high, after) in pairwise(gaps):
         if (before > 0) != (after > 0):
             share = before / (before - after)
-            yield round(math.exp(math.log(low) + share * math.log(high / low)))
+            edges.append(round(math.exp(math.log(low) + share * math.log(high / low))))
+    if len(edges) % 2:
+        edges.append(None)
+    return tuple(zip(edges[::2], edges[1::2]))

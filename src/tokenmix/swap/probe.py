@@ -216,17 +216,12 @@ def model_macs(model: nn.Module, inputs: Example, device: torch.device = META) -
     Weights, buffers, attributes and random state do not change. On a device other than meta, the model must be on that
     device.
     """
+    tensors: dict[str, Tensor] = {}
     # By module, because a module with two names would keep its temporary tensors.
-    parts = list(model.named_modules())
-    # Detached, because the counter follows gradients into a backward pass that does not exist.
-    tensors = {
-        name: p.detach().to(device) for prefix, m in parts for name, p in m.named_parameters(prefix, recurse=False)
-    }
-    tensors |= {
-        name: buffer.to(device, copy=True)
-        for prefix, m in parts
-        for name, buffer in m.named_buffers(prefix, recurse=False)
-    }
+    for prefix, part in model.named_modules():
+        # Detached, because the counter follows gradients into a backward pass that does not exist.
+        tensors |= {name: p.detach().to(device) for name, p in part.named_parameters(prefix, recurse=False)}
+        tensors |= {name: b.to(device, copy=True) for name, b in part.named_buffers(prefix, recurse=False)}
     args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (inputs, {})
     args = (args,) if isinstance(args, Tensor) else tuple(args)
 
