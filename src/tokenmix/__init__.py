@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tokenmix.errors import UserError, needs
 
+# ruff: noqa: F401
 if TYPE_CHECKING:
     from tokenmix.distillation import distill, rank_layers
     from tokenmix.inference import optimize
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from tokenmix.lab.train.result import train
     from tokenmix.layers.table import create_mixer, list_mixers, register_mixer
     from tokenmix.models.registry import create_model
-    from tokenmix.profiling.table import cost
+    from tokenmix.profiling.cost import cost
     from tokenmix.registry import list_models
     from tokenmix.swap import insert, swap_attention
     from tokenmix.testing.probe import probe
@@ -27,7 +28,7 @@ __version__ = "0.2.0"
 
 _LAZY = {
     "compare": "tokenmix.lab.compare.compare:compare",
-    "cost": "tokenmix.profiling.table:cost",
+    "cost": "tokenmix.profiling.cost:cost",
     "create_mixer": "tokenmix.layers.table:create_mixer",
     "create_model": "tokenmix.models.registry:create_model",
     "distill": "tokenmix.distillation:distill",
@@ -59,26 +60,7 @@ _MODULES = (
     "text",
 )
 
-__all__ = [
-    "UserError",
-    "__version__",
-    "compare",
-    "cost",
-    "create_mixer",
-    "create_model",
-    "distill",
-    "insert",
-    "inspect",
-    "list_mixers",
-    "list_models",
-    "list_tasks",
-    "optimize",
-    "probe",
-    "rank_layers",
-    "register_mixer",
-    "swap_attention",
-    "train",
-]
+__all__ = ["UserError", "__version__", *_LAZY]
 
 
 def __getattr__(name: str) -> object:

@@ -19,6 +19,22 @@ __all__ = ["convert", "rename", "resize", "to_timm_gmlp"]
 
 Source = Literal["eamlp", "eanet", "timm-gmlp"]
 
+# Parts of keys in our gMLP: in timm's; the first part in a key applies.
+TIMM_GMLP = {
+    ".norm1.": ".norm.",
+    ".mixer.proj_in.": ".mlp_channels.fc1.",
+    ".mixer.gating.norm.": ".mlp_channels.gate.norm.",
+    ".mixer.gating.": ".mlp_channels.gate.proj.",
+    ".mixer.proj_out.": ".mlp_channels.fc2.",
+}
+# The authors' external attention block: (pattern of their key, our key).
+BLOCK = [
+    (r"(conv1\.(?:weight|bias))", r"\1"),
+    (r"linear_0\.weight", r"memory.key_memory"),
+    (r"linear_1\.weight", r"memory.value_memory"),
+    (r"conv2\.0\.weight", r"conv2.weight"),
+    (r"conv2\.1\.(\w+)", r"norm.\1"),
+]
 # (pattern of their key, our key); the first pattern that matches the whole key applies.
 LAYOUTS: dict[str, list[tuple[str, str]]] = {
     "eamlp": [
@@ -41,35 +57,21 @@ LAYOUTS: dict[str, list[tuple[str, str]]] = {
         (r"(blocks\.\d+)\.mlp\.fc2\.(\w+)", r"\1.mlp.2.\2"),
         (r"((?:blocks\.\d+\.norm[12]|norm|head)\.\w+|cls_token|pos_embed)", r"\1"),
     ],
-    "eanet": [
-        (r"(?:.*\.)?(conv1\.(?:weight|bias))", r"\1"),
-        (r"(?:.*\.)?linear_0\.weight", r"memory.key_memory"),
-        (r"(?:.*\.)?linear_1\.weight", r"memory.value_memory"),
-        (r"(?:.*\.)?conv2\.0\.weight", r"conv2.weight"),
-        (r"(?:.*\.)?conv2\.1\.(\w+)", r"norm.\1"),
-    ],
+    "eanet": [(rf"(?:.*\.)?{theirs}", ours) for theirs, ours in BLOCK],
     "eanet-network": [
         (r"extractor\.0\.(\d+\.\w+)", r"backbone.conv1.\1"),
         (r"extractor\.1\.(\w+)", r"backbone.bn1.\1"),
         *((rf"extractor\.{3 + i}\.(.+)", rf"backbone.layer{i}.\1") for i in range(1, 5)),
         (r"fc0\.conv\.(\w+)", r"reduce.0.\1"),
         (r"fc0\.bn\.(\w+)", r"reduce.1.\1"),
-        (r"linu\.(conv1\.\w+)", r"context.\1"),
-        (r"linu\.linear_0\.weight", r"context.memory.key_memory"),
-        (r"linu\.linear_1\.weight", r"context.memory.value_memory"),
-        (r"linu\.conv2\.0\.weight", r"context.conv2.weight"),
-        (r"linu\.conv2\.1\.(\w+)", r"context.norm.\1"),
+        *((rf"linu\.{theirs}", rf"context.{ours}") for theirs, ours in BLOCK),
         (r"fc1\.0\.conv\.(\w+)", r"head.0.\1"),
         (r"fc1\.0\.bn\.(\w+)", r"head.1.\1"),
         (r"fc2\.(\w+)", r"classifier.\1"),
     ],
     "timm-gmlp": [
         (r"(stem\.proj\.\w+|norm\.\w+|head\.\w+)", r"\1"),
-        (r"(blocks\.\d+)\.norm\.(\w+)", r"\1.norm1.\2"),
-        (r"(blocks\.\d+)\.mlp_channels\.fc1\.(\w+)", r"\1.mixer.proj_in.\2"),
-        (r"(blocks\.\d+)\.mlp_channels\.gate\.norm\.(\w+)", r"\1.mixer.gating.norm.\2"),
-        (r"(blocks\.\d+)\.mlp_channels\.gate\.proj\.(\w+)", r"\1.mixer.gating.\2"),
-        (r"(blocks\.\d+)\.mlp_channels\.fc2\.(\w+)", r"\1.mixer.proj_out.\2"),
+        *((rf"(blocks\.\d+){re.escape(theirs)}(\w+)", rf"\1{ours}\2") for ours, theirs in TIMM_GMLP.items()),
     ],
 }
 # Substrings of keys that identify a whole model in another layout; ours never contains them.
@@ -184,17 +186,10 @@ def _square(key: str, theirs: Tensor, ours: Tensor, model: Any) -> int:
 
 def to_timm_gmlp(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert the state dict of our gMLP to timm's layout."""
-    back = {
-        ".norm1.": ".norm.",
-        ".mixer.proj_in.": ".mlp_channels.fc1.",
-        ".mixer.gating.norm.": ".mlp_channels.gate.norm.",
-        ".mixer.gating.": ".mlp_channels.gate.proj.",
-        ".mixer.proj_out.": ".mlp_channels.fc2.",
-    }
     renamed = {}
     for key, value in state_dict.items():
-        ours = next((part for part in back if part in key), None)
-        renamed[key if ours is None else key.replace(ours, back[ours])] = value
+        ours = next((part for part in TIMM_GMLP if part in key), None)
+        renamed[key if ours is None else key.replace(ours, TIMM_GMLP[ours])] = value
     return renamed
 
 

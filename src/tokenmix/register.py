@@ -8,7 +8,5 @@ from importlib.util import find_spec
 import tokenmix.models
 
 if find_spec("transformers"):
+    import tokenmix.swap.opening
     import tokenmix.text  # noqa: F401
-    from tokenmix.swap.opening import register_swapped
-
-    register_swapped()

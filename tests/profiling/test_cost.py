@@ -28,6 +28,7 @@ from tokenmix.profiling.cost import (
 )
 from tokenmix.profiling.cost_report import print_costs, sentences
 from tokenmix.profiling.machine import Ceilings, Timing, measure_ceilings
+from tokenmix.profiling.table import _rates
 from tokenmix.profiling.target import layer_for, mixer_with_input
 
 TOP = Ceilings(1e10, 1e11, 1, "float32", 1 << 20, 64)
@@ -214,9 +215,9 @@ def _table(rows: tuple[CostRow, ...], crossing: int | None, faster: tuple[Ends, 
 
 def test_rates_are_shares_of_the_ceilings_and_name_the_nearer_one():
     table = _table((_row("self", 64, 2.0),), None)
-    assert cost_report._rates(table, table.rows[0]) == ["50", "50%", "0.5", "5%", "arithmetic"]
+    assert _rates(table, table.rows[0]) == ["50", "50%", "0.5", "5%", "arithmetic"]
     far = _table((_row("self", 64, 20.0),), None)
-    assert cost_report._rates(far, far.rows[0])[-1] == "neither"
+    assert _rates(far, far.rows[0])[-1] == "neither"
 
 
 def test_sentences_say_where_times_cross_and_what_was_not_run(tmp_path: Path):

@@ -12,11 +12,12 @@ import torch
 
 from tokenmix.errors import UserError
 from tokenmix.lab.cli import main
-from tokenmix.profiling import cost, cost_report, machine
+from tokenmix.profiling import cost, machine
 from tokenmix.profiling.cost import CostRow, CostTable, Crossover, cost_table, faster_ranges
 from tokenmix.profiling.cost_figure import draw_cost
 from tokenmix.profiling.cost_report import footnotes, markdown, sentences, write_cost
 from tokenmix.profiling.machine import Ceilings, Timing, expected_peak, time_interleaved, too_slow
+from tokenmix.profiling.table import _costs
 from tokenmix.profiling.target import mixer_with_input, model_with_image
 
 CPU = torch.device("cpu")
@@ -159,8 +160,8 @@ def test_unsteady_times_are_marked_and_nothing_is_read_from_them(monkeypatch: py
     assert (table.exponents["external"], table.faster["external"], table.measured["external"]) == (None, None, None)
     assert table.exponents["simplified"] is not None
     assert table.faster["simplified"] is not None
-    assert cost_report._costs(table.row("external", 16))[2].startswith("~")
-    assert not cost_report._costs(table.row("self", 16))[2].startswith("~")
+    assert _costs(table.row("external", 16))[2].startswith("~")
+    assert not _costs(table.row("self", 16))[2].startswith("~")
     assert footnotes(table)[-1].startswith("~ says little: the quartiles of these times are more than 50%")
     expected = next(line for line in sentences(table) if line.startswith("external"))
     assert "no growth exponent: its forward times are noisy (~)" in expected

@@ -19,7 +19,6 @@ from tokenmix.distillation.outputs import (
     Output,
     OutputLoss,
     OutputReader,
-    evaluating,
     layer_loss,
     mask_of,
     output_loss,
@@ -30,7 +29,7 @@ from tokenmix.layers.base import Mixer
 from tokenmix.ops.checks import check_choice, check_numbers, check_whole
 from tokenmix.registry import Arguments
 from tokenmix.swap.carrying import Carrying
-from tokenmix.swap.probe import Example
+from tokenmix.swap.probe import Example, evaluating
 from tokenmix.swap.registry import Where, find_sites
 from tokenmix.swap.report import SwapRow, TableReport
 from tokenmix.swap.swap import swap_attention

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.registry import Arguments
-from tokenmix.swap.probe import watch_calls
+from tokenmix.swap.probe import evaluating, watch_calls
 
 Output = str | Callable[[Any, Any], Tensor] | None
 LABELS = ("label", "labels")
@@ -269,7 +269,7 @@ class HeldOut:
             rows=len(given),
             loss=(torch.stack(losses).sum() / sum(map(len, self.wanted))).item(),
             cosine=F.cosine_similarity(given, wanted, dim=-1).mean().item(),
-            mse=((given - wanted).square().sum() / wanted.square().sum().clamp_min(1e-12)).item(),
+            mse=relative_error(given, wanted).item(),
             agreement=(given.argmax(-1) == wanted.argmax(-1)).float().mean().item(),
             neighbours=neighbour_overlap(given[:MOST_COMPARED], wanted[:MOST_COMPARED]) if vectors else None,
         )
@@ -280,14 +280,3 @@ def neighbour_overlap(student: Tensor, teacher: Tensor) -> float:
     similar = [unit @ unit.T for unit in (F.normalize(rows, dim=-1) for rows in (student, teacher))]
     ours, theirs = (cosines.fill_diagonal_(-2.0).topk(NEIGHBOURS).indices for cosines in similar)
     return (ours.unsqueeze(2) == theirs.unsqueeze(1)).any(2).float().mean().item()
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

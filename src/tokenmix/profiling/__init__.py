@@ -1,7 +1,8 @@
 """Cost of mechanisms: parameters, multiply-adds, memory and speed compared with self-attention as N grows."""
 
-from tokenmix.profiling.cost import CostRow, CostTable, Crossover, cost_table, find_crossover
+from tokenmix.profiling.cost import cost_table, find_crossover
 from tokenmix.profiling.machine import Timing, peak_memory, time_interleaved
+from tokenmix.profiling.table import CostRow, CostTable, Crossover
 
 __all__ = [
     "CostRow",

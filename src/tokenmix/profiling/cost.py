@@ -3,17 +3,14 @@
 import math
 import statistics
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import nn
 
-from tokenmix.environment import environment
 from tokenmix.errors import UserError
-from tokenmix.files import Values
 from tokenmix.profiling.machine import (
     Ceilings,
     OtherWork,
@@ -27,10 +24,19 @@ from tokenmix.profiling.machine import (
     too_large,
     too_slow,
 )
-from tokenmix.profiling.target import Measured, Target, layer_for, targets_for
+from tokenmix.profiling.table import (
+    PASSES,
+    CostRow,
+    CostTable,
+    Crossover,
+    Ends,
+    Precision,
+    forward_seconds,
+    upper_sizes,
+)
+from tokenmix.profiling.target import Measured, Target, layer_for, named, targets_for
 from tokenmix.trust import from_caller
 
-Precision = Literal["fp32", "bf16", "fp16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 DIM = 256
 TOKENS = (196, 1024, 4096)
@@ -42,7 +48,6 @@ SAMPLE = 0.2
 RUN = 0.002
 """Seconds; several shorter calls are averaged into one time."""
 
-PASSES: tuple[Pass, Pass] = ("forward", "step")
 FULL = "took more memory than the device has"
 
 # Far beyond any memory; for larger sizes, byte counts overflow in PyTorch.
@@ -52,144 +57,24 @@ LARGEST_DIM = 1 << 20
 LIMIT = 1 << 20
 """Largest N in the search for the crossover of two mixers."""
 
-Ends = tuple[int | None, int | None]
-
-
-@dataclass(frozen=True)
-class Crossover:
-    """Ranges of N, ends included, in which a mixer needs fewer multiply-adds than the reference; None = unbounded."""
-
-    ranges: tuple[tuple[int, int | None], ...]
-
-    def __str__(self) -> str:
-        if not self.ranges:
-            return "never"
-        texts = []
-        for first, last in self.ranges:
-            if last is None:
-                texts.append("always" if first == 1 else f"from N = {first:,}")
-            else:
-                texts.append(f"up to N = {last:,}" if first == 1 else f"N = {first:,} to {last:,}")
-        return ", ".join(texts)
-
-
-@dataclass(frozen=True)
-class CostRow:
-    """One mixer or model at one size, for one sample. Times are in seconds, memory in bytes beyond weights and input.
-
-    Attributes:
-        size: number of tokens, or side of the image in pixels.
-        macs: multiply-adds of a forward pass; from the equations, or counted for models from other libraries.
-        traffic: minimum bytes that a forward pass moves: input, weights and output once.
-        forward, step, forward_memory, step_memory: None if not run.
-        skipped: why nothing was run, "" if the forward pass was.
-        step_skipped: why the step was not run, "" if it was.
-    """
-
-    name: str
-    size: int
-    parameters: int
-    macs: int
-    traffic: int
-    forward: Timing | None
-    step: Timing | None
-    forward_memory: int | None
-    step_memory: int | None
-    skipped: str = ""
-    step_skipped: str = ""
-
-    @property
-    def unsteady(self) -> tuple[Pass, ...]:
-        """Passes with noisy times."""
-        return tuple(w for w in PASSES if (timing := getattr(self, w)) is not None and timing.noisy)
-
-    @property
-    def macs_per_second(self) -> float | None:
-        """Of the forward pass."""
-        return None if self.forward is None else self.macs / self.forward.median
-
-    @property
-    def bytes_per_second(self) -> float | None:
-        """Of the forward pass, for the minimum traffic."""
-        return None if self.forward is None else self.traffic / self.forward.median
-
-
-@dataclass(frozen=True)
-class CostTable:
-    """Cost of several mixers or models; `step` is a forward and backward pass.
-
-    Attributes:
-        axis: meaning of a row's size: tokens, or pixels of a side.
-        dim: width D of the tokens; None for models.
-        device, precision: device and number format.
-        ceilings: bandwidth and arithmetic limits of the machine.
-        rows: one row per name and size.
-        exponents: p of seconds ~ N^p for a forward pass over the upper half of the sizes; N counts tokens, or pixels of
-            the whole image. None with one size or unsteady times.
-        reference: baseline: self-attention, or the first model.
-        crossovers: where the mixer needs fewer multiply-adds than self-attention; empty for models.
-        measured: first size at which the forward pass becomes faster or slower than the reference; None without a
-            crossing or with unsteady times.
-        faster: ranges of sizes in which the forward pass is faster than the reference, with None for an end outside the
-            sizes. None instead of ranges if no size has both times, or times are unsteady.
-        warning: set if other programs used the CPU and times are unreliable, else "".
-    """
-
-    axis: Literal["tokens", "pixels"]
-    dim: int | None
-    device: str
-    precision: Precision
-    ceilings: Ceilings
-    rows: tuple[CostRow, ...]
-    exponents: Mapping[str, float | None]
-    reference: str
-    crossovers: Mapping[str, Crossover]
-    measured: Mapping[str, int | None]
-    faster: Mapping[str, tuple[Ends, ...] | None]
-    warning: str = ""
-
-    @property
-    def names(self) -> list[str]:
-        """The mixers or models, the reference first."""
-        return list(self.exponents)
-
-    @property
-    def unsteady(self) -> set[str]:
-        return {row.name for row in self.rows if "forward" in row.unsteady}
-
-    def seconds(self, name: str) -> dict[int, float]:
-        """Forward times by size."""
-        return _seconds(row for row in self.rows if row.name == name)
-
-    def row(self, name: str, size: int) -> CostRow:
-        return next(row for row in self.rows if (row.name, row.size) == (name, size))
-
-    def to_json(self) -> Values:
-        plain = asdict(self)
-        plain["crossovers"] = {name: str(crossover) for name, crossover in self.crossovers.items()}
-        for cell, row in zip(plain["rows"], self.rows):
-            cell |= {"macs_per_second": row.macs_per_second, "bytes_per_second": row.bytes_per_second}
-            cell["unsteady"] = list(row.unsteady)
-        return {"schema": 3, **plain, "environment": environment()}
-
 
 @from_caller
-def cost_table(
-    names: str | Sequence[str] | Mapping[str, str | nn.Module],
-    sizes: Sequence[int] | None = None,
+def cost(
+    names: str | nn.Module | Sequence[str | nn.Module] | Mapping[str, str | nn.Module],
+    sizes: int | Sequence[int] | None = None,
     dim: int | None = None,
     *,
     device: str = "cpu",
     precision: Precision = "fp32",
     repeats: int = 7,
     track: Callable[[Sequence[int]], Iterable[int]] = iter,
-    **kwargs: object,
+    **kwargs: Any,
 ) -> CostTable:
     """Measure mixers at several numbers of tokens against self-attention, or models at several image sizes.
 
     Args:
-        names: names of `list_mixers()`; or names of models, ours, timm's or torchvision's; or a mapping from table
-            names to image models or their names.
+        names: mixers of `list_mixers()`; or image models, as names (ours, timm's, torchvision's) or modules. A mapping
+            gives each model a name for the table; a module in a list is named by its class.
         sizes: numbers of tokens N (default 196, 1,024 and 4,096); or sides of the image (default: the model's own).
         dim: width D of the tokens (default 256).
         device: cpu or cuda.
@@ -198,6 +83,9 @@ def cost_table(
             interleaved.
         track: wraps the sizes during measurement, for a progress bar such as `rich.progress.track`.
         **kwargs: arguments passed to layers that accept them, such as `num_heads`.
+
+    Returns:
+        Parameters, multiply-adds, time and memory: `print` it, `.to_pandas()`, `.plot()`, `.row(name, size)`.
 
     Raises:
         UserError: a name or the device is unknown; no layer accepts an argument; or a width or size is below 1, too
@@ -210,9 +98,9 @@ def cost_table(
     place, dtype = torch.device(device), DTYPES[precision]
     if dim is not None and not 1 <= dim <= LARGEST_DIM:
         raise UserError(f"dim must be at least 1, got {dim}" if dim < 1 else _too_many("dim", dim, LARGEST_DIM))
-    names = [names] if isinstance(names, str) else names
-    subjects = names if isinstance(names, Mapping) else {name: name for name in names}
-    targets, mixers = targets_for(subjects, dim=dim or DIM, dtype=dtype, kwargs=kwargs)
+    if not isinstance(names, Mapping):
+        names = named([names] if isinstance(names, str | nn.Module | type) else names)
+    targets, mixers = targets_for(names, dim=dim or DIM, dtype=dtype, kwargs=kwargs)
     found = list(targets)
     reference, others = found[0], found[1:]
     if not mixers and (dim is not None or kwargs):
@@ -220,7 +108,8 @@ def cost_table(
             f"dim={dim} and similar options apply to mixers only; {reference!r} is a model with its own width"
         )
     if sizes is None:
-        sizes = TOKENS if mixers else [targets[reference](device="meta").x.shape[2]]
+        sizes = TOKENS if mixers else targets[reference](device="meta").x.shape[2]
+    sizes = [sizes] if isinstance(sizes, int) else sizes
     if not sizes or min(sizes) < 1:
         raise UserError(f"sizes must be positive numbers, got {list(sizes)}; for example --tokens 196,1024,4096")
     what, largest = ("tokens", LARGEST_TOKENS) if mixers else ("img-size", LARGEST_SIDE)
@@ -235,7 +124,8 @@ def cost_table(
     # None if a time is noisy: growth and crossings would reflect noise.
     rows = {name: [by_size[n][name] for n in sizes] for name in found}
     steady = {
-        name: {} if any("forward" in row.unsteady for row in rows[name]) else _seconds(rows[name]) for name in found
+        name: {} if any("forward" in row.unsteady for row in rows[name]) else forward_seconds(rows[name])
+        for name in found
     }
     both = {name: {n: s for n, s in steady[name].items() if n in steady[reference]} for name in others}
     return CostTable(
@@ -256,12 +146,12 @@ def cost_table(
     )
 
 
+cost_table = cost
+"""`tokenmix.cost` by the name that it has in `tokenmix.profiling`, where `cost` is this module."""
+
+
 def _too_many(what: str, given: int, largest: int) -> str:
     return f"{what} can be at most {largest:,}, got {given}; give a smaller --{what}"
-
-
-def _seconds(rows: Iterable[CostRow]) -> dict[int, float]:
-    return {row.size: row.forward.median for row in rows if row.forward is not None}
 
 
 def _measure(
@@ -339,12 +229,6 @@ def _time(functions: Mapping[str, Callable[[], object]], repeats: int, device: t
     return time_interleaved(functions, repeats=rounds, warmup=0, device=device, turns=turns, calls=calls)
 
 
-def upper_sizes(sizes: Iterable[int]) -> list[int]:
-    """The upper half of the sizes, at least two if possible, for the growth exponent."""
-    ordered = sorted(sizes)
-    return ordered[-max(2, (len(ordered) + 1) // 2) :]
-
-
 def exponent(seconds: Mapping[int, float]) -> float | None:
     """p of seconds ~ N^p by least squares on logarithms over `upper_sizes`."""
     upper = upper_sizes(seconds)
@@ -384,23 +268,18 @@ def find_crossover(name: str, dim: int, *, reference: str = "self", **kwargs: ob
 
 def measured_crossover(seconds: Mapping[int, float], reference: Mapping[int, float]) -> int | None:
     """The first N at which measured times cross, interpolated on logarithmic axes; None without a crossing."""
-    return next(_crossings(seconds, reference), None)
+    ranges = faster_ranges(seconds, reference) if seconds else ()
+    return next((end for ends in ranges for end in ends if end is not None), None)
 
 
 def faster_ranges(seconds: Mapping[int, float], reference: Mapping[int, float]) -> tuple[Ends, ...]:
     """Ranges of N in which measured times are below the reference's; None for an end outside the sizes."""
-    edges: list[int | None] = list(_crossings(seconds, reference))
-    smallest = min(seconds)
-    if seconds[smallest] <= reference[smallest]:
-        edges.insert(0, None)
-    if len(edges) % 2:
-        edges.append(None)
-    return tuple(zip(edges[::2], edges[1::2]))
-
-
-def _crossings(seconds: Mapping[int, float], reference: Mapping[int, float]) -> Iterator[int]:
     gaps = [(n, math.log(seconds[n] / reference[n])) for n in sorted(seconds)]
+    edges: list[int | None] = [None] if gaps[0][1] <= 0 else []
     for (low, before), (high, after) in pairwise(gaps):
         if (before > 0) != (after > 0):
             share = before / (before - after)
-            yield round(math.exp(math.log(low) + share * math.log(high / low)))
+            edges.append(round(math.exp(math.log(low) + share * math.log(high / low))))
+    if len(edges) % 2:
+        edges.append(None)
+    return tuple(zip(edges[::2], edges[1::2]))

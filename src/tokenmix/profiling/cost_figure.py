@@ -1,21 +1,24 @@
 """Figure of time and memory over size, on logarithmic axes."""
 
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from tokenmix.profiling.cost import CostRow, CostTable
 from tokenmix.profiling.units import milliseconds, size
+
+if TYPE_CHECKING:
+    from tokenmix.profiling.table import CostRow, CostTable
 
 # Okabe and Ito's colour-blind safe palette; markers and names also distinguish the lines.
 COLOURS = ("#222222", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f5539")
 MARKERS = "osD^vPX*"
 
 
-def draw_cost(table: CostTable) -> Figure:
+def draw_cost(table: "CostTable") -> Figure:
     """Forward time on the left, peak memory of a forward pass on the right; the reference dashed, crossings marked."""
     figure = Figure(figsize=(10.5, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -57,7 +60,7 @@ def _refine(axes: Axes, base: int, steps: tuple[float, ...]) -> None:
         axes.yaxis.set_major_locator(LogLocator(base=base, subs=steps))
 
 
-def _line(axes: Axes, index: int, rows: list[CostRow], values: list[float] | list[int], label: str) -> None:
+def _line(axes: Axes, index: int, rows: "list[CostRow]", values: list[float] | list[int], label: str) -> None:
     if not rows:
         return
     colour = COLOURS[index % len(COLOURS)]
@@ -73,7 +76,7 @@ def _line(axes: Axes, index: int, rows: list[CostRow], values: list[float] | lis
     )
 
 
-def _finish(axes: Axes, table: CostTable, label: str) -> None:
+def _finish(axes: Axes, table: "CostTable", label: str) -> None:
     sizes = sorted({row.size for row in table.rows})
     axes.set_xlabel("tokens N" if table.axis == "tokens" else "side of the image, px")
     axes.set_title(label, fontsize=11, loc="left")

@@ -5,8 +5,9 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -16,19 +17,13 @@ from tokenmix.errors import UserError
 from tokenmix.files import Values, make_folder, replace_file, to_json, write_json
 from tokenmix.layers import ExternalAttention2d, SAGANAttention2d, SelfAttention
 from tokenmix.layers.base import Mixer, count_parameters
-from tokenmix.profiling.cost import CostRow, CostTable, Ends, Precision, cost_table, upper_sizes
-from tokenmix.profiling.machine import SPREAD, Timing
+from tokenmix.profiling.cost import cost_table
+from tokenmix.profiling.table import CostTable, Precision, cost_rows, footnotes, rate_rows, sentences
 from tokenmix.profiling.target import are_mixers
-from tokenmix.profiling.units import count, milliseconds, size, to_markdown
+from tokenmix.profiling.units import count, to_markdown
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-COSTS = ("params", "MACs", "fwd ms", "step ms", "fwd mem", "step mem")
-RATES = ("GMAC/s", "of peak", "GB/s", "of peak", "bound by")
-
-BOUND = 0.25
-"""Fraction of a ceiling from which that ceiling is named as the bottleneck of a forward pass."""
 
 
 def print_costs(
@@ -78,9 +73,8 @@ def print_costs(
         print(to_json(table.to_json()))
         return
     console = Console()
-    heading, ceilings = _title(table), _ceiling_line(table)
-    console.print(_rich(table, heading, COSTS, [_costs(row) for row in table.rows]))
-    console.print(_rich(table, ceilings, RATES, [_rates(table, row) for row in table.rows]))
+    console.print(_rich(table, _title(table), cost_rows(table)))
+    console.print(_rich(table, _ceiling_line(table), rate_rows(table)))
     for line in [*sentences(table), *footnotes(table)]:
         console.print(line, highlight=False, markup=False)
     if out is not None:
@@ -88,30 +82,27 @@ def print_costs(
 
 
 def write_cost(table: CostTable, folder: Path) -> None:
-    from tokenmix.profiling.cost_figure import draw_cost
-
     make_folder(folder)
     write_json(folder / "cost.json", table.to_json())
     for suffix in ("png", "svg"):
         picture = io.BytesIO()
-        draw_cost(table).savefig(picture, format=suffix, dpi=140)
+        table.plot().savefig(picture, format=suffix, dpi=140)
         replace_file(folder / f"cost.{suffix}", picture.getvalue())
     replace_file(folder / "cost.md", markdown(table).encode())
 
 
 def markdown(table: CostTable) -> str:
     """Both tables, their summary and the environment."""
-    head, *costs = cost_rows(table)
-    rates = [[row.name, f"{row.size:,}", *_rates(table, row)] for row in table.rows]
+    costs, rates = cost_rows(table), rate_rows(table)
     where: Values = environment()
     measured = f"{where['cpu']}, torch {where['versions']['torch']}, {where['threads']} threads, {where['date']}"
     notes = "\n".join(f"- {line}" for line in [*sentences(table), *footnotes(table)])
     parts = [
         "# Costs",
         f"{_title(table)}. Measured on {measured}.",
-        to_markdown(head, costs),
+        to_markdown(costs[0], costs[1:]),
         f"Rates of a forward pass; {_ceiling_line(table)}.",
-        to_markdown(["name", axis_of(table), *RATES], rates),
+        to_markdown(rates[0], rates[1:]),
         f"Warning: {table.warning}." if table.warning else "",
         notes,
         "![Time and memory over size](cost.svg)",
@@ -119,27 +110,17 @@ def markdown(table: CostTable) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _rich(table: CostTable, title: str, headings: Sequence[str], cells: Sequence[Sequence[str]]) -> "Table":
+def _rich(table: CostTable, title: str, rows: Sequence[Sequence[str]]) -> "Table":
     from rich import box
     from rich.table import Table
 
     shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0))
     shown.add_column("mixer" if table.axis == "tokens" else "model", no_wrap=True)
-    for heading in (axis_of(table), *headings):
+    for heading in rows[0][1:]:
         shown.add_column(heading, justify="right", no_wrap=True)
-    for i, (row, texts) in enumerate(zip(table.rows, cells)):
-        last = i + 1 == len(table.rows) or table.rows[i + 1].name != row.name
-        shown.add_row(row.name, f"{row.size:,}", *texts, end_section=last)
+    for row, following in pairwise([*rows[1:], [""]]):
+        shown.add_row(*row, end_section=following[0] != row[0])
     return shown
-
-
-def cost_rows(table: CostTable) -> list[list[str]]:
-    """Cells of the cost table, header first."""
-    return [["name", axis_of(table), *COSTS], *([row.name, f"{row.size:,}", *_costs(row)] for row in table.rows)]
-
-
-def axis_of(table: CostTable) -> str:
-    return "N" if table.axis == "tokens" else "px"
 
 
 def _title(table: CostTable) -> str:
@@ -155,111 +136,12 @@ def _ceiling_line(table: CostTable) -> str:
     )
 
 
-def _costs(row: CostRow) -> list[str]:
-    times = [_time(row.forward, "forward" in row.unsteady), _time(row.step, "step" in row.unsteady)]
-    peaks = ["-*" if peak is None else size(peak) for peak in (row.forward_memory, row.step_memory)]
-    return [count(row.parameters), count(row.macs), *times, *peaks]
-
-
-def _time(timing: Timing | None, unsteady: bool) -> str:
-    return "-*" if timing is None else "~" * unsteady + milliseconds(timing.median)
-
-
-def _rates(table: CostTable, row: CostRow) -> list[str]:
-    macs, moved = row.macs_per_second, row.bytes_per_second
-    if macs is None or moved is None:
-        return ["-*"] * len(RATES)
-    shares = macs / table.ceilings.macs_per_second, moved / table.ceilings.bytes_per_second
-    bound = "arithmetic" if shares[0] >= shares[1] else "memory"
-    # Far from both ceilings, call overhead, caches or exponentials dominate.
-    bound = bound if max(shares) >= BOUND else "neither"
-    return [f"{macs / 1e9:.3g}", f"{shares[0]:.0%}", f"{moved / 1e9:.3g}", f"{shares[1]:.0%}", bound]
-
-
-def footnotes(table: CostTable) -> list[str]:
-    """Reasons for skipped measurements, and the meaning of the noise mark."""
-    unit = "tokens" if table.axis == "tokens" else "px"
-    lines = []
-    for row in table.rows:
-        what, why = (row.name, row.skipped) if row.skipped else (f"a step of {row.name}", row.step_skipped)
-        lines += [f"* {what} at {row.size:,} {unit} was not run: it {why}"] if why else []
-    if any(row.unsteady for row in table.rows):
-        lines.append(
-            f"~ says little: the quartiles of these times are more than {SPREAD:.0%} of their median apart; measure "
-            "again on a quieter machine"
-        )
-    return lines
-
-
-def sentences(table: CostTable) -> list[str]:
-    """A line per name: growth, and where it is faster than the reference."""
-    lines = []
-    for name in table.names:
-        parts = [_growth(table, name)]
-        if name in table.crossovers:
-            parts.append(f"fewer MACs than self-attention: {table.crossovers[name]}")
-        if name != table.reference:
-            parts.append(_comparison(table, name))
-        sentence = "; ".join(part for part in parts if part)
-        lines += [f"{name}: {sentence}"] if sentence else []
-    return lines
-
-
-def _growth(table: CostTable, name: str) -> str:
-    if name in table.unsteady:
-        return "no growth exponent: its forward times are noisy (~)"
-    power = table.exponents[name]
-    if power is None:
-        return ""
-    upper = upper_sizes(table.seconds(name))
-    growth = f"time grows as {'N' if table.axis == 'tokens' else 'pixels'}^{power:.2f}"
-    if len(upper) == 2:
-        return f"{growth} between {_at(table, *upper)}"
-    return f"{growth} over the {len(upper)} sizes from {_at(table, upper[0])} to {_at(table, upper[-1])}"
-
-
-def _comparison(table: CostTable, name: str) -> str:
-    ranges, reference = table.faster[name], table.reference
-    unsteady = [other for other in (name, reference) if other in table.unsteady]
-    if unsteady:
-        return f"not compared with {reference}: forward times of {' and '.join(unsteady)} are noisy (~)"
-    if ranges is None:
-        return ""
-    if ranges in ((), ((None, None),)):
-        both = [n for n in table.seconds(name) if n in table.seconds(reference)]
-        everywhere = len(both) > 1 and len(both) == len({row.size for row in table.rows})
-        where = "all of these sizes" if everywhere else _at(table, *both)
-        return f"{'faster' if ranges else 'slower'} than {reference} at {where}"
-    return f"faster than {reference} {' and '.join(_range(table, ends) for ends in ranges)}"
-
-
-def _range(table: CostTable, ends: Ends) -> str:
-    first, last = ends
-    if first is None or last is None:
-        return f"up to about {_at(table, last or 0)}" if first is None else f"from about {_at(table, first)} on"
-    return f"from about {_at(table, first)} to {_at(table, last)}"
-
-
-def _at(table: CostTable, *sizes: int) -> str:
-    """`N = 64`, or `N = 64 and 256`; `32 px` for images."""
-    *before, last = [f"{n:,}" for n in sizes]
-    listed = f"{', '.join(before)} and {last}" if before else last
-    return f"N = {listed}" if table.axis == "tokens" else f"{listed} px"
-
-
 CHANNELS, SIDE = 512, 128
 SIZE = "an input of 1 x 512 x 128 x 128, as in the table of Guo et al., arXiv 2105.02358"
 TRUST = "All figures are counted from our layers; the paper's own could not be looked up."
 
 
-class Requirement(TypedDict):
-    name: str
-    layer: str
-    parameters: int
-    macs: int
-
-
-def eanet_requirements() -> dict[str, Requirement]:
+def eanet_requirements() -> dict[str, Values]:
     shape: Values = {"device": "meta"}
     layers: dict[str, Mixer] = {
         "self-attention, one head": SelfAttention(CHANNELS, num_heads=1, qkv_bias=False, **shape),
@@ -269,7 +151,7 @@ def eanet_requirements() -> dict[str, Requirement]:
         "external attention, untied": ExternalAttention2d(CHANNELS, tie="none", **shape),
         "external attention, hard tie": ExternalAttention2d(CHANNELS, tie="hard", **shape),
     }
-    found: dict[str, Requirement] = {}
+    found: dict[str, Values] = {}
     for name, layer in layers.items():
         # The other projections have no biases; our self-attention has an output bias.
         without = layer.proj.bias.numel() if isinstance(layer, SelfAttention) else 0

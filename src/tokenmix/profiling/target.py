@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -95,24 +95,21 @@ def mixer_with_input(
     **kwargs: object,
 ) -> Measured:
     """Build a mixer and random input. If layers of a stack pass scores, the previous layer runs once."""
-    kwargs = {**kwargs, "device": device, "dtype": dtype}
-    spec = get_spec(name)
-    # For user mixers that do not accept device and dtype.
+    spec, carry = get_spec(name), None
+    # As defaults, because user mixers may not accept device and dtype.
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype or before)
     try:
-        with torch.device(device or "cpu"):
+        with torch.device(device or "cpu"), torch.no_grad():
             layer = layer_for(name, dim, num_tokens, **kwargs)
+            x = torch.randn(1, num_tokens, dim)
+            if layer.capabilities.layout == "2d":
+                x = x.transpose(1, 2).unflatten(2, near_square(num_tokens)).contiguous()
+            if spec.leader is not None:
+                given = _known(spec.leader, kwargs)
+                carry = build_mixer(spec.leader, f"the leader of {name!r}", dim, num_tokens, given).mix(x)[1]
     finally:
         torch.set_default_dtype(before)
-    x = torch.randn(1, num_tokens, dim, device=device, dtype=dtype)
-    if layer.capabilities.layout == "2d":
-        x = x.transpose(1, 2).unflatten(2, near_square(num_tokens)).contiguous()
-    carry = None
-    if spec.leader is not None:
-        leader = build_mixer(spec.leader, f"the leader of {name!r}", dim, num_tokens, _known(spec.leader, kwargs))
-        with torch.no_grad():
-            carry = leader.mix(x)[1]
     built = Measured(layer, x, carry)
     if x.is_meta and own_mixers(layer):
         with checked_own_mixers(layer):
@@ -183,6 +180,19 @@ def model_with_image(
 
 
 _OF_THE_TABLE = {"dim", "num_tokens", "device", "dtype"}
+
+
+def named(subjects: Iterable[str | nn.Module]) -> dict[str, str | nn.Module]:
+    """The subjects by their names in the table: a module's is its class, with a number from the second one on."""
+    found: dict[str, str | nn.Module] = {}
+    for one in subjects:
+        name = kind = one if isinstance(one, str) else str(getattr(one, "__name__", type(one).__name__))
+        number = 1
+        while name in found and not isinstance(one, str):
+            number += 1
+            name = f"{kind} {number}"
+        found[name] = one
+    return found
 
 
 def targets_for(

@@ -1,5 +1,6 @@
 """Adapters that need code: `nn.MultiheadAttention` and our own mixers."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -149,24 +150,22 @@ class TokenmixAdapter(AttentionAdapter):
         """The projections of self-attention; other mixers have none that can be reused."""
         module = module.inner if isinstance(module, Carrying) else module
         assert isinstance(module, Mixer)
+        heads: Any = getattr(module, "num_heads", None)
         like, causal = next(module.parameters(), None), is_causal(module)
+        found = AttentionWeights(dim=module.dim, num_heads=heads, like=like, causal=causal)
         if type(module) is not SelfAttention:
             remark = f"{type(module).__name__} has no projections of attention"
             if type(module) is OffsetAttention:
                 remark += "; its shortcut, linear layer and BatchNorm go with it"
-            heads: Any = getattr(module, "num_heads", None)
-            return AttentionWeights(dim=module.dim, num_heads=heads, like=like, causal=causal, remark=remark)
+            return replace(found, remark=remark)
         query, key, value = Affine.parts(module.qkv.weight, module.qkv.bias)
-        return AttentionWeights(
-            dim=module.dim,
-            num_heads=module.num_heads,
-            like=like,
+        return replace(
+            found,
             query=query,
             key=key,
             value=value,
             out=Affine.of(module.proj),
             qkv_bias=module.qkv.bias is not None,
-            causal=causal,
             dropout=module.dropout.p,
             attention_dropout=module.attention_dropout,
         )

@@ -299,16 +299,18 @@ def _find_hosts(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Modul
     return found
 
 
-def _observe(_: int, method: str, args: Sequence[object], kwargs: Arguments, result: object) -> torch.Size | str:
-    """The shape of a module's output, or why no block can follow it."""
+def _observe(
+    place: int, method: str, args: Sequence[object], kwargs: Arguments, result: object
+) -> tuple[int, torch.Size | str]:
+    """Which module, and the shape of its output or why no block can follow it."""
     if not isinstance(result, Tensor):
-        return f"its output is of type {type(result).__name__}; name the module in it that makes the tensor"
+        return place, f"its output is of type {type(result).__name__}; name the module in it that makes the tensor"
     if not result.is_floating_point() or not 3 <= result.dim() <= 5:
-        return (
+        return place, (
             f"its output {tuple(result.shape)} is neither tokens (B, N, C) nor a map (B, C, ...); name a module before "
             "the global pooling"
         )
-    return result.shape
+    return place, result.shape
 
 
 def _refusal(host: nn.Module, calls: Sequence[torch.Size | str], layout: Layout | None) -> str:

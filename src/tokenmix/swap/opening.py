@@ -1,6 +1,6 @@
 """transformers' `from_pretrained` for swapped models: build the model's own class, swap again, load weights.
 
-`import tokenmix.register` calls `register_swapped`. Files are treated as data: a mixer is a name in the table, and the
+`import tokenmix.register` imports this module. Files are treated as data: a mixer is a name in the table, and the
 model class is transformers' own for the named type.
 """
 
@@ -90,5 +90,4 @@ def repeat_swap(model: PreTrainedModel) -> None:
         swap_attention(model, swap["mixer"], where, **given)
 
 
-def register_swapped() -> None:
-    AutoConfig.register(MODEL_TYPE, SwappedConfig, exist_ok=True)
+AutoConfig.register(MODEL_TYPE, SwappedConfig, exist_ok=True)

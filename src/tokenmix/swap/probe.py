@@ -7,9 +7,9 @@ counter sees them.
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -35,17 +35,14 @@ class Probe:
 
     Attributes:
         macs: multiply-adds of the whole model; None if it could not run.
-        calls: calls of each attention module, by id, in order.
-        order: ids of the modules in the order of all calls.
-        mixed: ids of mixers whose `mix` is called by a stack that passes scores.
+        seen: the calls of attention modules in order, each with the id of the module and the method: "__call__", or
+            "mix" of a stack that passes scores.
         note: why the model could not run.
         device: device of the pass.
     """
 
     macs: int | None = None
-    calls: Mapping[int, Sequence[ObservedCall]] = field(default_factory=dict)
-    order: Sequence[int] = ()
-    mixed: Set[int] = frozenset()
+    seen: Sequence[tuple[int, str, ObservedCall]] = ()
     note: str = ""
     device: torch.device = META
 
@@ -129,36 +126,30 @@ def probe_model(
 
     def observe(
         place: int, method: str, args: Sequence[object], kwargs: Arguments, _: object
-    ) -> tuple[str, ObservedCall]:
+    ) -> tuple[int, str, ObservedCall]:
         module, adapter = attentions[place]
         function = module.forward if method == "__call__" else getattr(module, method)
         bound = inspect.signature(function).bind(*args, **kwargs)
         bound.apply_defaults()
-        return method, adapter.observe(module, bound.arguments)
+        return id(module), method, adapter.observe(module, bound.arguments)
 
     try:
         seen, macs, device = watch_pass(model, example, [module for module, _ in attentions], observe)
     except UserError as error:
         return Probe(note=str(error))
-    order = [id(attentions[place][0]) for place, _ in seen]
-    calls: dict[int, list[ObservedCall]] = {one: [] for one in order}
-    for one, (_, (_, call)) in zip(order, seen, strict=True):
-        calls[one].append(call)
-    mixed = {one for one, (_, (method, _)) in zip(order, seen, strict=True) if method == "mix"}
-    return Probe(macs, calls, order, mixed, device=device)
+    return Probe(macs, seen, device=device)
 
 
 def watch_pass(
     model: nn.Module, example: Example, modules: Sequence[nn.Module], observe: Callable[..., Seen]
-) -> tuple[list[tuple[int, Seen]], int, torch.device]:
-    """Run a forward pass; return calls as (index, observe(index, method, ...)), multiply-adds and device."""
+) -> tuple[list[Seen], int, torch.device]:
+    """Run a forward pass; return what `observe` says of each call in order, multiply-adds and device."""
     own, failure = next((p.device for p in model.parameters()), META), ""
     for device in dict.fromkeys((META, own)):
-        calls: list[tuple[int, Seen]] = []
+        calls: list[Seen] = []
         with ExitStack() as stack:
             for place, module in enumerate(modules):
-                note = functools.partial(lambda place, *call: (place, observe(place, *call)), place)
-                stack.enter_context(watch_calls(module, calls, note))
+                stack.enter_context(watch_calls(module, calls, functools.partial(observe, place)))
             try:
                 return calls, model_macs(model, example, device), device
             except Exception as error:  # a user's forward pass may raise anything
@@ -207,23 +198,30 @@ def watch_calls(module: nn.Module, calls: list[Seen], note: Callable[..., Seen])
         vars(module).pop("mix", None)
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode in the block; modules that trained before train afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
 def model_macs(model: nn.Module, inputs: Example, device: torch.device = META) -> int:
     """Multiply-adds of a forward pass in evaluation mode: convolutions, linear layers, attention products.
 
     Weights, buffers, attributes and random state do not change. On a device other than meta, the model must be on that
     device.
     """
+    tensors: dict[str, Tensor] = {}
     # By module, because a module with two names would keep its temporary tensors.
-    parts = list(model.named_modules())
-    # Detached, because the counter follows gradients into a backward pass that does not exist.
-    tensors = {
-        name: p.detach().to(device) for prefix, m in parts for name, p in m.named_parameters(prefix, recurse=False)
-    }
-    tensors |= {
-        name: buffer.to(device, copy=True)
-        for prefix, m in parts
-        for name, buffer in m.named_buffers(prefix, recurse=False)
-    }
+    for prefix, part in model.named_modules():
+        # Detached, because the counter follows gradients into a backward pass that does not exist.
+        tensors |= {name: p.detach().to(device) for name, p in part.named_parameters(prefix, recurse=False)}
+        tensors |= {name: b.to(device, copy=True) for name, b in part.named_buffers(prefix, recurse=False)}
     args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (inputs, {})
     args = (args,) if isinstance(args, Tensor) else tuple(args)
 
@@ -233,14 +231,13 @@ def model_macs(model: nn.Module, inputs: Example, device: torch.device = META) -
         return torch.zeros_like(x, device=device) if x.is_meta else x.to(device)
 
     given: Any = map_aggregate((args, kwargs), moved)
-    training = [module for module in model.modules() if module.training]
     # PyTorch's fused encoder layer would bypass the attention, and packs padded tokens, which fails on meta tensors.
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
-    model.eval()
-    # State kept between calls, such as a detector's anchors, must not stay on the meta device.
+    # The mode, and state kept between calls: a detector's anchors, for example, must not stay on the meta device.
     kept = [(vars(part), dict(vars(part))) for part in model.modules()]
     try:
+        model.eval()
         with torch.random.fork_rng(devices=[]):
             return count_macs(functools.partial(functional_call, tie_weights=False), model, tensors, *given)[1]
     finally:
@@ -249,8 +246,6 @@ def model_macs(model: nn.Module, inputs: Example, device: torch.device = META) -
                 del now[name]
             now.update(before)
         torch.backends.mha.set_fastpath_enabled(fused)
-        for module in training:
-            module.training = True
 
 
 def check_runs(

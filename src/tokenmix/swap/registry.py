@@ -3,6 +3,7 @@
 import fnmatch
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import nn
 
@@ -37,52 +38,40 @@ VIT = AttentionLayout(
     mask="attention_mask",
     extra_outputs=1,
 )
-CLIP = replace(
+
+
+def _like(layout: AttentionLayout, names: str, projections: str = "", **changes: Any) -> AttentionLayout:
+    """The layout for other classes of transformers; `projections` names query, key, value and out where they differ."""
+    parts: dict[str, Any] = dict(zip(("query", "key", "value", "out"), projections.split()))
+    return replace(layout, classes=_transformers(names), **parts, **changes)
+
+
+CLIP = _like(
     VIT,
-    classes=_transformers(
-        "CLIPAttention MetaClip2Attention CLIPSegAttention ChineseCLIPVisionAttention "
-        "SiglipAttention Siglip2Attention Aimv2Attention Idefics2VisionAttention"
-    ),
-    out="out_proj",
+    "CLIPAttention MetaClip2Attention CLIPSegAttention ChineseCLIPVisionAttention "
+    "SiglipAttention Siglip2Attention Aimv2Attention Idefics2VisionAttention",
+    "q_proj k_proj v_proj out_proj",
     num_heads="num_heads",
     attention_dropout="dropout",
 )
-ALBERT = replace(
-    VIT,
-    classes=_transformers("AlbertAttention"),
-    query="query",
-    key="key",
-    value="value",
-    out="dense",
-    dropout="output_dropout",
-    norm="LayerNorm",
-)
+ALBERT = _like(VIT, "AlbertAttention", "query key value dense", dropout="output_dropout", norm="LayerNorm")
 TRANSFORMERS = (
     VIT,
     # The layer passes relative positions as a mask.
-    replace(VIT, classes=_transformers("BeitAttention"), mask="", positions=("attention_mask",)),
-    replace(CLIP, classes=_transformers("DINOv3ViTAttention"), out="o_proj", positions=("position_embeddings",)),
+    _like(VIT, "BeitAttention", mask="", positions=("attention_mask",)),
+    _like(CLIP, "DINOv3ViTAttention", "q_proj k_proj v_proj o_proj", positions=("position_embeddings",)),
     CLIP,
-    replace(
+    _like(
         CLIP,
-        classes=_transformers(
-            "Wav2Vec2Attention HubertAttention Data2VecAudioAttention UniSpeech*Attention "
-            "SEWAttention PatchTSTAttention"
-        ),
+        "Wav2Vec2Attention HubertAttention Data2VecAudioAttention UniSpeech*Attention SEWAttention PatchTSTAttention",
         causal="is_causal",
         others=("key_value_states",),
     ),
-    replace(
+    _like(
         ALBERT,
-        classes=_transformers(
-            "BertAttention RobertaAttention XLMRobertaAttention CamembertAttention ElectraAttention "
-            "ErnieAttention Data2VecTextAttention SplinterAttention MarkupLMAttention "
-            "LayoutLMAttention"
-        ),
-        query="self.query",
-        key="self.key",
-        value="self.value",
-        out="output.dense",
+        "BertAttention RobertaAttention XLMRobertaAttention CamembertAttention ElectraAttention "
+        "ErnieAttention Data2VecTextAttention SplinterAttention MarkupLMAttention LayoutLMAttention",
+        "self.query self.key self.value output.dense",
         num_heads="self.num_attention_heads",
         dropout="output.dropout",
         attention_dropout="self.dropout",
@@ -92,23 +81,17 @@ TRANSFORMERS = (
         others=("encoder_hidden_states", "cache", "past_key_values"),
     ),
     ALBERT,
-    replace(
+    _like(
         VIT,
-        classes=_transformers("DistilBertSelfAttention"),
-        query="q_lin",
-        key="k_lin",
-        value="v_lin",
-        out="out_lin",
+        "DistilBertSelfAttention",
+        "q_lin k_lin v_lin out_lin",
         num_heads="n_heads",
         attention_dropout="dropout",
     ),
-    replace(
+    _like(
         VIT,
-        classes=_transformers("MPNetSelfAttention"),
-        query="q",
-        key="k",
-        value="v",
-        out="o",
+        "MPNetSelfAttention",
+        "q k v o",
         attention_dropout="dropout",
         positions=("position_bias",),
         extra_outputs=0,

@@ -23,7 +23,7 @@ from tokenmix.registry import Arguments
 from tokenmix.swap.adapter import CROSS, Affine, AttentionWeights, ObservedCall, SwapError, is_causal
 from tokenmix.swap.carrying import Carrying
 from tokenmix.swap.inserting import INSERTED
-from tokenmix.swap.probe import Probe
+from tokenmix.swap.probe import Probe, evaluating
 from tokenmix.swap.registry import OURS, AttentionSite
 from tokenmix.swap.report import SkippedAttention, SwapRow
 
@@ -61,7 +61,7 @@ class SwapRequest:
         return self.probe.note or "the forward pass does not call it"
 
     def calls(self, site: AttentionSite) -> Sequence[ObservedCall]:
-        return self.probe.calls.get(id(site.module), [])
+        return [call for module, _, call in self.probe.seen if module == id(site.module)]
 
     def counts(self, site: AttentionSite) -> list[int]:
         """Numbers of tokens of a site, one per call in a forward pass."""
@@ -88,7 +88,7 @@ def plan_replacements(
     """The replacements and the skipped sites; `UserError` if all are skipped, or any with `strict`."""
     replacements: list[Replacement] = []
     skipped: list[SkippedAttention] = []
-    order = {module: place for place, module in reversed(list(enumerate(request.probe.order)))}
+    order = {module: place for place, (module, _, _) in reversed(list(enumerate(request.probe.seen)))}
     for site in sorted(sites, key=lambda site: order.get(id(site.module), 0)) if request.carries else sites:
         try:
             replacements.append(_plan_one(site, request, replacements[-1] if replacements else None))
@@ -115,7 +115,8 @@ def _plan_one(site: AttentionSite, request: SwapRequest, before: Replacement | N
         raise SwapError("a block is inserted after it; take it out by tokenmix.swap.remove_inserted, swap, then insert")
     old, calls, counts = site.adapter.read(site.module), request.calls(site), request.counts(site)
     # Our stacks pass scores themselves.
-    carries = request.carries and id(site.module) not in request.probe.mixed
+    passes = any(one == id(site.module) and method == "mix" for one, method, _ in request.probe.seen)
+    carries = request.carries and not passes
     first = carries and before is None
     if first:
         # The first layer has no scores to transform; it computes them.
@@ -248,21 +249,17 @@ def misread_weights(site: AttentionSite) -> str:
     if any(part is None for part in (old.query, old.key, old.value, old.out)) or old.causal or old.positions:
         return ""
     factory: Factory = {"device": old.like.device, "dtype": old.like.dtype}
-    training = [part for part in site.module.modules() if part.training]
     try:
-        with torch.random.fork_rng(devices=[]):
+        with evaluating(site.module), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             layer = SelfAttention(old.dim, num_heads=old.num_heads, qkv_bias=bool(old.qkv_bias), **factory)
             x = torch.randn(1, 5, old.dim).to(old.like)
-        keep_weights(old, layer)
-        outputs = [part(x) for part in (site.module.eval(), site.adapter.adapt(site.module, layer).eval())]
+            keep_weights(old, layer)
+            outputs = [part(x) for part in (site.module, site.adapter.adapt(site.module, layer).eval())]
         own, ours = (out[0] if isinstance(out, tuple) else out for out in outputs)
         error = float((own - ours).abs().max() / own.abs().max().clamp_min(1e-12))
     except Exception:  # the module takes more than tokens, or returns something else
         return ""
-    finally:
-        for part in training:
-            part.training = True
     if not error > 0.05:
         return ""
     return (

@@ -165,7 +165,9 @@ def swap_attention(
     misread = [note for site in kinds.values() if (note := misread_weights(site))]
     before = count_parameters(model)
     undo, put_notes = _put(model, replacements, label, whole=len(replacements) == len(sites))
-    notes = (*misread, *put_notes)
+    notes = [*misread, *put_notes]
+    if probe.note:
+        notes.append(f"multiply-adds of the model are not known: {probe.note}; give example_inputs or img_size")
     macs = None if probe.macs is None or example is None else check_runs(model, example, undo, probe.device)
     rows = tuple(replacement.row for replacement in replacements)
     record_swap(model, named, rows, mixer_kwargs or {}, drop)
@@ -178,9 +180,7 @@ def swap_attention(
         parameters_after=count_parameters(model),
         macs_before=probe.macs,
         macs_after=macs,
-        notes=(*notes, f"multiply-adds of the model are not known: {probe.note}; give example_inputs or img_size")
-        if probe.note
-        else notes,
+        notes=tuple(notes),
     )
 
 

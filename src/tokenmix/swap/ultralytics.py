@@ -52,8 +52,8 @@ class TokenMix(nn.Module):
         if layer.capabilities.length != "any":
             raise UserError(f"{label} has weights for one size of maps, and YOLO runs at many; take external or self")
         dim = widths[source]
-        heads = {} if "num_heads" in (mixer_kwargs or {}) else default_heads(layer, dim)
-        built = build_mixer(layer, f"mixer {label!r}", dim, None, {**fixed, **heads, **(mixer_kwargs or {})})
+        given = {**default_heads(layer, dim), **fixed, **(mixer_kwargs or {})}
+        built = build_mixer(layer, f"mixer {label!r}", dim, None, given)
         self.block = InsertedBlock(built, "channels-first")
 
     def forward(self, x: Tensor) -> Tensor:

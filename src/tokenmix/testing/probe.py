@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,16 +19,13 @@ from tokenmix.files import to_html, to_json
 from tokenmix.layers.base import Mixer
 from tokenmix.layers.table import MixerSpec, build_on_grid, build_stack, get_spec, spec_of
 from tokenmix.registry import import_object
+from tokenmix.testing.harness import Builder, awake
 from tokenmix.testing.probe_tasks import TASKS, ProbeTask
+from tokenmix.testing.properties.tokens import influence
 from tokenmix.trust import from_caller
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-from typing import Literal
-
-from tokenmix.testing.harness import Builder, awake
-from tokenmix.testing.properties.tokens import influence
 
 HARDLY = 1e-3
 """Below this fraction of influence by other tokens, a layer hardly mixes."""
@@ -89,34 +86,6 @@ class Structure:
         if needs == "place" and self.follows == "content":
             return "which tokens an output listens to depends on what they hold, not on their places"
         return ""
-
-
-def look(build: Callable[[], nn.Module], label: str, num_tokens: int, dim: int) -> Structure:
-    """Measure which outputs change with one token, the order of the tokens, or another sample."""
-    layer = awake(Builder(build)).double().requires_grad_(False)
-    x, other, third = torch.randn(3, 1, num_tokens, dim, generator=torch.Generator().manual_seed(0)).double()
-    if (found := layer(x)).shape != x.shape:
-        raise UserError(f"{label} gives {tuple(found.shape)} for tokens {tuple(x.shape)}; a mixer keeps the shape")
-    order = torch.randperm(num_tokens, generator=torch.Generator().manual_seed(1))
-    seen, moved = influence(layer, x), influence(layer, x[:, order])
-    distance = (torch.arange(num_tokens)[:, None] - torch.arange(num_tokens)).abs()
-    apart = distance > 0
-    stays, goes = ((moved - seen) * apart).norm(), ((moved - seen[order][:, order]) * apart).norm()
-    reach, half = int((distance * (seen > 0)).max()), num_tokens // 2
-    passed = torch.autograd.functional.jacobian(
-        lambda late: layer(torch.cat([x[:, :half], late], 1))[:, :half].flatten(), x[:, half:]
-    )
-    declared = getattr(layer, "capabilities", None)
-    return Structure(
-        tokens=num_tokens,
-        reach=reach,
-        others=float((seen * apart).sum() / seen.sum().clamp_min(1e-300)),
-        passed=int(torch.linalg.matrix_rank(passed.flatten(1), rtol=1e-9)) if reach else 0,
-        held=half * dim,
-        follows=None if reach == 0 else "content" if goes < stays / 4 else "place",
-        slots=getattr(declared, "map", None) == "slots",
-        leaks=not torch.allclose(layer(torch.cat([x, other]))[0], layer(torch.cat([x, third]))[0], atol=1e-9),
-    )
 
 
 Target = str | Callable[..., nn.Module]
@@ -197,10 +166,14 @@ def _spec_of(target: Target) -> tuple[str, MixerSpec | None]:
 
 
 def look_at(label: str, target: Target) -> Structure:
-    """`Structure` of one layer; `UserError` if it cannot be built or run, or changes the shape."""
-    hybrid = parts_of(target)
+    """Measure which outputs of a new layer change with one token, the order of the tokens, or another sample.
+
+    Raises:
+        UserError: the layer cannot be built or run, or changes the shape.
+    """
+    hybrid, num_tokens = parts_of(target), 16
     name, spec = (label, None) if hybrid else _spec_of(target)
-    grid = 1, 16
+    grid = 1, num_tokens
 
     def build() -> nn.Module:
         if hybrid:
@@ -210,7 +183,30 @@ def look_at(label: str, target: Target) -> Structure:
         return build_on_grid(spec.layer, f"mixer {name!r}", DIM, grid, {"num_heads": HEADS}, spec.fixed)
 
     with as_user_error(f"{label} fails on tokens {(*grid, DIM)}: ", "; tokenmix doctor says more"):
-        return look(build, label, grid[1], DIM)
+        layer = awake(Builder(build)).double().requires_grad_(False)
+        x, other, third = torch.randn(3, 1, num_tokens, DIM, generator=torch.Generator().manual_seed(0)).double()
+        if (found := layer(x)).shape != x.shape:
+            raise UserError(f"{label} gives {tuple(found.shape)} for tokens {tuple(x.shape)}; a mixer keeps the shape")
+        order = torch.randperm(num_tokens, generator=torch.Generator().manual_seed(1))
+        seen, moved = influence(layer, x), influence(layer, x[:, order])
+        distance = (torch.arange(num_tokens)[:, None] - torch.arange(num_tokens)).abs()
+        apart = distance > 0
+        stays, goes = ((moved - seen) * apart).norm(), ((moved - seen[order][:, order]) * apart).norm()
+        reach, half = int((distance * (seen > 0)).max()), num_tokens // 2
+        passed = torch.autograd.functional.jacobian(
+            lambda late: layer(torch.cat([x[:, :half], late], 1))[:, :half].flatten(), x[:, half:]
+        )
+        declared = getattr(layer, "capabilities", None)
+        return Structure(
+            tokens=num_tokens,
+            reach=reach,
+            others=float((seen * apart).sum() / seen.sum().clamp_min(1e-300)),
+            passed=int(torch.linalg.matrix_rank(passed.flatten(1), rtol=1e-9)) if reach else 0,
+            held=half * DIM,
+            follows=None if reach == 0 else "content" if goes < stays / 4 else "place",
+            slots=getattr(declared, "map", None) == "slots",
+            leaks=not torch.allclose(layer(torch.cat([x, other]))[0], layer(torch.cat([x, third]))[0], atol=1e-9),
+        )
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from tokenmix.testing.harness import Build
-from tokenmix.testing.properties import graphs, layer, masks, tokens
+from tokenmix.testing.properties import graphs, layer, tokens
 
 __all__ = ["PROPERTIES", "Property"]
 
@@ -47,17 +47,17 @@ PROPERTIES: dict[str, Property] = {
     "device-dtype": Property(layer.device_and_dtype, "a sub-module built without device and dtype"),
     "equivariance": Property(tokens.equivariance, "normalisation over the wrong axis, or a wrong declaration"),
     "causality": Property(tokens.causality, "a triangle that is missing, or one that nobody asked for"),
-    "mask-full": Property(masks.full_mask, "another path with a mask than without"),
-    "mask-polarity": Property(masks.polarity, "True and False swapped: PyTorch itself uses both conventions"),
-    "mask-padding": Property(masks.padding, "a mask applied after the softmax, or to rows instead of columns"),
-    "mask-zero": Property(masks.zero_rows, "a bias or a residual that is added after the mask"),
+    "mask-full": Property(tokens.full_mask, "another path with a mask than without"),
+    "mask-polarity": Property(tokens.polarity, "True and False swapped: PyTorch itself uses both conventions"),
+    "mask-padding": Property(tokens.padding, "a mask applied after the softmax, or to rows instead of columns"),
+    "mask-zero": Property(tokens.zero_rows, "a bias or a residual that is added after the mask"),
     "mask-nan": Property(
-        masks.not_a_number, "a mask on scores or outputs only: 0 * NaN is NaN; set masked x to 0 first"
+        tokens.not_a_number, "a mask on scores or outputs only: 0 * NaN is NaN; set masked x to 0 first"
     ),
-    "mask-empty": Property(masks.empty_row, "softmax over minus infinity alone, or a division by a count of 0"),
-    "map-shape": Property(masks.map_shape, "heads averaged away, or a mask that does not reach the map"),
-    "map-rows": Property(masks.map_rows, "a second normalisation over the wrong axis, or an epsilon that rounds to 0"),
-    "map-used": Property(masks.map_used, "a map computed a second time, by another formula than forward's"),
+    "mask-empty": Property(tokens.empty_row, "softmax over minus infinity alone, or a division by a count of 0"),
+    "map-shape": Property(tokens.map_shape, "heads averaged away, or a mask that does not reach the map"),
+    "map-rows": Property(tokens.map_rows, "a second normalisation over the wrong axis, or an epsilon that rounds to 0"),
+    "map-used": Property(tokens.map_used, "a map computed a second time, by another formula than forward's"),
     "finite": Property(layer.finite, "exp without subtracting the maximum, a norm without epsilon"),
     "half-precision": Property(layer.half_precision, "an epsilon below the smallest half, a long sum in half"),
     "autocast": Property(layer.autocast, "an operation that mixes float32 weights with bfloat16 input"),
