@@ -1,7 +1,6 @@
-"""Output of `tokenmix list` and `tokenmix info`, and tables for other verbs."""
+"""Results as tables of text, and the output of `tokenmix info`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
@@ -11,44 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from tokenmix.errors import UserError, as_user_error, printable
-from tokenmix.files import Values, to_json, user_path
-from tokenmix.lab.registry import DATA_SETS, TASKS, get_task
-from tokenmix.registry import MODELS, Arguments, check_models, is_foreign
-
-
-def show(what: str, *, as_json: bool = False) -> None:
-    """Print the table of mixers, models, tasks or data sets."""
-    # Columns that fit a terminal; --json has all.
-    short: list[Values] | None = None
-    if what == "mixers":
-        from tokenmix.layers.table import MIXERS
-
-        rows = [{"name": name, **asdict(spec.layer.capabilities), "about": spec.about} for name, spec in MIXERS.items()]
-        short = [
-            {"name": row["name"], "cost in N": "linear" if row["linear"] else "quadratic"}
-            | {key: row[key] for key in ("length", "causal", "map", "about")}
-            for row in rows
-        ]
-    elif what == "data":
-        from tokenmix.lab.data import list_data
-
-        rows = [asdict(entry) for entry in list_data()]
-        # Users' files and the hub's are not in the cache.
-        elsewhere = {entry.name for entry in DATA_SETS if entry.variant != "none" and not entry.stored}
-        short = [
-            {key: row[key] for key in ("name", "about", "licence")}
-            | {"cached": "–" if row["name"] in elsewhere else row["cached"]}
-            for row in rows
-        ]
-    elif what == "models":
-        rows = [{"name": entry.name, "task": ", ".join(entry.tasks), "about": entry.about} for entry in MODELS]
-    else:
-        rows = [{"name": entry.name, "about": entry.about} for entry in TASKS]
-    if as_json:
-        print(to_json(rows))
-    else:
-        print_rows(short or rows)
-
+from tokenmix.files import Values
+from tokenmix.registry import Arguments, is_foreign
 
 MOST_NAMED, MOST_LISTED = 40, 6
 """Entries by name, and entries in a row, printed without --json."""
@@ -95,29 +58,7 @@ def _cell(value: object) -> str:
     return printable(str(value))
 
 
-def info(name: str, *, sizes: Arguments, model_kwargs: Arguments, as_json: bool) -> None:
-    """Print a model's summary; `sizes` are the requested sizes of its input."""
-    if user_path(name).is_dir():
-        raise UserError(
-            f"{name} is a folder and no model's name; the model of a run is measured by: tokenmix cost {name}"
-        )
-    check_models([name])
-    summarize = get_task(MODELS[name].tasks[0]).summarize_model if name in MODELS else _summarize_foreign
-    # Imported here: a verb's help needs no PyTorch.
-    from tokenmix.lab.train.task import built_with
-
-    with built_with(name, model_kwargs):
-        summary = summarize(name, sizes, model_kwargs)
-    if as_json:
-        print(to_json(summary))
-    elif "blocks" in summary:
-        _print_blocks(summary)
-    else:
-        told = {key: value for key, value in summary.items() if value is not None}
-        print_result({key: f"{value:,}" if isinstance(value, int) else value for key, value in told.items()})
-
-
-def _summarize_foreign(name: str, sizes: Arguments, model_kwargs: Arguments) -> Values:
+def summarize_foreign(name: str, sizes: Arguments, model_kwargs: Arguments) -> Values:
     """Parameters and multiply-adds of a third-party model on a colour image, of its own size or 224 pixels."""
     import torch
 
@@ -150,7 +91,8 @@ def _summarize_foreign(name: str, sizes: Arguments, model_kwargs: Arguments) -> 
     return {"model": name, "image": [height, width], "parameters": parameters, "macs": macs}
 
 
-def _print_blocks(summary: Values) -> None:
+def print_blocks(summary: Values) -> None:
+    """Print the parts of a model with their costs, and published figures beside ours."""
     from tokenmix.profiling.units import count
 
     console = Console()

@@ -1,6 +1,6 @@
 """Verbs without a run: on mixers, models and data sets by name, and on users' layers."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,6 +10,7 @@ from tokenmix.errors import UserError
 from tokenmix.files import Values, check_regular, to_json, user_path
 from tokenmix.lab.cli.parsing import Printed, check_mixers, known_mixers
 from tokenmix.lab.data.fetch import log
+from tokenmix.lab.registry import DATA_SETS, TASKS, get_task
 from tokenmix.lab.train.config import ModelConfig
 from tokenmix.lab.train.schema import Names, Numbers, Pairs, Part, Range, joined, named, option
 from tokenmix.registry import MODELS, check_models, import_object
@@ -58,9 +59,34 @@ class List(Printed):
     """Kind of name."""
 
     def run(self) -> None:
-        from tokenmix.lab.cli.listing import show
+        rows: list[Values]
+        # Columns that fit a terminal; --json has all.
+        short: list[Values] | None = None
+        if self.what == "mixers":
+            from tokenmix.layers.table import MIXERS
 
-        show(self.what, as_json=self.json)
+            rows = [{"name": name, **asdict(m.layer.capabilities), "about": m.about} for name, m in MIXERS.items()]
+            short = [
+                {"name": row["name"], "cost in N": "linear" if row["linear"] else "quadratic"}
+                | {key: row[key] for key in ("length", "causal", "map", "about")}
+                for row in rows
+            ]
+        elif self.what == "data":
+            from tokenmix.lab.data import list_data
+
+            rows = [asdict(entry) for entry in list_data()]
+            # Users' files and the hub's are not in the cache.
+            elsewhere = {entry.name for entry in DATA_SETS if entry.variant != "none" and not entry.stored}
+            short = [
+                {key: row[key] for key in ("name", "about", "licence")}
+                | {"cached": "–" if row["name"] in elsewhere else row["cached"]}
+                for row in rows
+            ]
+        elif self.what == "models":
+            rows = [{"name": entry.name, "task": ", ".join(entry.tasks), "about": entry.about} for entry in MODELS]
+        else:
+            rows = [{"name": entry.name, "about": entry.about} for entry in TASKS]
+        self.print(rows if self.json else short or rows)
 
 
 @dataclass(frozen=True)
@@ -77,12 +103,28 @@ class Info(Printed):
     """Arguments of the model, for example mixer=external."""
 
     def run(self) -> None:
-        from tokenmix.lab.cli.listing import info
+        name, given = self.model, self.model_kwargs
+        ModelConfig(model=name, model_kwargs=given)
+        if user_path(name).is_dir():
+            raise UserError(
+                f"{name} is a folder and no model's name; the model of a run is measured by: tokenmix cost {name}"
+            )
+        check_models([name])
+        from tokenmix.lab.cli.listing import print_blocks, summarize_foreign
+        from tokenmix.lab.train.task import built_with
 
-        ModelConfig(model=self.model, model_kwargs=self.model_kwargs)
         asked = {"img_size": self.img_size, "num_points": self.num_points}
         sizes = {name: size for name, size in asked.items() if size is not None}
-        info(self.model, sizes=sizes, model_kwargs=self.model_kwargs, as_json=self.json)
+        summarize = get_task(MODELS[name].tasks[0]).summarize_model if name in MODELS else summarize_foreign
+        with built_with(name, given):
+            summary = summarize(name, sizes, given)
+        if self.json:
+            self.print(summary)
+        elif "blocks" in summary:
+            print_blocks(summary)
+        else:
+            told = {key: value for key, value in summary.items() if value is not None}
+            self.print({key: f"{value:,}" if isinstance(value, int) else value for key, value in told.items()})
 
 
 @dataclass(frozen=True)

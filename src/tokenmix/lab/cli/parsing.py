@@ -33,11 +33,11 @@ except ImportError:
 
 @contextmanager
 def one_line_errors(
-    known: Sequence[str], unknown: Callable[[str, Sequence[str]], UserError], args: Sequence[str] = ()
+    known: Sequence[str], unknown: Callable[[str, Sequence[str]], UserError], args: Sequence[str]
 ) -> Iterator[None]:
     """Raise `UserError` if tyro refuses the arguments in the block.
 
-    `known` are the options as typed, or the verbs. `unknown` makes the error for other words. `args` are all words.
+    `known` are the options as typed. `unknown` makes the error for other options. `args` are all words.
     """
     if events is None or not hasattr(events, "on_parse_error"):
         yield
@@ -50,8 +50,7 @@ def one_line_errors(
         if isinstance(event, events.UnrecognizedArgs):
             word = next((token for token in event.tokens if token.startswith("-")), None)
             if word is None:
-                first = event.tokens[0]
-                raise stray(first, args) if args else our_verb(first) or unknown(first, known)
+                raise stray(event.tokens[0], args)
             word = word.partition("=")[0].replace("_", "-")
             raise our_option(word, known) or unknown(word, known)
         if isinstance(event, events.InstantiationFailure):
@@ -78,11 +77,6 @@ def one_line_errors(
                 _wanted(one.arg) if one.arg.is_positional() else _name(one.arg) for one in event.missing_arguments
             )
             raise UserError(f"{event.prog} needs {missing}; see {event.prog} --help")
-        if isinstance(event, events.MissingSubcommand):
-            word = event.found_token
-            if word is None:
-                raise UserError(f"no verb; give one of {', '.join(known)}")
-            raise our_verb(word) or unknown(word, known)
 
     with events.on_parse_error(refuse):
         yield
@@ -177,7 +171,7 @@ _VERBS = {
         "export": ("convert",),
         "eval": ("evaluate", "test", "validate"),
         "train": ("finetune", "fit", "tune"),
-        "--help": ("help", "-h"),
+        "--help": ("help",),
         "predict": ("infer",),
         "generate": ("sample",),
         "info": ("summary",),
@@ -197,12 +191,6 @@ def our_option(word: str, known: Sequence[str]) -> UserError | None:
         if plain in theirs and ours.split()[0] in known:
             return UserError(f"there is no option {word}; give {ours}")
     return None
-
-
-def our_verb(word: str) -> UserError | None:
-    """The error for another library's verb, if we have an equivalent."""
-    ours = _VERBS.get(word)
-    return None if ours is None else UserError(f"unknown verb {word!r}; give tokenmix {ours}")
 
 
 FILE = re.compile(r"\S+\.(png|jpe?g|webp|bmp|gif|tiff?|ply|off|obj|npz|npy|txt|tsv|jsonl?)", re.IGNORECASE)
@@ -352,11 +340,15 @@ def parse_known(kind: type[T], prog: str, args: Sequence[str]) -> T:
 
 def parse_verb(verbs: Mapping[str, Any], argv: Sequence[str], about: str) -> Any:
     """Print help for all verbs, or raise the error for an unknown verb."""
-    words = ["--help" if word == "--help-all" else word for word in argv]
-    with one_line_errors(list(verbs), functools.partial(unknown_name, "verb")):
-        return tyro.extras.subcommand_cli_from_dict(
-            dict(verbs), prog="tokenmix", description=about, args=words, config=STYLE, registry=OPTION_TYPES
-        )
+    if not argv:
+        raise UserError(f"no verb; give one of {', '.join(verbs)}")
+    if argv[0] in _VERBS:
+        raise UserError(f"unknown verb {argv[0]!r}; give tokenmix {_VERBS[argv[0]]}")
+    if argv[0] not in ("-h", "--help", "--help-all"):
+        raise unknown_name("verb", argv[0], verbs)
+    return tyro.extras.subcommand_cli_from_dict(
+        dict(verbs), prog="tokenmix", description=about, args=["--help"], config=STYLE, registry=OPTION_TYPES
+    )
 
 
 def _options(kind: Any) -> list[str]:

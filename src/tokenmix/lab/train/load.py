@@ -1,6 +1,7 @@
 """Models from run folders or initial weights, with the mixers that their config swaps in or inserts."""
 
 import dataclasses
+import functools
 import inspect
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,15 +43,15 @@ def load_task(run: Path | RunFolder, options: Arguments | None = None) -> TaskMo
     weights, kind = folder.path / WEIGHTS, config.task_class
     if not weights.exists():
         raise UserError(f"{folder.path} has not finished its first epoch; {folder.to_continue}")
-    built, stored = without_published_weights(config), None
+    build, stored = functools.partial(kind.model_from_config, without_published_weights(config), description), None
     changed = config.swap.swap is not None or config.swap.insert is not None
     if (max(description.get("img_size") or [0]) > LARGE or "architecture" in description) and not changed:
         # Weights per token of large images, or an architecture from a file, may exceed the memory.
         with torch.device("meta"):
-            shapes = kind.model_from_config(built, description)
+            shapes = build()
         stored = read_weights(folder)
         check_weights(shapes, stored, weights, stored_types(config))
-    task = kind(kind.model_from_config(built, description), config, description)
+    task = kind(build(), config, description)
     swap_mixers(task)
     # Read after the model is built, so that errors of the model come first.
     put_weights(task.model, read_weights(folder) if stored is None else stored, weights, stored_types(config))

@@ -1,17 +1,15 @@
-"""Hooks with which `info`, `compare`, `inspect`, `cost` and `export` ask a task about its models."""
+"""What `info`, `compare`, `inspect` and `export` get from a task."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from PIL.Image import Image
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.files import Values
-from tokenmix.lab.train.metrics import Rows
 from tokenmix.layers.base import count_parameters
 from tokenmix.registry import MODELS, Arguments
 
@@ -62,66 +60,6 @@ class Shown(NamedTuple):
     truth: Image | str
     prediction: Image | str
     legend: Mapping[str, str] = MappingProxyType({})
-
-
-class ProgramHooks:
-    """Hooks of a task, with defaults.
-
-    Attributes:
-        looks_at: what `inspect` can show: maps of an image from `view`, gates and attention of a text, or nothing.
-        no_comparison: why `compare` refuses the task, and what to do instead; empty if it does not refuse.
-        baselines: names of the task's simplest methods in `tokenmix.lab.compare.baselines`. `compare` fits them to
-            `plain_samples`; `judged` takes logarithms of their probabilities, and the targets.
-        hub: format of `save_for_hub`; None if no library of the hub loads the models.
-    """
-
-    looks_at: ClassVar[Literal["images", "text", "nothing"]] = "nothing"
-    no_comparison: ClassVar[str] = ""
-    baselines: ClassVar[tuple[str, ...]] = ()
-    hub: ClassVar[HubForm | None] = None
-
-    def plain_samples(self, data: Any, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
-        """Training or test data of simple baselines, in batches."""
-        raise NotImplementedError(f"{type(self).__name__} names baselines and has no plain_samples")
-
-    def judged(self, logits: Tensor, targets: Tensor, index: Tensor) -> Rows:
-        """Rows of an evaluation for logits (n, classes, ...) and targets (n, ...) of the samples `index` (n,)."""
-        raise NotImplementedError(f"{type(self).__name__} names baselines and has no judged")
-
-    def num_targets(self) -> int:
-        """Number of values that a target of `plain_samples` may have."""
-        return len(self.data["classes"])  # type: ignore[attr-defined]
-
-    def plain_answers(self, data: Any) -> dict[str, Rows]:
-        """Rows of an evaluation of the task's own simple methods on the test samples, by method."""
-        return {}
-
-    def show(self, batch: Batch) -> list[Shown]:
-        """Test samples to draw, with truth and prediction; empty if there is nothing to draw."""
-        return []
-
-    @classmethod
-    def summarize_model(cls, name: str, sizes: Arguments, model_kwargs: Arguments) -> Values:
-        """What `tokenmix info` prints of a model.
-
-        Args:
-            name: name in the registry.
-            sizes: requested input sizes, `img_size` or `num_points`; `UserError` for one that the model lacks.
-            model_kwargs: arguments of the model.
-        """
-        check_sizes(sizes, (), f"{name} is given its sizes by --model-kwargs")
-        from tokenmix.models.registry import create_on_meta  # not at the top: it imports timm
-
-        return model_summary(name, create_on_meta(name, **model_kwargs))
-
-    @classmethod
-    def view(cls, model: nn.Module, file: Path, data: Description) -> View:
-        """The input in a file as `predict` reads it; `data` is the run's description of its data."""
-        raise NotImplementedError(f"{cls.__name__} has no view")
-
-    def save_for_hub(self, folder: Path) -> nn.Module:
-        """Write the model into a folder in the form `hub`; return the model from there, called like `answering()`."""
-        raise NotImplementedError(f"{type(self).__name__} has a form on the hub and no save_for_hub")
 
 
 def check_sizes(sizes: Arguments, known: Sequence[str], remedy: str) -> None:

@@ -15,8 +15,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+import tokenmix
 from tokenmix.environment import environment
-from tokenmix.errors import UserError, printable
+from tokenmix.errors import UserError, as_user_error, printable
 from tokenmix.files import (
     DISK_ERRORS,
     DiskError,
@@ -171,15 +172,13 @@ def evaluate(
     # No epoch is chosen here, and other data may have fewer training samples than the run held out.
     read = config.replace(data=with_absolute_paths(config.data.data), validation=0)
     source = type(task).load_data(read, like=task.data)
-    engine = Engine(config, task, alone=True)
+    engine = Engine(config, task)
     if optimized is not None:
-        from tokenmix.inference.optimizing import optimize
-
         batch = next(iter(source.batches_of("train", CALIBRATION)))
         images = batch.get("image") if isinstance(batch, dict) else None
         if not isinstance(images, Tensor):
             raise UserError(f"{type(task).__name__} is not trained on batches of images; leave --optimize out")
-        task.model = optimize(task.model, images, optimized, measure=False)
+        task.model = tokenmix.optimize(task.model, images, optimized, measure=False)
     # Batches as in the run, so that the run's figures are reproduced bit for bit.
     with finite_outputs(task.model), worker_errors():
         engine.evaluate(source.test_batches(batch_size=config.loop.batch_size // config.optim.accumulate))
@@ -372,19 +371,13 @@ def _last_checkpoint(run: RunFolder) -> Checkpoint:
 
 def _checkpoint_blocks(model: nn.Module) -> None:
     # transformers' models have their own switch, whose name changes in version 6.
-    for name in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):
-        if hasattr(model, name):
-            getattr(model, name)()
-            return
-    switch: Any = getattr(model, "set_grad_checkpointing", None)
+    names = "activation_checkpointing_enable", "gradient_checkpointing_enable", "set_grad_checkpointing"
+    switch: Any = next((getattr(model, name) for name in names if hasattr(model, name)), None)
+    what, remedy = f"{type(model).__name__} has no gradient checkpointing", "; leave --grad-checkpointing out"
     if switch is None:
-        raise UserError(f"{type(model).__name__} has no gradient checkpointing; leave --grad-checkpointing out")
-    try:
-        switch(True)
-    except (AssertionError, NotImplementedError) as error:
-        raise UserError(
-            f"{type(model).__name__} has no gradient checkpointing ({error}); leave --grad-checkpointing out"
-        ) from None
+        raise UserError(what + remedy)
+    with as_user_error(f"{what} (", f"){remedy}", AssertionError, NotImplementedError):
+        switch()
 
 
 def _write_result(session: Session, run: RunFolder, best: Values, final: Values) -> str:

@@ -7,7 +7,7 @@ tasks also override `training_step` and `configure_optimizers`. `LightningTask` 
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.optim import Optimizer
 
-from tokenmix.errors import UserError, one_line, unknown_name
+from tokenmix.errors import UserError, as_user_error, unknown_name
 from tokenmix.files import Values, user_path
 from tokenmix.lab.data.indexed import IndexedDataset, make_loader, subset
 from tokenmix.lab.data.lookup import with_absolute_paths
@@ -28,7 +28,17 @@ from tokenmix.lab.train.config import TeacherOptions, TrainConfig
 from tokenmix.lab.train.distributed import all_reduce_mean
 from tokenmix.lab.train.metrics import Metric, Rows, collected, joined, num_rows
 from tokenmix.lab.train.plan import EPOCHS, Configured, make_optimizer, make_schedule
-from tokenmix.lab.train.programs import Batch, Description, ProgramHooks, own_macs
+from tokenmix.lab.train.programs import (
+    Batch,
+    Description,
+    HubForm,
+    PlainSamples,
+    Shown,
+    View,
+    check_sizes,
+    model_summary,
+    own_macs,
+)
 from tokenmix.registry import Arguments
 
 
@@ -64,12 +74,9 @@ class TaskData(ABC):
 
     def batches_of(self, part: Literal["train", "test"], batch_size: int) -> Iterable[Batch]:
         """Training batches of the first epoch, or all test samples."""
-        size = min(batch_size, self.num_train)
-        return (
-            self.test_batches(batch_size=batch_size)
-            if part == "test"
-            else self.train_batches(batch_size=size, epoch=0, start=0)
-        )
+        if part == "test":
+            return self.test_batches(batch_size=batch_size)
+        return self.train_batches(batch_size=min(batch_size, self.num_train), epoch=0, start=0)
 
     def save(self, run: Path) -> None:
         """Write data for later commands that a description cannot hold, such as a tokenizer."""
@@ -86,20 +93,13 @@ class TaskData(ABC):
         )
 
 
-@contextmanager
-def built_with(model: str, given: Arguments) -> Iterator[None]:
+def built_with(model: str, given: Arguments) -> AbstractContextManager[None]:
     """Raise `UserError` if the model cannot be built with the user's arguments."""
-    try:
-        yield
-    except UserError:
-        raise
-    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        if not given:
-            raise
-        listed = " ".join(f"{name}={value!r}" for name, value in given.items())
-        raise UserError(
-            f"{model} cannot be built with --model-kwargs {listed} ({one_line(error)}); give other values"
-        ) from None
+    if not given:
+        return nullcontext()
+    listed = " ".join(f"{name}={value!r}" for name, value in given.items())
+    kinds = ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError
+    return as_user_error(f"{model} cannot be built with --model-kwargs {listed} (", "); give other values", *kinds)
 
 
 def input_sizes(model: nn.Module, img_size: Sequence[int] | None = None) -> Values:
@@ -131,8 +131,8 @@ def size_note(sizes: Arguments) -> str:
     return ", ".join(words)
 
 
-class TaskModule(ProgramHooks, nn.Module, ABC):
-    """A network with its loss and metrics; `ProgramHooks` has the hooks of other commands.
+class TaskModule(nn.Module, ABC):
+    """A network with its loss and metrics, and hooks of other commands, with defaults.
 
     Only `model` is saved, so everything learned must be in `model`, including a second network.
 
@@ -148,6 +148,11 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         set_elsewhere: model arguments that users cannot give, and the option that sets each.
         total_steps: optimiser steps of the whole run; the loop sets it before training.
         automatic_optimization: whether the loop runs the backward pass and the optimisers; else `training_step` does.
+        looks_at: what `inspect` can show: maps of an image from `view`, gates and attention of a text, or nothing.
+        no_comparison: why `compare` refuses the task, and what to do instead; empty if it does not refuse.
+        baselines: names of the task's simplest methods in `tokenmix.lab.compare.baselines`. `compare` fits them to
+            `plain_samples`; `judged` takes logarithms of their probabilities, and the targets.
+        hub: format of `save_for_hub`; None if no library of the hub loads the models.
         optimizers: result of `configure_optimizers`, for such a `training_step`.
         own_samples: samples of a test batch that this rank counts, if ranks share images.
         part_weight: factor on the loss of the current batch, see `part_weights`; set before each batch.
@@ -159,6 +164,10 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
     monitor: str
     set_elsewhere: ClassVar[Mapping[str, str]] = {}
     automatic_optimization: ClassVar[bool] = True
+    looks_at: ClassVar[Literal["images", "text", "nothing"]] = "nothing"
+    no_comparison: ClassVar[str] = ""
+    baselines: ClassVar[tuple[str, ...]] = ()
+    hub: ClassVar[HubForm | None] = None
 
     def __init__(self, model: nn.Module, config: TrainConfig, data: Description) -> None:
         super().__init__()
@@ -347,6 +356,49 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         optimizer = make_optimizer(self.parameter_groups(), optim)
         schedule = make_schedule(optimizer, optim, self.total_steps, epochs)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def plain_samples(self, data: Any, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
+        """Training or test data of simple baselines, in batches."""
+        raise NotImplementedError(f"{type(self).__name__} names baselines and has no plain_samples")
+
+    def judged(self, logits: Tensor, targets: Tensor, index: Tensor) -> Rows:
+        """Rows of an evaluation for logits (n, classes, ...) and targets (n, ...) of the samples `index` (n,)."""
+        raise NotImplementedError(f"{type(self).__name__} names baselines and has no judged")
+
+    def num_targets(self) -> int:
+        """Number of values that a target of `plain_samples` may have."""
+        return len(self.data["classes"])
+
+    def plain_answers(self, data: Any) -> dict[str, Rows]:
+        """Rows of an evaluation of the task's own simple methods on the test samples, by method."""
+        return {}
+
+    def show(self, batch: Batch) -> list[Shown]:
+        """Test samples to draw, with truth and prediction; empty if there is nothing to draw."""
+        return []
+
+    @classmethod
+    def summarize_model(cls, name: str, sizes: Arguments, model_kwargs: Arguments) -> Values:
+        """What `tokenmix info` prints of a model.
+
+        Args:
+            name: name in the registry.
+            sizes: requested input sizes, `img_size` or `num_points`; `UserError` for one that the model lacks.
+            model_kwargs: arguments of the model.
+        """
+        check_sizes(sizes, (), f"{name} is given its sizes by --model-kwargs")
+        from tokenmix.models.registry import create_on_meta  # not at the top: it imports timm
+
+        return model_summary(name, create_on_meta(name, **model_kwargs))
+
+    @classmethod
+    def view(cls, model: nn.Module, file: Path, data: Description) -> View:
+        """The input in a file as `predict` reads it; `data` is the run's description of its data."""
+        raise NotImplementedError(f"{cls.__name__} has no view")
+
+    def save_for_hub(self, folder: Path) -> nn.Module:
+        """Write the model into a folder in the form `hub`; return the model from there, called like `answering()`."""
+        raise NotImplementedError(f"{type(self).__name__} has a form on the hub and no save_for_hub")
 
 
 class IndexedData(TaskData):

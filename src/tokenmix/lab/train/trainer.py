@@ -62,32 +62,37 @@ class _TrainingStep(nn.Module):
 
 
 class Engine:
-    """A task on its device and in its precision; unless `alone`, distributed over the ranks of the run.
+    """A task on its device and in its precision."""
 
-    Ranks hold copies (ddp), shards (fsdp), or copies that split the tokens of an image. A task that steps its
-    optimisers itself has several backward passes per step, so gradients are averaged before each optimiser step.
-    """
-
-    def __init__(self, config: TrainConfig, task: TaskModule, *, alone: bool = False) -> None:
-        here, kind, shared = distributed_info(), device_type(config), config.loop.token_parallel
-        self.task, self.precision, self.kind, self.alone = task, config.loop.precision, kind, alone
-        if kind == "cpu":
+    def __init__(self, config: TrainConfig, task: TaskModule) -> None:
+        self.task, self.precision, self.kind = task, config.loop.precision, device_type(config)
+        if self.kind == "cpu":
             keep_freed_memory()
-        several = not alone and here.world_size > 1
-        self.device = torch.device(kind, here.local_rank) if several and kind == "cuda" else torch.device(kind)
-        self.scaler = torch.amp.GradScaler(kind, enabled=self.precision == "16-mixed")
-        self.average = several and not task.automatic_optimization
-        self.sharded = several and config.loop.strategy == "fsdp"
+        self.device = torch.device(self.kind)
+        if self.kind == "cuda":  # `process_group` has set the device of this rank.
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        self.scaler = torch.amp.GradScaler(self.kind, enabled=self.precision == "16-mixed")
+        self.average = self.sharded = False
         self.module: nn.Module = _TrainingStep(task)
         task.to(self.device, torch.bfloat16 if self.precision == "bf16" else None)
-        if several and shared > 1 and (self.sharded or not self.average):
-            shape = (here.world_size // shared, shared)
-            task.split_tokens(init_device_mesh(kind, shape, mesh_dim_names=("data", "tokens"))["tokens"])
+
+    def distribute(self, config: TrainConfig) -> None:
+        """Distribute training over the ranks: copies (ddp), shards (fsdp), or copies that split the tokens of an image.
+
+        A task that steps its optimisers itself has several backward passes per step, so gradients are averaged before
+        each optimiser step.
+        """
+        world_size, shared = dist.get_world_size(), config.loop.token_parallel
+        self.average = not self.task.automatic_optimization
+        self.sharded = config.loop.strategy == "fsdp"
+        if shared > 1 and (self.sharded or not self.average):
+            shape = (world_size // shared, shared)
+            self.task.split_tokens(init_device_mesh(self.kind, shape, mesh_dim_names=("data", "tokens"))["tokens"])
         if self.sharded:
             # Over all ranks: gradients are also averaged over ranks that share an image.
-            task.shard(init_device_mesh(kind, (here.world_size,)))
-        elif several and not self.average:
-            self.module = DistributedDataParallel(self.module, [self.device] if kind == "cuda" else None)
+            self.task.shard(init_device_mesh(self.kind, (world_size,)))
+        elif not self.average:
+            self.module = DistributedDataParallel(self.module, [self.device] if self.kind == "cuda" else None)
 
     def move(self, batch: Batch) -> Batch:
         """The batch on the device, in precision bf16 as bf16. Mixed precision keeps float32: points need all bits."""
@@ -134,14 +139,13 @@ class Engine:
         optimizer.zero_grad()
 
     def evaluate(self, batches: Iterable[Batch]) -> None:
-        """Set the task's results from test batches, which have a `len` unless the engine is `alone`.
+        """Set the task's results from test batches.
 
         Ranks must call collective operations, such as gathering shards, equally often. A rank with fewer batches
         repeats its last batch, which is not counted.
         """
-        task, batch = self.task, None
-        missing = 0
-        if not self.alone:
+        task, batch, missing = self.task, None, 0
+        if dist.is_initialized():
             assert isinstance(batches, Sized), "processes must know how many batches the others have"
             missing = max(all_gather(len(batches))) - len(batches)
         training = [module for module in task.modules() if module.training]
@@ -246,6 +250,8 @@ class TrainingLoop:
         self.folder, self.progress, self.recorder, self.request = run, session.progress, recorder, request
         task.total_steps = self.plan.total_steps
         self.engine = Engine(config, task)
+        if dist.is_initialized():
+            self.engine.distribute(config)
         self.optimizers, self.schedules = optimizers_and_schedules(task.configure_optimizers())
         task.optimizers = self.optimizers
 
@@ -338,28 +344,23 @@ class TrainingLoop:
         """Metrics on the test samples, for the weights of the best and of the last epoch; the model keeps the best."""
         self.recorder.start_clock()
         with self._averaged():
-            self._test(keep=self.progress.best_epoch == self.progress.epoch)
-        best = final = self.task.results
+            self._evaluate(self.data.test_batches(batch_size=self.plan.batch_size))
+        final = self.task.results
         if self.progress.best_epoch != self.progress.epoch:
             with raise_on_all_ranks():
                 weights = read_weights(self.folder)
             load_full_state_dict(self.task.model, weights)
-            self._test(keep=True)
-            best = self.task.results
-        self.recorder.record_test()
-        return best, final
-
-    def _averaged(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.ema is None else self.ema.swapped_in()
-
-    def _test(self, *, keep: bool) -> None:
-        """Evaluate the test samples; with `keep`, save the rows in the run folder."""
-        self._evaluate(self.data.test_batches(batch_size=self.plan.batch_size))
+            self._evaluate(self.data.test_batches(batch_size=self.plan.batch_size))
         # Tasks without a comparison need no file; a GAN's rows may fill gigabytes.
-        if keep and not self.task.no_comparison:
+        if not self.task.no_comparison:
             with raise_on_all_ranks():
                 if self.recorder.first:
                     save_predictions(self.folder.path, self.task.samples, self.folder.identity)
+        self.recorder.record_test()
+        return self.task.results, final
+
+    def _averaged(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.ema is None else self.ema.swapped_in()
 
     def _evaluate(self, batches: Iterable[Batch]) -> None:
         broadcast_buffers(self.task.model)
