@@ -60,7 +60,7 @@ class Comparison:
     """Variants of one model on one data set. `name` is "" outside of a grid.
 
     `measured` are the variants' costs. `tuned` are validation scores by variant and learning rate. `runs` are the
-    results of the cells after training. `warning` says what disturbed the measurement.
+    results of the cells after training. `notes` are on the training, `warning` says what disturbed the measurement.
     """
 
     name: str
@@ -70,6 +70,7 @@ class Comparison:
     variants: dict[str, TaskModule]
     cells: list[Cell]
     pace: schedule.Pace
+    notes: list[str]
     measured: list[Variant] = field(default_factory=list)
     tuned: dict[str, schedule.Scores] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
@@ -193,6 +194,8 @@ def compare(
     with one_writer(out):
         for claim in claims:
             claim(write=True)
+        for note in dict.fromkeys(note for one in comparisons for note in one.notes):
+            log(note)
         # For runs that `--only` leaves out, earlier results are in the report.
         wanted = {cell.name for cell in chosen}
         kept = [[cell for cell in one.cells if cell.name in wanted or cell.folder.exists()] for one in comparisons]
@@ -237,12 +240,11 @@ def _prepare(name: str, config: CompareConfig, out: Path) -> Comparison:
     data = task.load_data(cells[0].config)
     read = time.monotonic() - start
     plan = make_plan(cells[0].config, data.num_train, unit=data.unit)
-    for note in plan_notes(cells[0].config, plan, data.num_train, data.unit):
-        log(note)
+    notes = plan_notes(cells[0].config, plan, data.num_train, data.unit)
     cells = [replace(cell, config=with_epochs(cell.config, make_plan(cell.config, data.num_train))) for cell in cells]
     if schedule.rates_of(config) and not data.num_validation:
         raise UserError("tune chooses on validation samples, and none are held out; give --validation N, or more data")
-    return Comparison(name, config, out, data, _new_variants(config, cells, data), cells, schedule.Pace(read))
+    return Comparison(name, config, out, data, _new_variants(config, cells, data), cells, schedule.Pace(read), notes)
 
 
 def _with_rates(one: Comparison, trials: schedule.Trials) -> Comparison:
