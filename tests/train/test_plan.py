@@ -63,8 +63,8 @@ def test_batches_of_few_samples_are_smaller_and_told():
     ("num_train", "change", "epochs"),
     [
         (60_000, {}, 10),
-        (3_029, {}, 43),
-        (300, {}, 50),
+        (3_029, {}, 22),
+        (300, {}, 30),
         (300, {"epochs": 3}, 3),
         (300, {"init_from": Path("runs/other")}, 10),
         (300, {"pretrained": True, "model": "vit_small_patch16_224"}, 10),

@@ -187,7 +187,7 @@ class BudgetConfig(Part):
 
     epochs: Annotated[int | None, Range(least=1)] = None
     """Passes over the training samples: images, texts or point clouds.
-    If not given 10, and from random weights on few samples up to 50: as many as make 2,000 steps."""
+    If not given 10, and from random weights on few samples up to 30: as many as make 1,000 steps."""
     max_steps: Annotated[int | None, Range(least=1)] = None
     """Stop after this many optimiser steps, if that comes first."""
     batch_size: Annotated[int, Range(least=1)] = 64

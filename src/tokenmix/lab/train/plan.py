@@ -22,7 +22,7 @@ from tokenmix.lab.train.config import OptimConfig, TeacherOptions, TrainConfig
 from tokenmix.lab.train.launch import distributed_info
 from tokenmix.lab.train.schema import fitted
 
-EPOCHS, MOST_EPOCHS, STEPS = 10, 50, 2000
+EPOCHS, MOST_EPOCHS, STEPS = 10, 30, 1000
 
 
 def device_type(config: TrainConfig) -> str:
