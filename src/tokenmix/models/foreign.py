@@ -61,6 +61,58 @@ def as_ours(
     return model
 
 
+def create_foreign_points(
+    name: str, *, in_chans: int, num_points: int, outputs: Arguments, per_point: bool, **kwargs: object
+) -> nn.Module:
+    """A point-cloud model that a user's function returns, called as ours: (points, mask), or (points, category, mask).
+
+    Modules and weights keep their names. Its forward gets `category` and `mask` if it has arguments of these names.
+    Without `mask`, a cloud's points are repeated up to the batch's length. Of a tuple the first entry counts.
+
+    Args:
+        name: "module:factory"; its function gets the following arguments that it accepts.
+        in_chans, num_points: features of a point, points of a cloud.
+        outputs: `num_classes`; per point also `num_parts`, the same number, and `num_categories`.
+        per_point: require an output for each point.
+        **kwargs: further arguments of the model.
+
+    Shape: points (B, N, in_chans), category (B,), mask (B, N) bool to (B, num_classes), or (B, N, num_parts).
+    """
+    if name.startswith(TORCHVISION):
+        raise UserError(f"{name} is a model of images; a function of yours for point clouds is module:NAME")
+    model = load_foreign(name, {"in_chans": in_chans, "num_points": num_points, **outputs}, **kwargs)
+    calls = partial(_points_as_taken, takes=_arguments(model.forward), per_point=per_point)
+    model.register_forward_pre_hook(calls, with_kwargs=True)
+    kind = "points" if per_point else "classifier"
+    model.register_forward_hook(partial(_unwrap_logits, name=name, classes=outputs["num_classes"], kind=kind))
+    like, training = next(model.parameters(), torch.empty(0)), model.training
+    points = torch.zeros(2, num_points, in_chans, device=like.device, dtype=like.dtype)
+    category = (torch.zeros(2, dtype=torch.long, device=like.device),) if per_point else ()
+    remedy = "take points (B, N, C), as torch.nn.MultiheadAttention with batch_first does"
+    refused = as_user_error(f"{name} does not run on points {tuple(points.shape)}: ", f"; {remedy}")
+    try:
+        with refused, torch.no_grad(), torch.random.fork_rng(devices=[]):
+            model.eval()(points, *category)
+    finally:
+        model.train(training)
+    return model
+
+
+def _points_as_taken(
+    model: nn.Module, args: tuple[Tensor | None, ...], kwargs: Arguments, *, takes: set[str], per_point: bool
+) -> tuple[tuple[Tensor | None], Arguments]:
+    points, *rest = args
+    mask = rest.pop() if len(rest) > per_point else None
+    given = {**kwargs, **(dict(zip(("category",), rest)) if "category" in takes else {})}
+    if "mask" in takes:
+        given["mask"] = mask
+    elif points is not None and mask is not None:
+        # The true points come first.
+        place = torch.arange(mask.shape[1], device=mask.device) % mask.sum(1, keepdim=True).clamp_min(1)
+        points = points.gather(1, place[..., None].expand_as(points))
+    return (points,), given
+
+
 def load_foreign(name: str, sizes: Arguments, kind: Kind | None = None, /, **kwargs: object) -> nn.Module:
     """Build a model of torchvision or of a user's factory, without changes.
 
@@ -207,15 +259,19 @@ def _repeat_grey(model: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ..
 
 
 def _unwrap_logits(
-    model: nn.Module, args: tuple[Tensor, ...], out: object, *, name: str, classes: int, kind: Kind
+    model: nn.Module, args: tuple[Tensor, ...], out: object, *, name: str, classes: int, kind: Kind | Literal["points"]
 ) -> Tensor:
     if isinstance(out, Mapping):
         out = out.get("out", out.get("logits"))
     out = getattr(out, "logits", out)
-    wanted = f"(B, {classes}{', H, W' * (kind == 'segmenter')})"
+    if isinstance(out, tuple) and out:
+        out = out[0]
+    shapes = {"segmenter": f"(B, {classes}, H, W)", "points": f"(B, N, {classes})"}
+    wanted = shapes.get(kind, f"(B, {classes})")
     if not isinstance(out, Tensor):
         raise UserError(f"{name} returns a {type(out).__name__}; return logits {wanted}, or an output that has them")
-    if out.dim() != (4 if kind == "segmenter" else 2) or out.shape[1] != classes:
+    dims, axis = {"segmenter": (4, 1), "points": (3, 2)}.get(kind, (2, 1))
+    if out.dim() != dims or out.shape[axis] != classes:
         raise UserError(f"{name} returns {tuple(out.shape)} and not logits {wanted}; let its function take num_classes")
     if kind == "segmenter" and out.shape[2:] != args[0].shape[2:]:
         return F.interpolate(out, size=args[0].shape[2:], mode="bilinear", align_corners=False)

@@ -62,6 +62,7 @@ _register(
     "points.task:PointClassification",
     "points:CloudClassificationOptions",
     model="eapct_cls_nano",
+    other_models="tokenmix.registry:is_foreign",
 )
 _register(
     "point-segmentation",
@@ -69,6 +70,7 @@ _register(
     "points.task:PointSegmentation",
     "points:CloudOptions",
     model="eapct_part_nano",
+    other_models="tokenmix.registry:is_foreign",
 )
 _text = partial(
     _register, model="gmlp_text_nano", skeleton="bert_text_nano", other_models="tokenmix.registry:is_transformers"

@@ -25,13 +25,14 @@ from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.metrics import Metric, Rows, accuracy_of, class_counts, iou_of, joined, quotient
 from tokenmix.lab.train.programs import Description, PlainSamples, Shown, check_sizes, counted_summary
 from tokenmix.lab.train.task import IndexedData, TaskModule, check_names
+from tokenmix.models.foreign import create_foreign_points
 from tokenmix.models.registry import create_model, create_on_meta
 from tokenmix.ops.points import nearest_neighbours
-from tokenmix.registry import Arguments
+from tokenmix.registry import Arguments, is_foreign
 
 
 class PointTask(TaskModule):
-    """A task on point clouds, with a model of `tokenmix.models.points`.
+    """A task on point clouds, with a model of `tokenmix.models.points` or of a user's function.
 
     Attributes:
         want: level of labels and outputs, clouds or points.
@@ -101,9 +102,14 @@ class PointTask(TaskModule):
 
     @classmethod
     def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
+        name, kwargs = config.model.model, config.model.model_kwargs
         width = 3 if data["features"] == "xyz" else 6
         outputs = {argument: len(data[names]) for argument, names in cls.outputs.items()}
-        return create_model(config.model.model, in_chans=width, **outputs, **config.model.model_kwargs)
+        if not is_foreign(name):
+            return create_model(name, in_chans=width, **outputs, **kwargs)
+        outputs = {"num_classes": outputs.get("num_parts"), **outputs}
+        sizes: Values = {"in_chans": width, "num_points": int(data["num_points"]), "outputs": outputs}
+        return create_foreign_points(name, **sizes, per_point=cls.want == "parts", **kwargs)
 
     @classmethod
     def check(cls, config: TrainConfig, batch_size: int) -> None:
@@ -120,7 +126,9 @@ class PointTask(TaskModule):
         model: Any = create_on_meta(name, **model_kwargs)
         return counted_summary(name, model, {"points": n, "tokens": model.trunk.embedding.num_tokens(n)}, n)
 
-    def macs(self) -> int:
+    def macs(self) -> int | None:
+        if is_foreign(self.config.model.model):
+            return None
         return self.model.macs(int(self.data["num_points"]))  # type: ignore[operator]
 
     def example(self) -> dict[str, Tensor]:
