@@ -134,7 +134,8 @@ def test_fidelity_is_what_it_says(teacher: Net) -> None:
     overlap = sum(len(nearest(ours, i) & nearest(theirs, i)) for i in range(24)) / 240
     assert found.neighbours == pytest.approx(overlap)
     divergence = sum(q * math.log(q / p) for a, b in zip(ours, theirs) for p, q in zip(share(a), share(b)))
-    assert found.loss == pytest.approx(4 * divergence / 24, rel=1e-5)
+    # Logarithms that nearly cancel, in float32.
+    assert found.loss == pytest.approx(4 * divergence / 24, rel=1e-5, abs=1e-6)
 
 
 def test_neighbours_of_the_same_rows_are_the_same() -> None:

@@ -70,7 +70,7 @@ def test_attention_is_swapped_and_blocks_are_inserted(folder: Path, tmp_path: Pa
     inserted = tokenmix.compare(
         task="point-segmentation", model="toy_points:Parts", insert_after="mix", out=tmp_path / "insert", **shared
     )
-    assert {variant.name for variant in inserted.results.variants} == {"external", "none"}
+    assert {variant.name for variant in inserted.results.variants} >= {"external", "none"}
 
 
 def test_without_a_mask_points_are_repeated() -> None:
