@@ -1,7 +1,7 @@
 """Models from elsewhere; of transformers by `--model transformers:FOLDER`, or transformers:OWNER/NAME of the hub."""
 
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
@@ -14,9 +14,11 @@ from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distributed import distributed_info
 from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.programs import Description
-from tokenmix.models.foreign import Kind, as_ours, create_foreign
 from tokenmix.registry import TRANSFORMERS, is_foreign, is_transformers
 from tokenmix.trust import check_typed
+
+if TYPE_CHECKING:
+    from tokenmix.models.foreign import Kind
 
 LARGEST = 1_000_000
 # Entries of config.json about its weights, or with names of code.
@@ -77,9 +79,12 @@ def class_fields(data: Description) -> Values:
 
 
 def model_from_elsewhere(
-    config: TrainConfig, data: Description, kind: Kind, auto: str, **sizes: object
+    config: TrainConfig, data: Description, kind: "Kind", auto: str, **sizes: object
 ) -> nn.Module | None:
     """An image model of torchvision, a user or, by `build_theirs`, transformers, with our output; None if ours."""
+    # Imported here: it needs timm, which text does not.
+    from tokenmix.models.foreign import as_ours, create_foreign
+
     name = config.model.model
     given: Values = {"num_classes": len(data["classes"]), "in_chans": data["channels"]}
     given["img_size"] = tuple(data["img_size"])
