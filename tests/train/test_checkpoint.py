@@ -14,6 +14,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from runs import Killed
 from tokenmix import files
 from tokenmix.errors import UserError
 from tokenmix.files import read_json, write_json
@@ -28,10 +29,6 @@ from tokenmix.lab.train.checkpoint import (
     save_weights,
 )
 from tokenmix.lab.train.plan import Progress
-
-
-class Killed(BaseException):
-    """Stands for the end of the process: no clean-up that the code under test does must be needed."""
 
 
 def made(value: float) -> Checkpoint:

@@ -13,6 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from runs import DIGITS, Killed, stopped_at
 from tokenmix.errors import UserError
 from tokenmix.files import one_writer
 from tokenmix.lab.train import trainer
@@ -21,40 +22,22 @@ from tokenmix.lab.train.run import evaluate, train
 from tokenmix.lab.train.sources import make_config
 
 CONFIG = make_config(
-    data="digits",
-    model="vit_nano",
-    model_kwargs={"depth": 1},
+    **DIGITS,
     epochs=3,
     batch_size=32,
     limit=160,
     limit_eval=40,
-    threads=1,
-    device="cpu",
     log_every=2,
     checkpoint_every=2,
 )
 
 
-class Killed(BaseException):
-    """Stands for the end of the process."""
-
-
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that ended after the second checkpoint of its third epoch; `best` is that of the first or second epoch."""
-    original, calls = trainer.TrainingLoop.start_batch, [0]
-
-    def raising(self, *args, **kwargs):
-        calls[0] += 1
-        if calls[0] == 15:
-            raise Killed
-        return original(self, *args, **kwargs)
-
     run = tmp_path_factory.mktemp("stopped") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer.TrainingLoop, "start_batch", raising)
-        with pytest.raises(Killed):
-            train(CONFIG.replace(out=run), quiet=True)
+    with stopped_at(15), pytest.raises(Killed):
+        train(CONFIG.replace(out=run), quiet=True)
     return run
 
 

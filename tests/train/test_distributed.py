@@ -3,7 +3,6 @@
 One pair of processes runs all of `WORKER`, since starting a pair takes longer than its training.
 """
 
-import csv
 import dataclasses
 import json
 import os
@@ -22,6 +21,7 @@ import torch
 
 from predictions import check_predictions
 from processes import finish, start
+from runs import last_weights, numbers
 from tokenmix.errors import UserError
 from tokenmix.lab.train.launch import launch, processes_to_start
 from tokenmix.lab.train.plan import seed_everything
@@ -164,18 +164,6 @@ def outcome(two: Path, rank: int) -> dict[str, str]:
     return json.loads((two / f"outcomes-{rank}.json").read_text())
 
 
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    return safetensors.torch.load_file(run / "checkpoints" / "last" / "model.safetensors")
-
-
-def rows(run: Path) -> list[dict[str, float]]:
-    with (run / "metrics.csv").open(newline="") as file:
-        return [
-            {k: float(v) for k, v in row.items() if v and k not in ("seconds", "images_per_second")}
-            for row in csv.DictReader(file)
-        ]
-
-
 def result(run: Path) -> dict[str, Any]:
     return json.loads((run / "result.json").read_text())
 
@@ -187,11 +175,11 @@ def test_two_processes_equal_one(one: Path, two: Path, strategy: str):
     AdamW divides by the root of small squares, so that float32's rounding grows to 1e-4 within 16 steps; the weights
     themselves move by 1e-2.
     """
-    expected, trained = weights(one), weights(two / strategy)
+    expected, trained = last_weights(one), last_weights(two / strategy)
     assert expected.keys() == trained.keys()
     for key, value in expected.items():
         torch.testing.assert_close(trained[key], value, rtol=1e-3, atol=3e-4, msg=lambda m, key=key: f"{key}: {m}")
-    for ours, theirs in zip(rows(two / strategy), rows(one), strict=True):
+    for ours, theirs in zip(numbers(two / strategy), numbers(one), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-3)
     for key in ("steps", "images", "parameters", "macs", "best_epoch"):
         assert result(two / strategy)[key] == result(one)[key], key
@@ -203,8 +191,8 @@ def test_two_processes_equal_one(one: Path, two: Path, strategy: str):
 def test_checkpoints_are_whole_and_resuming_is_bit_equal(two: Path, one: Path, strategy: str):
     assert outcome(two, 0)[f"{strategy}-again"] == outcome(two, 1)[f"{strategy}-again"] == "killed"
     whole, again = two / strategy, two / f"{strategy}-again"
-    assert all(torch.equal(value, weights(again)[key]) for key, value in weights(whole).items())
-    assert rows(again) == rows(whole)
+    assert all(torch.equal(value, last_weights(again)[key]) for key, value in last_weights(whole).items())
+    assert numbers(again) == numbers(whole)
     states = [
         torch.load(run / "checkpoints" / "last" / "state.pt", weights_only=True)["optimizers"][0]["state"]
         for run in (whole, one)
@@ -228,7 +216,7 @@ def test_one_process_writes_and_the_folder_serves_one_process(two: Path):
 def test_the_average_is_kept_and_blocks_may_be_computed_again(two: Path):
     assert outcome(two, 0)["checkpointed"] == outcome(two, 1)["checkpointed"] == "done"
     averaged = safetensors.torch.load_file(two / "checkpointed" / "model.safetensors")
-    assert any(not torch.equal(value, averaged[key]) for key, value in weights(two / "checkpointed").items())
+    assert any(not torch.equal(value, averaged[key]) for key, value in last_weights(two / "checkpointed").items())
 
 
 def test_each_process_draws_its_own_dropout():
@@ -244,7 +232,7 @@ def test_a_loss_that_is_no_number_in_one_process_stops_both(two: Path):
     assert outcome(two, 0)["nan"].startswith("UserError: the loss is nan at step 5")
     assert "continue with: tokenmix train --resume" in outcome(two, 0)["nan"]
     assert outcome(two, 1)["nan"] == "PeerFailure: 2"
-    assert all(value.isfinite().all() for value in weights(two / "nan").values())
+    assert all(value.isfinite().all() for value in last_weights(two / "nan").values())
 
 
 def test_a_full_disk_stops_both(two: Path):

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import safetensors.torch
 import torch
+
+from runs import last_weights
 
 STEPS = 48
 TRAIN = [
@@ -172,10 +173,6 @@ def nodes(folder: Path, count: str) -> Iterator[Nodes]:
                 job.lose(number)
 
 
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    return safetensors.torch.load_file(run / "checkpoints" / "last" / "model.safetensors")
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of three nodes of which none is lost."""
@@ -190,8 +187,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def assert_like(run: Path, whole: Path) -> None:
     """The same but for rounding: three gradients are summed in an order that a restart changes."""
-    trained = weights(run)
-    for key, value in weights(whole).items():
+    trained = last_weights(run)
+    for key, value in last_weights(whole).items():
         torch.testing.assert_close(trained[key], value, rtol=1e-3, atol=3e-4, msg=lambda m, key=key: f"{key}: {m}")
     result = json.loads((run / "result.json").read_text())
     assert (result["steps"], result["images"]) == (STEPS, STEPS * 18)

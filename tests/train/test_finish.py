@@ -2,63 +2,38 @@
 
 import json
 import shutil
-from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
 
+from runs import DIGITS, Killed, stopped_at
 from tokenmix.errors import UserError
 from tokenmix.lab.cli import main
-from tokenmix.lab.train import trainer
-from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.plan import fit_to_ranks
 from tokenmix.lab.train.run import finish_run
 from tokenmix.lab.train.sources import make_config
 from verbs import refused
 
 CONFIG = make_config(
-    data="digits",
-    model="vit_nano",
-    model_kwargs={"depth": 1},
+    **DIGITS,
     epochs=2,
     batch_size=8,
     limit=24,
     limit_eval=10,
-    threads=1,
-    device="cpu",
     checkpoint_every=2,
 )
 
 
-class Killed(BaseException):
-    """Stands for the end of the process."""
-
-
-def stopped_at(monkeypatch: pytest.MonkeyPatch, config: TrainConfig, batch: int) -> None:
-    """Train until this batch begins."""
-    begin, calls = trainer.TrainingLoop.start_batch, [0]
-
-    def killed(self: Any, *args: Any) -> None:
-        calls[0] += 1
-        if calls[0] == batch:
-            raise Killed
-        begin(self, *args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer.TrainingLoop, "start_batch", killed)
-        with pytest.raises(Killed):
-            finish_run(config, quiet=True)
-
-
-def test_a_run_comes_to_its_end_whatever_is_there(tmp_path, monkeypatch):
+def test_a_run_comes_to_its_end_whatever_is_there(tmp_path):
     whole = finish_run(CONFIG.replace(out=tmp_path / "whole"), quiet=True)
     written = (whole / "result.json").stat().st_mtime_ns
     assert finish_run(CONFIG.replace(out=whole, log_every=7), quiet=True) == whole
     assert (whole / "result.json").stat().st_mtime_ns == written
     for batch, goes_on in ((2, False), (4, True)):  # before the first checkpoint, after that of step 2
         config = CONFIG.replace(out=tmp_path / f"stopped-{batch}")
-        stopped_at(monkeypatch, config, batch)
+        with stopped_at(batch), pytest.raises(Killed):
+            finish_run(config, quiet=True)
         assert (tmp_path / f"stopped-{batch}" / "checkpoints" / "last").exists() == goes_on
         run = finish_run(config, quiet=True)
         one, two = (safetensors.torch.load_file(folder / "model.safetensors") for folder in (whole, run))
@@ -92,7 +67,8 @@ def test_the_command_continues_by_itself_where_torchrun_restarts(tmp_path, monke
     ]
     words += ["--limit-eval", "10", "--threads", "1", "--device", "cpu", "--checkpoint-every", "2"]
     run = tmp_path / "run"
-    stopped_at(monkeypatch, CONFIG.replace(out=run), 4)
+    with stopped_at(4), pytest.raises(Killed):
+        finish_run(CONFIG.replace(out=run), quiet=True)
     assert "exists already" in refused(capsys, *words, "--out", str(run))
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     assert main([*words, "--out", str(run)]) == 0

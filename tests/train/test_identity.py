@@ -14,8 +14,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from runs import DIGITS, Killed, stopped_at
 from tokenmix.errors import UserError
-from tokenmix.lab.train import trainer
 from tokenmix.lab.train.checkpoint import read_checkpoint, save_checkpoint, save_weights
 from tokenmix.lab.train.export import export_to_hub
 from tokenmix.lab.train.folder import RunFolder
@@ -23,23 +23,15 @@ from tokenmix.lab.train.run import evaluate, predict, train
 from tokenmix.lab.train.sources import make_config
 
 CONFIG = make_config(
-    data="digits",
-    model="vit_nano",
-    model_kwargs={"depth": 1},
+    **DIGITS,
     epochs=1,
     batch_size=16,
     limit=48,
     limit_eval=16,
-    threads=1,
-    device="cpu",
     log_every=1,
     checkpoint_every=1,
     ema=0.9,
 )
-
-
-class Killed(BaseException):
-    """Stands for the end of the process."""
 
 
 @pytest.fixture(scope="module")
@@ -48,17 +40,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     train(CONFIG.replace(out=folder / "one"), quiet=True)
     train(CONFIG.replace(out=folder / "two", seed=5), quiet=True)
-    original = trainer.TrainingLoop.start_batch
-
-    def raising(self: trainer.TrainingLoop) -> None:
-        if self.progress.batch == 2:
-            raise Killed
-        original(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer.TrainingLoop, "start_batch", raising)
-        with pytest.raises(Killed):
-            train(CONFIG.replace(out=folder / "cut"), quiet=True)
+    with stopped_at(3), pytest.raises(Killed):
+        train(CONFIG.replace(out=folder / "cut"), quiet=True)
     return folder
 
 

@@ -8,22 +8,18 @@ from typing import Any
 
 import pytest
 
+from runs import DIGITS, stopped_at
 from tokenmix.errors import UserError
 from tokenmix.lab.cli import main
-from tokenmix.lab.train import trainer
 from tokenmix.lab.train.run import train
 from tokenmix.lab.train.sources import make_config
 
 SHORT: dict[str, Any] = {
-    "data": "digits",
-    "model": "vit_nano",
-    "model_kwargs": {"depth": 1},
+    **DIGITS,
     "epochs": 2,
     "batch_size": 16,
     "limit": 64,
     "limit_eval": 16,
-    "threads": 1,
-    "device": "cpu",
     "log_every": 1,
     "checkpoint_every": 1,
     "validation": 16,
@@ -35,20 +31,10 @@ def rows(run: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def stopped_and_resumed(run: Path, logger: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def stopped_and_resumed(run: Path, logger: Any) -> None:
     """A run that stops before its fourth batch, and is resumed."""
-    begin, calls = trainer.TrainingLoop.start_batch, [0]
-
-    def stopped(self: Any) -> None:
-        calls[0] += 1
-        if calls[0] == 4:
-            raise UserError("stopped")
-        begin(self)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer.TrainingLoop, "start_batch", stopped)
-        with pytest.raises(UserError, match="stopped"):
-            train(make_config(**SHORT, logger=logger, out=run), quiet=True)
+    with stopped_at(4, error=UserError("stopped")), pytest.raises(UserError, match="stopped"):
+        train(make_config(**SHORT, logger=logger, out=run), quiet=True)
     first = json.loads((run / "logger.json").read_text())
     train(make_config(resume=run), quiet=True)
     assert json.loads((run / "logger.json").read_text()) == first
@@ -60,7 +46,7 @@ def test_mlflow_has_the_rows_of_metrics_csv(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
     run = tmp_path / "run"
-    stopped_and_resumed(run, "mlflow", monkeypatch)
+    stopped_and_resumed(run, "mlflow")
     client = mlflow.tracking.MlflowClient(store)
     found = client.get_run(json.loads((run / "logger.json").read_text())["id"])
     assert found.info.status == "FINISHED"
@@ -85,7 +71,7 @@ def test_wandb_has_the_rows_of_metrics_csv(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(wandb.Run, "log", noted)
     run = tmp_path / "run"
-    stopped_and_resumed(run, "wandb", monkeypatch)
+    stopped_and_resumed(run, "wandb")
     losses = {row["step"]: row["train/loss"] for row in logged}
     assert losses == {int(row["step"]): float(row["train_loss"]) for row in rows(run)}
     name = json.loads((run / "logger.json").read_text())["id"]

@@ -15,10 +15,10 @@ from torch.nn import functional as F
 from torchvision.models import WeightsEnum
 
 import tokenmix
+from runs import stopped_at
 from tokenmix import registry
 from tokenmix.errors import UserError
 from tokenmix.lab.cli import main
-from tokenmix.lab.train import trainer
 from tokenmix.lab.train.checkpoint import read_weights
 from tokenmix.lab.train.load import load_run
 from tokenmix.lab.train.run import train
@@ -154,19 +154,10 @@ def test_a_file_names_no_code(capsys: pytest.CaptureFixture[str]) -> None:
                 load_foreign(name, {})
 
 
-def test_a_stopped_run_goes_on_bit_for_bit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stopped_run_goes_on_bit_for_bit(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "--model", "their_net:Net", *SHORT, "--checkpoint-every", "1", "--threads", "1"]
     printed(capsys, *words, "--device", "cpu", "--out", "whole")
-    begin, calls = trainer.TrainingLoop.start_batch, [0]
-
-    def stopped(self: Any) -> None:
-        calls[0] += 1
-        if calls[0] == 2:
-            raise UserError("stopped")
-        begin(self)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer.TrainingLoop, "start_batch", stopped)
+    with stopped_at(2, error=UserError("stopped")):
         assert "the checkpoint of step 1 is kept" in refused_last(capsys, *words, "--device", "cpu", "--out", "run")
     with pytest.raises(UserError, match="a file names code"):
         train(make_config(resume=Path("run")), quiet=True)

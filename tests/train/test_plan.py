@@ -12,14 +12,12 @@ from hypothesis import strategies as st
 
 from tokenmix.errors import UserError
 from tokenmix.files import Values
+from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.plan import (
-    batch_note,
     check_config,
     make_plan,
     plan_notes,
-    precision_note,
     seed_everything,
-    warmup_note,
     with_epochs,
 )
 from tokenmix.lab.train.sources import make_config
@@ -41,7 +39,8 @@ def test_batches_of_all_epochs_make_the_steps(num_train, micro, accumulate, epoc
     plan = make_plan(config, num_train)
     step = plan.batch_size * accumulate
     assert step <= min(num_train, config.loop.batch_size)
-    assert (batch_note(config, plan, num_train, "images") is None) == (step == config.loop.batch_size)
+    noted = any("do not fill a batch" in note for note in plan_notes(config, plan, num_train, "images"))
+    assert noted == (step != config.loop.batch_size)
     batches = [plan.batches(epoch) for epoch in range(plan.epochs)]
     assert sum(batches) == plan.total_steps * accumulate
     assert all(0 < n <= num_train // plan.batch_size and n % accumulate == 0 for n in batches)
@@ -52,7 +51,7 @@ def test_batches_of_few_samples_are_smaller_and_told():
     config = make_config(batch_size=64)
     plan = make_plan(config, 40)
     assert (plan.batch_size, plan.steps_per_epoch) == (10, 4)
-    note = batch_note(config, plan, 40, "images")
+    note = plan_notes(config, plan, 40, "images")[0]
     told = (
         "40 training images do not fill a batch of 64, so batches have 10; to choose it, give a --batch-size of at most"
     )
@@ -84,11 +83,15 @@ def test_few_samples_are_seen_more_often(num_train: int, change: Values, epochs:
 
 def test_a_run_within_its_warm_up_is_told():
     short = make_config(batch_size=2, epochs=12, lr=0.01, warmup_steps=499)
-    note = warmup_note(short, make_plan(short, 20))
-    assert note is not None
+
+    def notes(config: TrainConfig, num_train: int) -> list[str]:
+        notes = plan_notes(config, make_plan(config, num_train), num_train, "images")
+        return [note for note in notes if "warm-up" in note]
+
+    (note,) = notes(short, 20)
     assert "120 steps end within the warm-up of 499, at a learning rate of 0.0024 of 0.01" in note
-    assert warmup_note(short, make_plan(short, 100)) is None
-    assert warmup_note(make_config(), make_plan(make_config(), 1000)) is None
+    assert not notes(short, 100)
+    assert not notes(make_config(), 1000)
 
 
 def drawn(*position: int) -> tuple[float, float, float]:
@@ -132,6 +135,7 @@ def test_impossible_settings(change, message):
 def test_bfloat16_on_a_cpu_without_it_is_told(capability: str, told: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    config = make_config(precision="bf16-mixed", device="cpu")
-    assert (precision_note(config) is not None) == told
-    assert precision_note(make_config(device="cpu")) is None
+    for precision, noted in (("bf16-mixed", told), ("32", False)):
+        config = make_config(precision=precision, device="cpu")
+        notes = plan_notes(config, make_plan(config, 1000), 1000, "images")
+        assert any("is emulated on this CPU" in note for note in notes) == noted

@@ -1,6 +1,5 @@
 """A run that was killed continues bit for bit as if it had not been."""
 
-import csv
 import json
 import multiprocessing
 import os
@@ -13,13 +12,13 @@ import safetensors.torch
 import torch
 
 from processes import finish, start
+from runs import Killed, rows, stopped_at
 from tokenmix.errors import UserError
 from tokenmix.lab import cli
 from tokenmix.lab.train import record, trainer
 from tokenmix.lab.train import run as runs
 from tokenmix.lab.train.sources import make_config
 
-TIMES = ("seconds", "images_per_second")
 # Everything that keeps a state: dropout, stochastic depth, mixup, EMA, accumulation over an epoch of 5 steps.
 CONFIG = make_config(
     data="digits",
@@ -40,11 +39,6 @@ CONFIG = make_config(
 )
 
 
-def rows(run: Path) -> list[dict[str, str]]:
-    with (run / "metrics.csv").open(newline="") as file:
-        return [{k: v for k, v in row.items() if k not in TIMES} for row in csv.DictReader(file)]
-
-
 def assert_equal_runs(run: Path, other: Path) -> None:
     for name in ("model.safetensors", "checkpoints/last/model.safetensors", "checkpoints/best/model.safetensors"):
         one, two = (safetensors.torch.load_file(folder / name) for folder in (run, other))
@@ -63,23 +57,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs.train(CONFIG.replace(out=tmp_path_factory.mktemp("whole") / "run"), quiet=True)
 
 
-class Killed(BaseException):
-    """Stands for the end of the process."""
-
-
-def stop_at(monkeypatch: pytest.MonkeyPatch, where: type, hook: str, count: int) -> None:
-    """Let a method raise the `count`-th time it is called, before it does anything."""
-    original, calls = getattr(where, hook), [0]
-
-    def raising(self, *args, **kwargs):
-        calls[0] += 1
-        if calls[0] == count:
-            raise Killed
-        return original(self, *args, **kwargs)
-
-    monkeypatch.setattr(where, hook, raising)
-
-
 @pytest.mark.parametrize(
     ("where", "hook", "count"),
     [
@@ -91,12 +68,10 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, where: type, hook: str, count: int)
         (trainer.TrainingLoop, "test", 1),  # trained to the end, not tested
     ],
 )
-def test_resume_is_bit_equal(whole, tmp_path, monkeypatch, where, hook, count):
+def test_resume_is_bit_equal(whole, tmp_path, where, hook, count):
     run = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        stop_at(patch, where, hook, count)
-        with pytest.raises(Killed):
-            runs.train(CONFIG.replace(out=run), quiet=True)
+    with stopped_at(count, hook, where), pytest.raises(Killed):
+        runs.train(CONFIG.replace(out=run), quiet=True)
     runs.train(make_config(resume=run), quiet=True)
     assert_equal_runs(whole, run)
 

@@ -1,6 +1,5 @@
 """Runs on photographs and shards, gradient checkpointing, and settings that only large runs have."""
 
-import csv
 import io
 import json
 import tarfile
@@ -8,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 from PIL import Image
 
+from runs import Killed, last_weights, rows, stopped_at
 from tokenmix.errors import UserError
 from tokenmix.lab.tasks.classes import CONFUSION_CLASSES
 from tokenmix.lab.tasks.classification.task import ImageClassification
-from tokenmix.lab.train import trainer
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distributed import PeerFailure, process_group
 from tokenmix.lab.train.plan import make_optimizer, make_schedule
@@ -61,40 +59,17 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKENMIX_DATA", str(tmp_path / "cache"))
 
 
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    return safetensors.torch.load_file(run / "checkpoints" / "last" / "model.safetensors")
-
-
-def rows(run: Path) -> list[dict[str, Any]]:
-    with (run / "metrics.csv").open(newline="") as file:
-        return [{k: v for k, v in row.items() if "second" not in k} for row in csv.DictReader(file)]
-
-
 def config(out: Path, **changes: Any) -> TrainConfig:
     return CONFIG.replace(out=out, **changes)
 
 
-class Killed(BaseException):
-    """Stands for the end of the process."""
-
-
-def test_a_run_on_shards_is_taken_up_in_mid_epoch(shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_on_shards_is_taken_up_in_mid_epoch(shards: str, tmp_path: Path):
     settings = {"data": shards, "augment": "rand-m9-mstd0.5-inc1", "reprob": 0.5, "workers": 1}
     whole = train(config(tmp_path / "whole", **settings), quiet=True)
-    before, calls = trainer.TrainingLoop.start_batch, [0]
-
-    def killed(self: Any, *args: Any) -> None:
-        calls[0] += 1
-        if calls[0] == 6:
-            raise Killed
-        before(self, *args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer.TrainingLoop, "start_batch", killed)
-        with pytest.raises(Killed):
-            train(config(tmp_path / "run", **settings), quiet=True)
+    with stopped_at(6), pytest.raises(Killed):
+        train(config(tmp_path / "run", **settings), quiet=True)
     run = train(make_config(resume=tmp_path / "run", workers=0), quiet=True)
-    assert all(torch.equal(value, weights(run)[key]) for key, value in weights(whole).items())
+    assert all(torch.equal(value, last_weights(run)[key]) for key, value in last_weights(whole).items())
     assert rows(run) == rows(whole)
 
 
@@ -124,8 +99,8 @@ def test_gradient_checkpointing_changes_nothing(tmp_path: Path, model: str):
     settings |= {"limit": 32, "limit_eval": 16, "epochs": 1}
     plain = train(config(tmp_path / "plain", **settings), quiet=True)
     again = train(config(tmp_path / "again", grad_checkpointing=True, **settings), quiet=True)
-    for key, value in weights(plain).items():
-        torch.testing.assert_close(weights(again)[key], value, atol=1e-6, rtol=0)
+    for key, value in last_weights(plain).items():
+        torch.testing.assert_close(last_weights(again)[key], value, atol=1e-6, rtol=0)
 
 
 def test_gradient_checkpointing_keeps_less():

@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
+from runs import Killed, stopped_at
 from tokenmix.errors import UserError
 from tokenmix.lab.cli import main
-from tokenmix.lab.train import trainer
 from tokenmix.lab.train.checkpoint import read_weights
 from tokenmix.lab.train.config import SwapConfig
 from tokenmix.lab.train.export import export, export_to_hub
@@ -75,20 +75,11 @@ def test_a_swapped_run_is_exported(teacher: Path, tmp_path: Path, file_format: A
     assert export(swapped(teacher, tmp_path / "run"), file_format).is_file()
 
 
-def test_a_stopped_run_goes_on_bit_for_bit(teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_goes_on_bit_for_bit(teacher: Path, tmp_path: Path) -> None:
     whole = swapped(teacher, tmp_path / "whole", checkpoint_every=1)
-    begin, calls = trainer.TrainingLoop.start_batch, [0]
-
-    def stopped(self: Any) -> None:
-        calls[0] += 1
-        if calls[0] == 3:
-            raise UserError("stopped")
-        begin(self)
-
-    monkeypatch.setattr(trainer.TrainingLoop, "start_batch", stopped)
-    with pytest.raises(UserError, match="the checkpoint of step 2 is kept"):
+    end = stopped_at(3, error=UserError("stopped"))
+    with end, pytest.raises(UserError, match="the checkpoint of step 2 is kept"):
         swapped(teacher, tmp_path / "run", checkpoint_every=1)
-    monkeypatch.undo()
     run = train(make_config(resume=tmp_path / "run"), quiet=True)
     found, wanted = read_weights(run), read_weights(whole)
     assert wanted.keys() == found.keys()
@@ -241,10 +232,6 @@ def test_a_block_is_inserted_and_the_folder_rebuilds_the_model(tmp_path: Path):
         train(config.replace(insert_after="layer1", init_from=run, out=tmp_path / "other"), quiet=True)
 
 
-class Killed(BaseException):
-    """Stands for the end of the process."""
-
-
 @pytest.mark.parametrize(
     "changed",
     [
@@ -253,23 +240,13 @@ class Killed(BaseException):
     ],
 )
 def test_resume_of_a_changed_model_is_bit_equal_and_inspect_shows_its_maps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any]
+    tmp_path: Path, changed: dict[str, Any]
 ) -> None:
     more: dict[str, Any] = {} if "insert" in changed else {"model_kwargs": {**TIMM["model_kwargs"], "patch_size": 8}}
     config = make_config(**{**SHORT, "max_steps": 6, "checkpoint_every": 2, **changed, **more})
     whole = train(config.replace(out=tmp_path / "whole"), quiet=True)
-    advance, steps = trainer.TrainingLoop.advance, [0]
-
-    def stopping(self: Any, *args: Any) -> Any:
-        steps[0] += 1
-        if steps[0] == 4:
-            raise Killed
-        return advance(self, *args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer.TrainingLoop, "advance", stopping)
-        with pytest.raises(Killed):
-            train(config.replace(out=tmp_path / "run"), quiet=True)
+    with stopped_at(4, "advance"), pytest.raises(Killed):
+        train(config.replace(out=tmp_path / "run"), quiet=True)
     resumed = train(make_config(resume=tmp_path / "run"), quiet=True)
     one, two = read_weights(whole), read_weights(resumed)
     assert one.keys() == two.keys()

@@ -1,6 +1,5 @@
 """`--token-parallel`: two processes that share each image train as one does, under ddp and fsdp, in both tasks."""
 
-import csv
 import dataclasses
 import json
 import os
@@ -11,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 
 from predictions import check_predictions
+from runs import last_weights, numbers
 from tokenmix.errors import UserError
 from tokenmix.lab.data.scenes import Scene, SceneData, Scenes
 from tokenmix.lab.tasks.segmentation import task as semantic_segmentation
@@ -160,25 +159,14 @@ def outcome(two: Path, name: str) -> list[str]:
     return [json.loads((two / f"outcomes-{rank}.json").read_text())[name] for rank in (0, 1)]
 
 
-def rows(run: Path) -> list[dict[str, float]]:
-    with (run / "metrics.csv").open(newline="") as file:
-        return [
-            {k: float(v) for k, v in row.items() if v and k not in ("seconds", "images_per_second")}
-            for row in csv.DictReader(file)
-        ]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["images-ddp", "images-fsdp", "pixels-ddp", "pixels-windows"])
 def test_two_processes_that_share_images_equal_one(one: Path, two: Path, name: str) -> None:
     assert outcome(two, name) == ["done", "done"]
-    ours, theirs = (
-        safetensors.torch.load_file(folder / name / "checkpoints" / "last" / "model.safetensors")
-        for folder in (two, one)
-    )
+    ours, theirs = (last_weights(folder / name) for folder in (two, one))
     for key, value in theirs.items():
         torch.testing.assert_close(ours[key], value, rtol=1e-3, atol=1e-5, msg=lambda m, key=key: f"{key}: {m}")
-    for row, right in zip(rows(two / name), rows(one / name), strict=True):
+    for row, right in zip(numbers(two / name), numbers(one / name), strict=True):
         assert row == pytest.approx(right, rel=1e-3)
     results = [json.loads((folder / name / "result.json").read_text()) for folder in (two, one)]
     for key in ("steps", "images", "parameters", "macs"):

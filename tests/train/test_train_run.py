@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from runs import DIGITS
 from tokenmix.errors import UserError
 from tokenmix.lab import cli
 from tokenmix.lab.registry import get_task
@@ -29,15 +30,11 @@ from tokenmix.lab.train.run import DiskError, evaluate, predict, train
 from tokenmix.lab.train.sources import make_config
 
 CONFIG = make_config(
-    data="digits",
-    model="vit_nano",
-    model_kwargs={"depth": 1},
+    **DIGITS,
     epochs=2,
     batch_size=64,
     limit=200,
     limit_eval=100,
-    threads=1,
-    device="cpu",
     log_every=2,
     checkpoint_every=100,
 )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from runs import DIGITS
 from tokenmix.files import to_json
 from tokenmix.lab.cli import main
 from tokenmix.lab.registry import get_task
@@ -21,16 +22,12 @@ from tokenmix.lab.train.task import IndexedData
 from tokenmix.lab.train.trainer import TrainingLoop
 
 CONFIG = make_config(
-    data="digits",
-    model="vit_nano",
-    model_kwargs={"depth": 1},
+    **DIGITS,
     epochs=3,
     batch_size=64,
     limit=200,
     validation=60,
     limit_eval=100,
-    threads=1,
-    device="cpu",
     log_every=10,
 )
 

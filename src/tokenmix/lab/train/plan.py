@@ -209,51 +209,30 @@ def with_epochs(config: TrainConfig, plan: TrainingPlan) -> TrainConfig:
     return config.replace(epochs=usual_epochs(config, plan.steps_per_epoch))
 
 
-def epochs_note(config: TrainConfig, plan: TrainingPlan) -> str | None:
-    epochs = usual_epochs(config, plan.steps_per_epoch)
-    if config.loop.epochs is not None or epochs == EPOCHS or plan.epochs < epochs:
-        return None
-    return f"an epoch has {plan.steps_per_epoch} steps, so there are {epochs}; --epochs changes that"
-
-
-def batch_note(config: TrainConfig, plan: TrainingPlan, num_train: int, unit: str) -> str | None:
-    size, processes = plan.batch_size * plan.accumulate, f" in {plan.processes} processes" * (plan.processes > 1)
-    if size == config.loop.batch_size:
-        return None
-    return (
-        f"{num_train} training {unit} do not fill a batch of {config.loop.batch_size}{processes}, so batches have "
-        f"{size}; to choose it, give a --batch-size of at most {num_train // plan.processes}"
-    )
-
-
-def precision_note(config: TrainConfig) -> str | None:
-    """A note on bfloat16 for a CPU without bfloat16 instructions."""
-    without = platform.machine() in ("x86_64", "AMD64") and torch.backends.cpu.get_cpu_capability() in (
-        "DEFAULT",
-        "AVX2",
-    )
-    if device_type(config) != "cpu" or "bf16" not in config.loop.precision or not without:
-        return None
-    return f"{config.loop.precision} is emulated on this CPU and takes 5 to 12 times as long; give --precision 32"
-
-
 def plan_notes(config: TrainConfig, plan: TrainingPlan, num_train: int, unit: str) -> list[str]:
     """Notes to print before a run starts."""
-    first = batch_note(config, plan, num_train, unit), epochs_note(config, plan)
-    notes = *first, warmup_note(config, plan), precision_note(config)
-    return [note for note in notes if note is not None]
-
-
-def warmup_note(config: TrainConfig, plan: TrainingPlan) -> str | None:
-    """A note on a warm-up that is longer than the run, as with a recipe for a larger data set."""
-    optim = config.optim
-    if not isinstance(optim, OptimConfig) or optim.warmup_steps is None or optim.warmup_steps < plan.total_steps:
-        return None
-    peak = optim.lr * plan.total_steps / (optim.warmup_steps + 1)
-    return (
-        f"the run's {plan.total_steps} steps end within the warm-up of {optim.warmup_steps}, at a learning rate of "
-        f"{peak:.2g} of {optim.lr:g}; give --warmup-steps"
-    )
+    notes, optim, loop = [], config.optim, config.loop
+    size, processes = plan.batch_size * plan.accumulate, f" in {plan.processes} processes" * (plan.processes > 1)
+    if size != loop.batch_size:
+        notes.append(
+            f"{num_train} training {unit} do not fill a batch of {loop.batch_size}{processes}, so batches have "
+            f"{size}; to choose it, give a --batch-size of at most {num_train // plan.processes}"
+        )
+    epochs = usual_epochs(config, plan.steps_per_epoch)
+    if loop.epochs is None and epochs != EPOCHS and plan.epochs >= epochs:
+        notes.append(f"an epoch has {plan.steps_per_epoch} steps, so there are {epochs}; --epochs changes that")
+    warmup = optim.warmup_steps if isinstance(optim, OptimConfig) else None
+    if warmup is not None and warmup >= plan.total_steps:  # as with a recipe for a larger data set
+        peak = optim.lr * plan.total_steps / (warmup + 1)
+        notes.append(
+            f"the run's {plan.total_steps} steps end within the warm-up of {warmup}, at a learning rate "
+            f"of {peak:.2g} of {optim.lr:g}; give --warmup-steps"
+        )
+    emulated = device_type(config) == "cpu" and platform.machine() in ("x86_64", "AMD64")
+    emulated &= torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2")
+    if emulated and "bf16" in loop.precision:
+        notes.append(f"{loop.precision} is emulated on this CPU and takes 5 to 12 times as long; give --precision 32")
+    return notes
 
 
 def seed_everything(seed: int, epoch: int, batch: int, rank: int = 0) -> None:

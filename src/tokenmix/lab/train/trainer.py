@@ -427,8 +427,5 @@ def finite_outputs(model: nn.Module) -> Iterator[None]:
     def check_all(module: nn.Module, inputs: object, outputs: object) -> None:
         map_tensors(outputs, check)
 
-    handle = model.register_forward_hook(check_all)
-    try:
+    with model.register_forward_hook(check_all):
         yield
-    finally:
-        handle.remove()
