@@ -1,7 +1,7 @@
 """Models from other libraries: torchvision's by name, and models that a user's function returns."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import PurePath
 from typing import Literal
@@ -19,6 +19,8 @@ ELSEWHERE = "connect to the internet, or give --init-from FILE.safetensors"
 IMAGENET = {"num_classes": 1000, "in_chans": 3}
 """Defaults without a data set."""
 Kind = Literal["classifier", "segmenter", "detector"]
+LOGITS = {"classifier": "(B, {})", "segmenter": "(B, {}, H, W)", "points": "(B, N, {})"}
+"""Shape of logits by the kind of model, with the number of classes to fill in."""
 
 
 def create_foreign(
@@ -26,8 +28,9 @@ def create_foreign(
 ) -> nn.Module:
     """A model of `load_foreign` whose call returns the logits, checked with two images.
 
-    Modules and weights keep their names. An output `.logits`, or a dict with "out" or "logits", is unwrapped. Coarse
-    pixel logits are interpolated to the image size. Grey images are repeated for three channels.
+    Modules and weights keep their names. An output `.logits`, a dict with "out" or "logits", and a tuple, whose first
+    entry counts, are unwrapped. Coarse pixel logits are interpolated to the image size. Grey images are repeated for
+    three channels.
 
     Args:
         name: "torchvision:NAME", or "module:factory".
@@ -49,16 +52,22 @@ def as_ours(
     if in_chans == 1 and first is not None and first.in_channels == 3:
         model.register_forward_pre_hook(_repeat_grey)
     model.register_forward_hook(partial(_unwrap_logits, name=name, classes=num_classes, kind=kind))
-    like, shape = next(model.parameters(), torch.empty(0)), (2, in_chans, *img_size)
-    training = model.training
+    shape = (2, in_chans, *img_size)
     remedy = "give another --in-chans or size of images, or let its function take in_chans and img_size"
-    refused = as_user_error(f"{name} does not run on images {shape}: ", f"; {remedy}")
+    with as_user_error(f"{name} does not run on images {shape}: ", f"; {remedy}"):
+        _run_once(model, shape)
+    return model
+
+
+@torch.no_grad()
+def _run_once(model: nn.Module, shape: Sequence[int], *more: Tensor) -> None:
+    """Run the model in evaluation mode on zeros of this shape; its mode and the random state stay."""
+    like, training = next(model.parameters(), torch.empty(0)), model.training
     try:
-        with refused, torch.no_grad(), torch.random.fork_rng(devices=[]):
-            model.eval()(torch.zeros(shape, device=like.device, dtype=like.dtype))
+        with torch.random.fork_rng(devices=[]):
+            model.eval()(like.new_zeros(shape), *(x.to(like.device) for x in more))
     finally:
         model.train(training)
-    return model
 
 
 def create_foreign_points(
@@ -85,16 +94,10 @@ def create_foreign_points(
     model.register_forward_pre_hook(calls, with_kwargs=True)
     kind = "points" if per_point else "classifier"
     model.register_forward_hook(partial(_unwrap_logits, name=name, classes=outputs["num_classes"], kind=kind))
-    like, training = next(model.parameters(), torch.empty(0)), model.training
-    points = torch.zeros(2, num_points, in_chans, device=like.device, dtype=like.dtype)
-    category = (torch.zeros(2, dtype=torch.long, device=like.device),) if per_point else ()
+    shape, category = (2, num_points, in_chans), [torch.zeros(2, dtype=torch.long)] * per_point
     remedy = "take points (B, N, C), as torch.nn.MultiheadAttention with batch_first does"
-    refused = as_user_error(f"{name} does not run on points {tuple(points.shape)}: ", f"; {remedy}")
-    try:
-        with refused, torch.no_grad(), torch.random.fork_rng(devices=[]):
-            model.eval()(points, *category)
-    finally:
-        model.train(training)
+    with as_user_error(f"{name} does not run on points {shape}: ", f"; {remedy}"):
+        _run_once(model, shape, *category)
     return model
 
 
@@ -259,20 +262,20 @@ def _repeat_grey(model: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ..
 
 
 def _unwrap_logits(
-    model: nn.Module, args: tuple[Tensor, ...], out: object, *, name: str, classes: int, kind: Kind | Literal["points"]
+    model: nn.Module, args: tuple[Tensor, ...], out: object, *, name: str, classes: int, kind: str
 ) -> Tensor:
     if isinstance(out, Mapping):
         out = out.get("out", out.get("logits"))
     out = getattr(out, "logits", out)
     if isinstance(out, tuple) and out:
         out = out[0]
-    shapes = {"segmenter": f"(B, {classes}, H, W)", "points": f"(B, N, {classes})"}
-    wanted = shapes.get(kind, f"(B, {classes})")
+    wanted = LOGITS[kind]
     if not isinstance(out, Tensor):
-        raise UserError(f"{name} returns a {type(out).__name__}; return logits {wanted}, or an output that has them")
-    dims, axis = {"segmenter": (4, 1), "points": (3, 2)}.get(kind, (2, 1))
-    if out.dim() != dims or out.shape[axis] != classes:
-        raise UserError(f"{name} returns {tuple(out.shape)} and not logits {wanted}; let its function take num_classes")
+        told = f"return logits {wanted.format(classes)}, or an output that has them"
+        raise UserError(f"{name} returns a {type(out).__name__}; {told}")
+    if out.dim() != 1 + wanted.count(",") or out.shape[2 if kind == "points" else 1] != classes:
+        told = f"not logits {wanted.format(classes)}; let its function take num_classes"
+        raise UserError(f"{name} returns {tuple(out.shape)} and {told}")
     if kind == "segmenter" and out.shape[2:] != args[0].shape[2:]:
         return F.interpolate(out, size=args[0].shape[2:], mode="bilinear", align_corners=False)
     return out

@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from test_point_tasks import config, shape
+from test_point_tasks import config, written
 
 import tokenmix
 from tokenmix.errors import UserError
@@ -23,14 +22,7 @@ def _made(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root, rng = tmp_path_factory.mktemp("clouds"), np.random.default_rng(0)
-    for side, count in (("train", 12), ("test", 6)):
-        for kind in ("ball", "rod"):
-            (root / side / kind).mkdir(parents=True)
-            for i in range(count):
-                points, parts = shape(kind, rng)
-                np.savez(root / side / kind / f"{i}.npz", points=points, parts=parts)
-    return root
+    return written(tmp_path_factory.mktemp("clouds"), 12, 6)
 
 
 def theirs(folder: Path, out: Path, name: str, **changes: Any) -> Any:

@@ -46,16 +46,21 @@ def shape(kind: str, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     return points, (points[:, 2] > 0).astype(np.int64) + (0 if kind == "ball" else 1)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root, rng = tmp_path_factory.mktemp("clouds"), np.random.default_rng(0)
-    for side, count in (("train", 18), ("test", 10)):
+def written(root: Path, train: int, test: int) -> Path:
+    """A folder of balls and rods with parts, as many of each for training and for testing."""
+    rng = np.random.default_rng(0)
+    for side, count in (("train", train), ("test", test)):
         for kind in ("ball", "rod"):
             (root / side / kind).mkdir(parents=True)
             for i in range(count):
                 points, parts = shape(kind, rng)
                 np.savez(root / side / kind / f"{i}.npz", points=points, parts=parts)
     return root
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("clouds"), 18, 10)
 
 
 def config(folder: Path, task: str, out: Path, **changes) -> TrainConfig:

@@ -107,6 +107,7 @@ class PointTask(TaskModule):
         outputs = {argument: len(data[names]) for argument, names in cls.outputs.items()}
         if not is_foreign(name):
             return create_model(name, in_chans=width, **outputs, **kwargs)
+        # Most networks call the number of parts num_classes.
         outputs = {"num_classes": outputs.get("num_parts"), **outputs}
         sizes: Values = {"in_chans": width, "num_points": int(data["num_points"]), "outputs": outputs}
         return create_foreign_points(name, **sizes, per_point=cls.want == "parts", **kwargs)
