@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from tokenmix.errors import UserError, needs
 
-# ruff: noqa: F401
 if TYPE_CHECKING:
     from tokenmix.distillation import distill, rank_layers
     from tokenmix.inference import optimize
@@ -60,7 +59,27 @@ _MODULES = (
     "text",
 )
 
-__all__ = ["UserError", "__version__", *_LAZY]
+# Spelled out, because type checkers and editors do not read a table.
+__all__ = [
+    "UserError",
+    "__version__",
+    "compare",
+    "cost",
+    "create_mixer",
+    "create_model",
+    "distill",
+    "insert",
+    "inspect",
+    "list_mixers",
+    "list_models",
+    "list_tasks",
+    "optimize",
+    "probe",
+    "rank_layers",
+    "register_mixer",
+    "swap_attention",
+    "train",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -293,7 +293,13 @@ class _PointModel(nn.Module):
 
 
 class PointClassifier(_PointModel):
-    """Cloud classifier: max pooling over the points, then three layers, with dropout after the two hidden ones.
+    """Cloud classifier: max pooling over the points, then three layers.
+
+    Args:
+        trunk: the feature extractor.
+        num_classes: classes.
+        head_dims: widths of the two hidden layers.
+        drop_rate: dropout after each of them; published 0.5.
 
     Shape: points (B, N, C), mask (B, N) bool, to logits (B, num_classes).
 
@@ -305,8 +311,8 @@ class PointClassifier(_PointModel):
         trunk: PCT,
         num_classes: int,
         *,
-        head_dims: Sequence[int],
-        drop_rate: float,
+        head_dims: Sequence[int] = (512, 256),
+        drop_rate: float = 0.0,
         **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
@@ -331,8 +337,13 @@ class PointClassifier(_PointModel):
 class PointSegmenter(_PointModel):
     """Part segmentation from each point's features, max and mean pooling of the cloud, and its category.
 
-    The trunk has one token per point, in the order of the points. The category becomes 64 features, as published.
-    Dropout follows the first of the two hidden layers.
+    Args:
+        trunk: the feature extractor, with one token per point in the order of the points.
+        num_parts: parts of all categories.
+        num_categories: categories.
+        label_dim: width of a category; published 64.
+        head_dims: widths of the two hidden layers.
+        drop_rate: dropout after the first of them; published 0.5.
 
     Shape: points (B, N, C), category (B,) int64, mask (B, N) bool, to logits (B, N, num_parts).
 
@@ -348,18 +359,19 @@ class PointSegmenter(_PointModel):
         num_parts: int,
         num_categories: int,
         *,
-        head_dims: Sequence[int],
-        drop_rate: float,
+        label_dim: int = 64,
+        head_dims: Sequence[int] = (512, 256),
+        drop_rate: float = 0.0,
         **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
         if isinstance(trunk.embedding, NeighbourEmbedding) and trunk.embedding.centres is not None:
             raise UserError("part segmentation needs all points: give centres='all', or the naive embedding")
         self.trunk, self.num_parts, self.num_categories = trunk, num_parts, num_categories
-        self.category = nn.Linear(num_categories, 64, bias=False, **factory)
-        self.category_norm = MaskedBatchNorm(64, **factory)
+        self.category = nn.Linear(num_categories, label_dim, bias=False, **factory)
+        self.category_norm = MaskedBatchNorm(label_dim, **factory)
         first, second = head_dims
-        self.first = LBR(3 * trunk.out_dim + 64, first, bias=True, **factory)
+        self.first = LBR(3 * trunk.out_dim + label_dim, first, bias=True, **factory)
         self.dropout = nn.Dropout(drop_rate)
         self.second = LBR(first, second, bias=True, **factory)
         self.last = nn.Linear(second, num_parts, **factory)
