@@ -122,11 +122,11 @@ class Int8Linear(Packing[PackedInt8]):
         check_unfollowed(self, x)
         held = self._ready()
         q = torch.empty(x.shape, dtype=torch.uint8)
-        together, offset = samples_at_a_time(x.shape[1:].numel()), torch.tensor(held.zero + 0.5)
+        together = samples_at_a_time(x.shape[1:].numel())
         # The half in `offset` turns truncation into rounding. The detour over int16 is four times as fast: PyTorch
         # converts float32 to uint8 element by element.
         for some, made in zip(x.split(together), q.split(together)):
-            made.copy_(torch.add(offset, some, alpha=1.0 / held.step).clamp_(0.0, 255.0).to(torch.int16))
+            made.copy_(torch.add(held.offset, some, alpha=1.0 / held.step).clamp_(0.0, 255.0).to(torch.int16))
         return q
 
     def multiply(self, q: Tensor) -> Tensor:
@@ -148,7 +148,8 @@ class Int8Linear(Packing[PackedInt8]):
                 # The file is from a CPU that adds 8-bit products exactly.
                 weight, rows = quantize_rows(rows[:, None] * weight, largest_weight())
             zeros = torch.zeros(self.out_features, dtype=torch.int64)
-            self._packed = PackedInt8(scale, zero, pack_weight(weight), rows, zeros)
+            offset = torch.tensor(zero + 0.5)
+            self._packed = PackedInt8(scale, zero, pack_weight(weight), rows, zeros, offset)
         return self._packed
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Packing:

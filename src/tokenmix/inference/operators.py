@@ -79,7 +79,7 @@ def largest_weight() -> int:
     """
     inputs = torch.full((1, 64), 255, dtype=torch.uint8)
     weight = pack_weight(torch.full((1, 64), 127, dtype=torch.int8))
-    packed = PackedInt8(1.0, 0, weight, torch.ones(1), torch.zeros(1, dtype=torch.int64))
+    packed = PackedInt8(1.0, 0, weight, torch.ones(1), torch.zeros(1, dtype=torch.int64), torch.tensor(0.5))
     found = int8_linear(inputs, packed, None, "none")
     return 127 if found.item() == 64 * 255 * 127 else 64
 
@@ -90,16 +90,17 @@ def pack_weight(weight: Tensor) -> Tensor:
 
 
 class PackedInt8(NamedTuple):
-    """s, z, Q (E, D) from `pack_weight`, its scales t, one per row, and their zero points."""
+    """s, z, Q (E, D) from `pack_weight`, its scales t, one per row, their zero points, and z + 1/2 for rounding."""
 
     step: float
     zero: int
     weight: Tensor
     scales: Tensor
     zeros: Tensor
+    offset: Tensor
 
 
 def int8_linear(q: Tensor, packed: PackedInt8, bias: Tensor | None, act: Activation) -> Tensor:
     """act(s t (q - z) Q^T + b) in float32, for q (..., D) in uint8."""
     function, approximation = ACTIVATIONS[act]
-    return torch.ops.onednn.qlinear_pointwise(q, *packed, bias, 1.0, 0, torch.float32, function, [], approximation)
+    return torch.ops.onednn.qlinear_pointwise(q, *packed[:5], bias, 1.0, 0, torch.float32, function, [], approximation)

@@ -97,8 +97,7 @@ def attention_probabilities(
 ) -> Tensor:
     """The map (B, H, N, S) of `attention`, in the query's dtype; rows sum to 1, rows of masked tokens are 0."""
     check_attention_options(normalization, causal)
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    logits = (widen(query) * scale) @ widen(key).transpose(-1, -2)
+    logits = (widen(query) * _scale(query, scale)) @ widen(key).transpose(-1, -2)
     if bias is not None:
         logits = logits + bias
     if normalization == "double":
@@ -167,7 +166,7 @@ def _fused(
     dropout: float,
 ) -> Tensor | None:
     """`attention` with PyTorch's kernels; None if they cannot compute it (forward mode, a bias under vmap)."""
-    width, scale = value.shape[-1], query.shape[-1] ** -0.5 if scale is None else scale
+    width, scale = value.shape[-1], _scale(query, scale)
     key_mask = mask if key_mask is None else key_mask
     only_causal = causal and key_mask is None and bias is None
     allowed = None if only_causal else _allowed(key_mask, causal, query)
@@ -203,6 +202,10 @@ def check_attention_options(normalization: str, causal: bool) -> None:
             "double normalisation cannot be causal: its first softmax runs over all tokens; use "
             "normalization='softmax' or causal=False"
         )
+
+
+def _scale(query: Tensor, scale: float | None) -> float:
+    return query.shape[-1] ** -0.5 if scale is None else scale
 
 
 def _never_empty(mask: Tensor) -> Tensor:
