@@ -122,7 +122,14 @@ class Stubborn(torch.nn.Linear):
         assert not enable, "gradient checkpointing not supported"
 
 
-@pytest.mark.parametrize("kind", [torch.nn.Linear, Stubborn])
+class Strict(torch.nn.Linear):
+    """As a user may write it, without a default."""
+
+    def set_grad_checkpointing(self, enable: bool) -> None:
+        assert not enable, "gradient checkpointing not supported"
+
+
+@pytest.mark.parametrize("kind", [torch.nn.Linear, Stubborn, Strict])
 def test_a_model_without_gradient_checkpointing_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[torch.nn.Linear]
 ):

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -371,13 +371,17 @@ def _last_checkpoint(run: RunFolder) -> Checkpoint:
 
 def _checkpoint_blocks(model: nn.Module) -> None:
     # transformers' models have their own switch, whose name changes in version 6.
-    names = "activation_checkpointing_enable", "gradient_checkpointing_enable", "set_grad_checkpointing"
-    switch: Any = next((getattr(model, name) for name in names if hasattr(model, name)), None)
+    switches = {
+        "activation_checkpointing_enable": (),
+        "gradient_checkpointing_enable": (),
+        "set_grad_checkpointing": (True,),
+    }
+    name = next((name for name in switches if hasattr(model, name)), None)
     what, remedy = f"{type(model).__name__} has no gradient checkpointing", "; leave --grad-checkpointing out"
-    if switch is None:
+    if name is None:
         raise UserError(what + remedy)
     with as_user_error(f"{what} (", f"){remedy}", AssertionError, NotImplementedError):
-        switch()
+        getattr(model, name)(*switches[name])
 
 
 def _write_result(session: Session, run: RunFolder, best: Values, final: Values) -> str:
