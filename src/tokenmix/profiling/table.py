@@ -192,12 +192,7 @@ def forward_seconds(rows: Iterable[CostRow]) -> dict[int, float]:
 
 def cost_rows(table: CostTable) -> list[list[str]]:
     """Cells of the cost table, header first."""
-    rows = [["name", axis_of(table), *COSTS]]
-    for row in table.rows:
-        times = ["-*" if t is None else "~" * t.noisy + milliseconds(t.median) for t in (row.forward, row.step)]
-        peaks = ["-*" if peak is None else size(peak) for peak in (row.forward_memory, row.step_memory)]
-        rows.append([row.name, f"{row.size:,}", count(row.parameters), count(row.macs), *times, *peaks])
-    return rows
+    return [["name", axis_of(table), *COSTS], *([row.name, f"{row.size:,}", *_costs(row)] for row in table.rows)]
 
 
 def rate_rows(table: CostTable) -> list[list[str]]:
@@ -207,6 +202,12 @@ def rate_rows(table: CostTable) -> list[list[str]]:
 
 def axis_of(table: CostTable) -> str:
     return "N" if table.axis == "tokens" else "px"
+
+
+def _costs(row: CostRow) -> list[str]:
+    times = ["-*" if t is None else "~" * t.noisy + milliseconds(t.median) for t in (row.forward, row.step)]
+    peaks = ["-*" if peak is None else size(peak) for peak in (row.forward_memory, row.step_memory)]
+    return [count(row.parameters), count(row.macs), *times, *peaks]
 
 
 def _rates(table: CostTable, row: CostRow) -> list[str]:
