@@ -1,6 +1,7 @@
 """Sets by name: the embedded digits always; the fetched ones where the cache has them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,17 @@ def test_size_and_limits():
     assert torch.bincount(data.train.labels).tolist() == pytest.approx([10] * 10, abs=2)
     assert load_images("digits", img_size=(6, 10)).img_size == (6, 10)
     assert len(load_images("digits", limit=10**6).train) == 1437
+
+
+def test_images_without_a_size_have_the_size_of_their_entry(monkeypatch):
+    entry = replace(DATA_SETS["digits"], name="large-digits", img_size=12)
+    monkeypatch.setitem(DATA_SETS._entries, entry.name, entry)
+    data = load_images("large-digits")
+    assert data.img_size == (12, 12)
+    assert torch.equal(
+        data.train.pixels(torch.arange(5))[0], load_images("digits", img_size=12).train.pixels(torch.arange(5))[0]
+    )
+    assert load_images("large-digits", img_size=8).img_size == (8, 8)
 
 
 def test_the_seed_chooses_training_images_and_no_others():

@@ -39,7 +39,7 @@ from tokenmix.lab.train.programs import (
     model_summary,
     own_macs,
 )
-from tokenmix.registry import Arguments
+from tokenmix.registry import TORCHVISION, Arguments, is_elsewhere
 
 
 class TaskData(ABC):
@@ -201,7 +201,14 @@ class TaskModule(nn.Module, ABC):
         """`build_model`, with a `UserError` if the user's arguments do not fit the model."""
         cls.check_arguments(config)
         with built_with(config.model.model, config.model.model_kwargs):
-            return cls.build_model(config, data)
+            model = cls.build_model(config, data)
+        # With channels last, which outputs take from weights, steps on a CPU are up to 1.5 times as fast. FSDP refuses
+        # such weights, and a network of the user's may call `view` on such outputs.
+        name, package = config.model.model, type(model).__module__.partition(".")[0]
+        theirs = is_elsewhere(name) and not name.startswith(TORCHVISION)
+        if config.loop.strategy == "fsdp" or theirs or package not in ("tokenmix", "timm", "torchvision"):
+            return model
+        return model.to(memory_format=torch.channels_last)
 
     @classmethod
     def with_absolute_paths(cls, config: TrainConfig) -> TrainConfig:

@@ -24,7 +24,7 @@ from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.images.augment import Augment, Erase, make_augment
 from tokenmix.lab.data.images.decode import Box, decode, decode_part, size_of, stored_size
 from tokenmix.lab.data.indexed import DataSet, IndexedDataset, hash_indices, restored_random_state, seed_all, spread
-from tokenmix.lab.data.lookup import load_data, short_name
+from tokenmix.lab.data.lookup import load_data, parse_spec, short_name
 from tokenmix.lab.data.reading import LeftOut, UnreadableImage
 
 CHANNELS = 3
@@ -372,6 +372,8 @@ def load_images(
     if crop_pct is not None and not 0 < crop_pct <= 1:
         raise UserError(f"crop_pct must be in (0, 1], got {crop_pct}")
     loaded: ImageData = load_data(spec, "images", root=root, img_size=size, channels=channels)
+    own = parse_spec(spec, "images")[0].img_size
+    size = size or (None if own is None else size_of(own))
     train, test = (_converted(images, size, channels) for images in (loaded.train, loaded.test))
     if crop_pct is not None:
         for images in (train, test):

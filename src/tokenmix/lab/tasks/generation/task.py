@@ -120,8 +120,6 @@ class ImageGeneration(ImageTask):
         }
         gan = create_model(config.model.model, **given, **config.model.model_kwargs)
         assert isinstance(gan, GAN)
-        # On a CPU this shortens steps by a quarter; outputs take the layout of the weights.
-        gan = gan.to(memory_format=torch.channels_last)
         return gan if config.options.ema is None else gan.keep_average()
 
     @classmethod

@@ -310,9 +310,7 @@ class SemanticSegmentation(ImageTask):
         if theirs is not None:
             return theirs
         given: Values = {"num_classes": len(data["classes"]), "img_size": tuple(data["img_size"])}
-        model: Any = create_model(config.model.model, **given, **config.model.model_kwargs)
-        # Convolutions on a CPU, and in half precision on a GPU, are faster with channels last.
-        return model if model.fixed_size else model.to(memory_format=torch.channels_last)
+        return create_model(config.model.model, **given, **config.model.model_kwargs)
 
     @classmethod
     def view(cls, model: nn.Module, file: Path, data: Description) -> View:
