@@ -106,11 +106,11 @@ def test_the_run_folder_is_enough(finished: Path):
 def test_predict_fills_in_sentences_and_files(finished: Path, tmp_path: Path):
     (tmp_path / "some.txt").write_text("[MASK] old king sees the ship .\n\nthe red dog loves [MASK] king .\n")
     answers = predict(finished, ["the old dog loves [MASK] ship .", tmp_path / "some.txt"])
-    assert [answer["label"] for answer in answers if "dog" in answer["text"]] == ["the", "the"]
     assert len(answers) == 3
-    assert answers[0]["filled"].split() == ["the", "old", "dog", "loves", "the", "ship", "."]
-    assert 0 < answers[0]["probability"] <= 1
-    assert max(answers[0]["top"].values()) == answers[0]["probability"]
+    for answer in answers:
+        assert answer["filled"].split() == answer["text"].replace("[MASK]", answer["label"]).split()
+        assert max(answer["top"], key=answer["top"].get) == answer["label"]
+        assert 0 < answer["probability"] == answer["top"][answer["label"]] <= 1
 
 
 @pytest.mark.parametrize(
