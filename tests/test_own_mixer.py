@@ -55,6 +55,12 @@ class Mean(Shift):
         return num_tokens * self.dim**2 + num_tokens**2 * self.dim
 
 
+class Narrowless(Shift):
+    def __init__(self, dim):
+        super().__init__(dim)
+        del self.dim
+
+
 class Uncounted(Shift):
     macs = Mixer.macs
 
@@ -201,6 +207,7 @@ def test_a_missing_method_is_named(package: Path, capsys) -> None:
             "forward of 'toy_layers:Maskless' cannot be called with x and mask; write forward(self, x, mask=None)",
         ),
         ("Wide", "does not run with Wide: RuntimeError: mat1 and mat2"),
+        ("Narrowless", "has no whole number self.dim; set self.dim = dim in its constructor"),
         ("Unmapped", "Unmapped has no method attention_map(x, mask=None)"),
         ("Uncounted", "Uncounted has no method macs(num_tokens)"),
         ("Countless", "macs of Countless returned None; return a whole number"),
@@ -223,6 +230,11 @@ def test_a_mistake_is_one_line_before_any_training(package: Path, capsys, mixer:
 
 def test_arguments_of_any_name_and_costs_in_half_precision(package: Path) -> None:
     assert create_mixer("toy_layers:Open", 8, window=3).options == {"window": 3}
+    built = create_mixer("toy_layers:Shift", 8, device="meta", dtype=torch.float64)
+    assert built.value.weight.is_meta
+    assert built.value.weight.dtype == torch.float64
+    with pytest.raises(UserError, match="has no argument 'window'; it takes none but dim"):
+        create_mixer("toy_layers:Shift", 8, window=3)
     target = mixer_with_input("toy_layers:Shift", 8, 4, device="cpu", dtype=torch.bfloat16)
     assert target.forward().dtype == torch.bfloat16
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import tokenmix
 from tokenmix.errors import UserError
@@ -19,6 +20,7 @@ from tokenmix.lab.compare.variants import plan_variants, reference_of
 from tokenmix.lab.registry import RECIPES
 from tokenmix.lab.train.config import CompareConfig, comparison_config
 from tokenmix.lab.train.sources import load_comparison, make_config
+from tokenmix.trust import typed
 
 pytestmark = pytest.mark.usefixtures("few_tokens")
 ROWS = ["none", "self", "external"]
@@ -83,6 +85,22 @@ def test_attention_is_not_replaced_by_attention_unless_asked_for() -> None:
     assert "self" in plan_variants(parse([*swapped, "--mixers", "self,external"]).config)
     assert "self" in plan_variants(parse([*swapped, "--insert-after", "blocks.1"]).config)
     assert "self" in plan_variants(parse(["compare"]).config)
+
+
+def build_with(num_classes: int, mixer: str = "self") -> nn.Module:
+    return nn.Linear(num_classes, num_classes)
+
+
+def build_without(num_classes: int) -> nn.Module:
+    return nn.Linear(num_classes, num_classes)
+
+
+def test_a_function_with_an_argument_mixer_gets_the_mixer_there() -> None:
+    for function, chosen in ((build_with, {"model_kwargs": {"mixer": "gating"}}), (build_without, {"swap": "gating"})):
+        name = f"{__name__}:{function.__name__}"
+        with typed(name):
+            variants = plan_variants(CompareConfig().replace(model=name, mixers=("gating",)))
+        assert variants["gating"].items() >= chosen.items()
 
 
 def test_a_run_to_start_from_brings_its_model(monkeypatch: pytest.MonkeyPatch) -> None:

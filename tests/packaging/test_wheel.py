@@ -183,7 +183,12 @@ def test_all_works_and_writes_nothing_into_its_packages(built: Path, tmp_path: P
 
 
 def test_what_the_archives_hold(built: Path) -> None:
-    names = zipfile.ZipFile(wheel_of(built)).namelist()
+    wheel = zipfile.ZipFile(wheel_of(built))
+    names = wheel.namelist()
+    page = wheel.read(next(name for name in names if name.endswith("METADATA"))).decode().partition("\n\n")[2]
+    # A package index shows the README without pictures, their captions and relative links.
+    assert "One command measures cost and accuracy on your data.\n\n## Works with" in page.replace("\r", "")
+    assert "](docs" not in page
     wanted = ["tokenmix/py.typed", *(f"tokenmix/lab/compare/report.{kind}" for kind in ("css", "js", "html"))]
     wanted += [f"tokenmix/lab/compare/{name}.html" for name in ("grid", "notebook", "table")]
     assert set(wanted) <= set(names)

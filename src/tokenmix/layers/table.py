@@ -126,9 +126,12 @@ def create_mixer(name: str, dim: int, *, num_tokens: int | None = None, **kwargs
 def build_mixer(layer: type[Mixer], label: str, dim: int, num_tokens: int | None, kwargs: Arguments) -> Mixer:
     """Call a layer's constructor; `UserError` for unknown, missing or invalid arguments."""
     parameters = inspect.signature(layer).parameters
-    unknown = sorted(set(kwargs) - set(parameters))
-    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        accepted = ", ".join(p for p in parameters if p not in ("dim", "num_tokens"))
+    unknown = [] if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) else sorted(set(kwargs) - set(parameters))
+    # A user's class need not take these two.
+    factory = {name: kwargs[name] for name in unknown if name in ("device", "dtype")}
+    kwargs = {name: value for name, value in kwargs.items() if name not in factory}
+    if unknown := [name for name in unknown if name not in factory]:
+        accepted = ", ".join(p for p in parameters if p not in ("dim", "num_tokens")) or "none but dim"
         raise UserError(f"{label} has no argument {unknown[0]!r}; it takes {accepted}")
     if num_tokens is not None and (not isinstance(num_tokens, int) or num_tokens < 1):
         raise UserError(f"{label}: num_tokens must be a whole number from 1 on, got {num_tokens!r}")
@@ -138,7 +141,10 @@ def build_mixer(layer: type[Mixer], label: str, dim: int, num_tokens: int | None
     given = {"dim": dim, **({"num_tokens": num_tokens} if takes_number else {}), **kwargs}
     shown = ", ".join(f"{key}={value!r}" for key, value in given.items())
     with as_user_error(f"{label} cannot be built with these arguments: ", f"; change one of {shown}, or the class"):
-        return layer(dim, num_tokens, **kwargs) if takes_number else layer(dim, **kwargs)
+        built = layer(dim, num_tokens, **kwargs) if takes_number else layer(dim, **kwargs)
+    if not isinstance(getattr(built, "dim", None), int):
+        raise OwnMixerError(f"{label} has no whole number self.dim; set self.dim = dim in its constructor")
+    return built.to(**factory) if any(factory.values()) else built
 
 
 def build_on_grid(

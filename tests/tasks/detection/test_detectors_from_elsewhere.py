@@ -42,6 +42,13 @@ def theirs(out: Path, kind: str, **changes: Any) -> Any:
     return config(out, **{**given, **changes})
 
 
+@pytest.mark.parametrize("model", ["faster_rcnn_nano", "retinanet_nano"])
+def test_a_mixer_of_the_user_trains_in_our_detectors(model: str, tmp_path: Path) -> None:
+    with typed("toy_net:Roll"):
+        run = train(config(tmp_path / "run", model=model, model_kwargs={"mixer": "toy_net:Roll"}), quiet=True)
+    assert evaluate(run)["samples"] == 3
+
+
 @pytest.mark.parametrize("kind", [*BOXES, "masks"])
 def test_a_detector_trains_and_opens_again(kind: str, tmp_path: Path) -> None:
     run = train(theirs(tmp_path / "run", kind, insert="external", insert_after="backbone.deep"), quiet=True)

@@ -31,7 +31,7 @@ from tokenmix.lab.train.config import (
 from tokenmix.lab.train.folder import read_part
 from tokenmix.lab.train.metrics import FILE, INDEX, Metric, read_predictions
 from tokenmix.lab.train.schema import Range, fitted
-from tokenmix.registry import MODELS, load_object
+from tokenmix.registry import MODELS, TORCHVISION, import_object, is_foreign, load_object
 
 START = ("init_from", "precision", "grad_checkpointing")
 """Loop options that a variant may change; the others set device, data and length for all."""
@@ -123,6 +123,8 @@ def with_usual_mixers(config: CompareConfig) -> CompareConfig:
 
 def takes_mixer(model: str) -> bool:
     """Whether the model of that name has an argument `mixer`."""
+    if is_foreign(model) and not model.startswith(TORCHVISION):
+        return "mixer" in inspect.signature(import_object(model)).parameters
     return model in MODELS and "mixer" in inspect.signature(load_object(MODELS[model].build)).parameters
 
 

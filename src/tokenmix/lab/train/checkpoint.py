@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix import checkpoints
-from tokenmix.errors import UserError
+from tokenmix.errors import UserError, as_user_error
 from tokenmix.files import (
     Values,
     latest_complete_checkpoint,
@@ -262,7 +262,9 @@ def initial_weights(source: Path, model: Any) -> dict[str, Tensor]:
             # timm models: their family's rule, if any, fits the positional embedding.
             own, rule = model.state_dict(), getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
             other = any(weights[k].shape != own[k].shape for k in ("pos_embed",) if k in weights and k in own)
-            weights = dict(rule(weights, model)) if rule is not None and other else weights
+            remedy = "; give the run's own model, or start without --init-from"
+            with as_user_error(f"its weights are of another model than {type(model).__name__}: ", remedy):
+                weights = dict(rule(weights, model)) if rule is not None and other else weights
         elif hasattr(model, "set_input_size") and hasattr(model, "feature_info"):
             weights = checkpoints.resize(weights, model, img_size=trained)
     except UserError as error:

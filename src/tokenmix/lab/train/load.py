@@ -163,7 +163,7 @@ def check_own_mixers(task: TaskModule) -> None:
     if not own_mixers(task.model) or type(task).example is TaskModule.example:
         return
     with checked_own_mixers(task.model), torch.random.fork_rng(devices=[]):
-        task.answering().eval()(*task.example().values())
+        task.run_example()
     task.train()
 
 

@@ -307,6 +307,10 @@ class TaskModule(nn.Module, ABC):
         """The model for export: one tensor of predictions for the arguments in `example`."""
         return self.model
 
+    def run_example(self) -> None:
+        """Run the model once on samples of noise."""
+        self.answering().eval()(*self.example().values())
+
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device

@@ -299,6 +299,10 @@ class ObjectTask(ImageTask):
         """Module from images (B, 3, H, W) to (B, A, 4 + classes): boxes and scores of every anchor, before NMS."""
         return AllAnchors(self.model)
 
+    def run_example(self) -> None:
+        self.model.eval()
+        cast(Detector, self.model).find([torch.rand(3, *self.data["img_size"])])
+
     @torch.no_grad()
     def find(self, images: Sequence[Tensor]) -> list[Found]:
         """Detections on the CPU for images (3, H, W), in 0..1 or uint8; in windows if the options say so."""
