@@ -1,6 +1,6 @@
 """The tables and the figure of what each mixer can do: `python docs/probe.py [--measure] [--full]`.
 
-`dev/probe.json` holds the numbers. With --measure it is made anew, which takes 40 to 200 seconds of a core for each mixer.
+`dev/probe.json` holds the numbers. --measure makes it anew, in 40 to 200 seconds of a core for each mixer.
 """
 
 import argparse

@@ -27,6 +27,19 @@ def test_the_classes_keep_their_shares_and_a_larger_part_contains_a_smaller() ->
     assert set(small.tolist()) < set(large.tolist())
 
 
+@given(st.lists(st.integers(0, 5), min_size=2, max_size=100), st.data())
+def test_groups_stay_together(groups: list[int], data: st.DataObject) -> None:
+    size = data.draw(st.integers(0, len(groups) - 1))
+    kept, held = hold_out(torch.zeros(len(groups)), size, groups=torch.tensor(groups))
+    assert sorted([*kept.tolist(), *held.tolist()]) == list(range(len(groups)))
+    here, there = ({groups[i] for i in part.tolist()} for part in (kept, held))
+    assert here
+    assert not here & there
+    most = max(map(groups.count, groups))
+    assert len(held) < size + most
+    assert len(held) >= size or len(here) == 1
+
+
 def test_a_tenth_of_what_is_used() -> None:
     assert [validation_size(*counts) for counts in ((99, None), (60_000, None), (60_000, None, 1200))] == [0, 6000, 120]
     assert validation_size(1_281_167, None) == 10_000

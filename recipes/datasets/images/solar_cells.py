@@ -2,7 +2,8 @@
 
 Deitsch and others, "Automatic classification of defective photovoltaic module cells in electroluminescence images",
 2019, from the authors' package. A cell is called defective where its experts gave a probability above one half.
-Neighbours in the list come from one module, so blocks of it are held out for testing, never cells at random.
+Neighbours in the list come from one module, so blocks of it are held out for testing and validation, never cells at
+random.
 """
 
 from pathlib import Path
@@ -35,9 +36,10 @@ def load_cells(request: DataRequest) -> ImageData:
     tensors, notes = fetched(NAME, request.root, fetch_cells)
     block = torch.arange(CELLS) // BLOCK
     whole = InMemoryImages(tensors["images"], tensors["labels"], flip=True, fill=None)
-    train, test = (whole.subset(torch.nonzero((block % EVERY == EVERY - 1) == side).flatten()) for side in (0, 1))
+    is_test = block % EVERY == EVERY - 1
+    train, test = (whole.subset(torch.nonzero(is_test == side).flatten()) for side in (0, 1))
     source = f"ELPV: {notes['source']}, CC-BY-NC-SA-4.0, in {stored_path(NAME, request.root)}"
-    return ImageData(train, test, ["sound", "defect"], source)
+    return ImageData(train, test, ["sound", "defect"], source, groups=block[~is_test])
 
 
 def fetch_cells(folder: Path) -> Stored:

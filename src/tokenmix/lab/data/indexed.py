@@ -181,11 +181,19 @@ def validation_size(count: int, asked: int | None, limit: int | None = None) -> 
     return asked
 
 
-def hold_out(labels: Tensor, asked: int | None, limit: int | None = None) -> tuple[Tensor, Tensor]:
-    """Indices of training and validation samples, in the class proportions; the same for all seeds."""
+def hold_out(
+    labels: Tensor, asked: int | None, limit: int | None = None, groups: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Indices of training and validation samples, in the class proportions or of whole groups; equal for all seeds."""
     size = validation_size(len(labels), asked, limit)
     held = torch.zeros(len(labels), dtype=torch.bool)
-    if size:
+    if size and groups is not None:
+        names, counts = groups.unique(return_counts=True)
+        # One group is left to train on.
+        order = torch.from_numpy(np.random.default_rng(0).permutation(len(names))[1:])
+        before = counts[order].cumsum(0) - counts[order]
+        held = torch.isin(groups, names[order[before < size]])
+    elif size:
         held[choose(labels, size, 0)] = True
     return (~held).nonzero().flatten(), held.nonzero().flatten()
 
@@ -201,6 +209,8 @@ class DataSet(Generic[S]):
         skipped: files that were left out.
         spec: the requested data, set by `load_data`.
         validation: training samples held out to choose the best epoch; None if there are none.
+        groups: a number for each training sample, equal for samples that resemble each other, such as parts of one
+            photograph. Validation samples are whole groups, as few as make the number asked for.
     """
 
     train: S
@@ -210,6 +220,7 @@ class DataSet(Generic[S]):
     skipped: Sequence[Skipped] = ()
     spec: str = ""
     validation: S | None = None
+    groups: Tensor | None = None
 
     def split(
         self,
@@ -232,13 +243,14 @@ class DataSet(Generic[S]):
         train: Any = self.train
         test: Any = self.test
         learnt, measured = labels or (torch.zeros(len(train)), torch.zeros(len(test)))
-        kept, held = hold_out(learnt, validation, limit)
+        kept, held = hold_out(learnt, validation, limit, self.groups)
         kept, tested = kept[choose(learnt[kept], limit, seed)], choose(measured, limit_eval, 0)
         return replace(
             self,
             train=train if len(kept) == len(train) else train.subset(kept),
             validation=train.subset(held) if len(held) else None,
             test=test if len(tested) == len(test) else test.subset(tested),
+            groups=None,
         )
 
 
