@@ -1,5 +1,6 @@
 """Sentences of a report: the equal budget, and the limits of the numbers."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from tokenmix.lab.compare.results import IDENTITY, NONE, ORIGINAL, Results, Variant
@@ -182,7 +183,7 @@ def _beside_none(results: Results) -> list[str]:
 
 def _classes(results: Results) -> list[str]:
     """Reason for balanced accuracy."""
-    counts: dict[str, int] = (results.data.get("counts") or {}).get("train") or {}
+    counts: Counter[str] = sum(map(Counter, (results.data.get("counts") or {}).values()), Counter())
     if results.metric != "balanced_accuracy" or not counts or results.config.get("monitor"):
         return []
     ordered = sorted(counts, key=lambda name: counts[name])
@@ -191,7 +192,7 @@ def _classes(results: Results) -> list[str]:
     remedy = "" if weighted else " --class-weights balanced raises the recall of small classes."
     return [
         "Balanced accuracy, the mean recall of the classes, since the largest class has more than twice as many "
-        f"training {results.unit} as the others on average ({largest}, {smallest}).{remedy}"
+        f"{results.unit} as the others on average ({largest}, {smallest}).{remedy}"
     ]
 
 

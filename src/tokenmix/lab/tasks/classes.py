@@ -30,8 +30,12 @@ class ClassTask(DistillingTask):
         return self.data["classes"]
 
     def usual_monitor(self) -> str:
-        """Balanced accuracy if one class is more than twice as large as the mean of the others."""
-        return "balanced_accuracy" if is_unbalanced(class_sizes(self.data)) else "accuracy"
+        """Balanced accuracy if one class is more than twice as large as the mean of the others, in all parts together.
+
+        Which samples are held out for validation should not change the metric.
+        """
+        sizes = [sum(one) for one in zip(*(class_sizes(self.data, part) for part in self.data.get("counts", ())))]
+        return "balanced_accuracy" if is_unbalanced(sizes) else "accuracy"
 
     @classmethod
     def make_metrics(cls, config: TrainConfig, data: Description) -> dict[str, Metric]:
@@ -129,9 +133,9 @@ def rank_area(weights: Tensor, positive: Tensor, place: Tensor) -> Tensor:
     return won.sum(1) / (above.sum(1) * below.sum(1))
 
 
-def class_sizes(data: Description) -> list[int]:
-    """Training samples of each class, from the description of the data; ones if the sizes are unknown."""
-    sizes = data.get("counts", {}).get("train", {})
+def class_sizes(data: Description, part: str = "train") -> list[int]:
+    """Samples of each class in a part, from the description of the data; ones if the sizes are unknown."""
+    sizes = data.get("counts", {}).get(part, {})
     known = set(sizes) == set(data["classes"])
     return [sizes[name] for name in data["classes"]] if known else [1] * len(data["classes"])
 
