@@ -141,7 +141,7 @@ def self_attention(trained: Trained) -> Figure:
         for head, axes in enumerate(row[1:]):
             over_image(axes, pictures[0], used[head, place(query)].view(GRID), query)
             if query is QUERIES[0]:
-                axes.set_title(f"head {head + 1}")
+                axes.set_title(f"head {head}")
     rows[0, 0].set_title("query token")
     return figure
 
@@ -175,7 +175,7 @@ def sagan(trained: Trained) -> Figure:
         for axes, (query, block) in zip(row[1:], ((q, b) for b in (1, 3) for q in QUERIES[:2])):
             over_image(axes, picture, used[block].map[image, 0, place(query)].view(7, 7), query)
             if image == 0:
-                axes.set_title(f"block {block + 1}")
+                axes.set_title(f"block {block}")
     rows[0, 0].set_title("image")
     return figure
 
@@ -277,7 +277,7 @@ def multihead_heads(trained: Trained) -> Figure:
         for row, slot in enumerate(uneven[head].topk(2).indices.tolist()):
             over_image(rows[row, column], pictures[0], used[head, :, slot].view(GRID))
             rows[row, column].set_xlabel(f"slot {slot}", fontsize=8)
-        rows[0, column].set_title(f"head {head + 1}")
+        rows[0, column].set_title(f"head {head}")
     return figure
 
 
@@ -316,7 +316,7 @@ def gated_mlp(trained: Trained) -> Figure:
             signed(axes, weight[place(query)].view(GRID), limit)
             cell = plt.Rectangle((query[1] - 0.5, query[0] - 0.5), 1, 1, fill=False, edgecolor="black", linewidth=1.2)
             axes.add_patch(cell)
-        column[0].set_title(f"block {i + 1}")
+        column[0].set_title(f"block {i}")
     for axes, query in zip(rows[:, 0], QUERIES):
         label(axes, f"token\n({query[0]}, {query[1]})")
     return figure
