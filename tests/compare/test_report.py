@@ -27,6 +27,7 @@ from tokenmix.lab.compare.results import (
     cells,
     columns,
     load_results,
+    metrics_of,
     table_of,
 )
 from tokenmix.lab.inspect import Tile
@@ -483,6 +484,39 @@ def test_labels_of_points_do_not_cover_each_other_or_other_points():
         if not {(l, t, r, b), (l2, t2, r2, b2)} <= set(dots):
             assert r <= l2 or r2 <= l or b <= t2 or b2 <= t
     assert all(l >= 50 and r <= 440 for l, _, r, _ in boxes)
+
+
+def test_a_baseline_is_a_line_or_an_arrow_to_where_it_lies():
+    points = [Series("a", 0, [2.0], [0.5])]
+    chart = scatter_chart(
+        points, Axis("cost", str), Axis("score", str), {"near": 0.51, "above": 0.97, "below": 0.1}, 0.1
+    )
+    assert chart.count('class="level"') == 1
+    assert ">near 0.51<" in chart
+    (above,) = re.findall(r' y="([^"]+)" text-anchor="end">above 0.97 ↑<', chart)
+    (below,) = re.findall(r' y="([^"]+)" text-anchor="end">below 0.1 ↓<', chart)
+    assert float(above) < float(below)
+
+
+def test_other_metrics_are_means_over_seeds_in_a_table_of_their_own(results: Results, tmp_path: Path):
+    first = results.variants[0]
+    runs = [replace(run, metrics={"auc": 0.5 + 0.1 * i, "recall of dog": 0.25}) for i, run in enumerate(first.runs)]
+    table = metrics_of(replace(results, variants=[replace(first, runs=runs[:2]), *results.variants[1:]]))
+    assert table is not None
+    assert [heading.text for heading in table.headings] == ["auc", "recall of dog"]
+    assert [cell.text for cell in table.rows[0].cells] == ["0.5500", "0.2500"]
+    assert [cell.text for cell in table.rows[1].cells] == ["–", "–"]
+    assert metrics_of(results) is None
+    assert "Other metrics" not in write_report(results, tmp_path / "report.html").read_text()
+
+
+def test_a_short_run_says_that_nothing_shows_whether_it_still_learns(results: Results):
+    def told(number: int) -> bool:
+        curve = Curve([float(i) for i in range(number)], [float(i) for i in range(number)], [0.5] * number)
+        variants = [replace(v, runs=[replace(run, score_curve=curve) for run in v.runs]) for v in results.variants]
+        return any("fewer than 4 validation scores" in note for note in notes(replace(results, variants=variants)))
+
+    assert [told(number) for number in (0, 3, 4)] == [True, True, False]
 
 
 def test_confusion_says_what_was_taken_for_what(results: Results, tmp_path: Path):

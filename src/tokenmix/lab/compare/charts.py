@@ -89,7 +89,7 @@ def line_chart(series: Sequence[Series], x: Axis, y: Axis) -> str:
 
 
 def scatter_chart(points: Sequence[Series], x: Axis, y: Axis, levels: Mapping[str, float], least: float = 0.0) -> str:
-    """Single points with their names; `levels` are named horizontal lines, left out if they would compress the points.
+    """Single points with their names; `levels` are named horizontal lines, or arrows if they lie far from the points.
 
     The height spans at least `least`, so that differences by chance look small.
     """
@@ -113,6 +113,10 @@ def scatter_chart(points: Sequence[Series], x: Axis, y: Axis, levels: Mapping[st
         above = y(value)
         drawn.append(f'<path class="level" d="M{LEFT},{y(value):.1f}H{END}"/>')
         drawn.append(_text(END, place, f"{name} {y.text(value)}", "end"))
+    for arrow, edge, is_above in (("↑", TOP + 10, True), ("↓", HEIGHT - BOTTOM - 6, False)):
+        far = [(name, value) for name, value in levels.items() if name not in near and (value > high) is is_above]
+        named = ", ".join(f"{name} {y.text(value)}" for name, value in far)
+        drawn += [_text(END, edge, f"{named} {arrow}", "end")] if far else []
     places = [(x(p.xs[0]), y(p.ys[0])) for p in points]
     for p, (a, b), label in zip(points, places, place_labels(places, [p.name for p in points])):
         ends = [y(p.ys[0] + side * (p.error or 0)) for side in (-1, 1)]

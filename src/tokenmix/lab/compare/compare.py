@@ -27,7 +27,7 @@ from tokenmix.lab.compare.costs import measure_slowdown, measure_variants, skele
 from tokenmix.lab.compare.grid import choose_cells, copy_runs, merge_settings, split_grid, write_grid
 from tokenmix.lab.compare.notes import budget_sentence, failed_runs, finding_sentence, notes, uncertainty
 from tokenmix.lab.compare.report import ComparisonResult, ExampleMaps, make_examples, write_report
-from tokenmix.lab.compare.results import Results, Run, Variant, table_of
+from tokenmix.lab.compare.results import Results, Run, Variant, metrics_of, table_of
 from tokenmix.lab.compare.variants import (
     claim_folder,
     naming,
@@ -470,7 +470,9 @@ def _report(one: Comparison, console: Console) -> Results:
     )
     results.save(one.out / "results.json")
     found, listed = finding_sentence(results), "\n".join(f"- {note}" for note in notes(results))
-    parts = [found, budget_sentence(results), table_of(results).markdown(), listed, f"    {results.command}\n"]
+    others = metrics_of(results)
+    parts = [found, budget_sentence(results), table_of(results).markdown()]
+    parts += [*([others.markdown()] if others else []), listed, f"    {results.command}\n"]
     replace_file(one.out / "results.md", "\n\n".join(parts).encode())
     report = write_report(results, one.out / "report.html", shown)
     console.print(table_of(results).rich())

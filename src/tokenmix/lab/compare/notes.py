@@ -10,6 +10,8 @@ from tokenmix.profiling.units import ratio
 
 BALANCED = {"class_weights": ", classes of equal weight in the loss", "sampler": ", classes drawn equally often"}
 CALLED = {"self": "self-attention", ORIGINAL: "the original model"}
+POINTS = 4
+"""Fewest validation scores that show whether a network still learns."""
 
 
 def budget_sentence(results: Results) -> str:
@@ -236,6 +238,12 @@ def uncertainty(results: Results) -> list[str]:
             f"Still learning at the end: {', '.join(learning)}. In the last quarter of training the validation "
             f"{results.measure} improved by over a tenth of what it had gained in all; give more --epochs."
         )
+    runs = [run for variant in results.variants for run in variant.runs if run.score is not None]
+    if runs and max(len(run.score_curve.values) for run in runs) < POINTS:
+        found.append(
+            f"Runs this short have fewer than {POINTS} validation scores, which do not show whether a network still "
+            "learns. See the curves of the training loss; --epochs trains longer."
+        )
     return found
 
 
@@ -267,7 +275,7 @@ def still_learning(results: Results, variant: Variant) -> bool:
     late = whole = 0.0
     for run in variant.runs:
         curve = [sign * value for value in run.score_curve.values]
-        if len(curve) >= 4:
+        if len(curve) >= POINTS:
             late += curve[-1] - max(curve[: -(len(curve) // 4)])
             whole += curve[-1] - curve[0]
     return late > 0.1 * whole > 0

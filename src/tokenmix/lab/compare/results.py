@@ -33,7 +33,10 @@ class Curve:
 
 @dataclass(frozen=True)
 class Run:
-    """One training of one variant; `rate` is training samples per second. Scores are of the last epoch, or None."""
+    """One training of one variant; `rate` is training samples per second.
+
+    `score` and `metrics`, the other numbers of the test set, are of the epoch that was best on validation samples.
+    """
 
     seed: int
     folder: str
@@ -45,6 +48,7 @@ class Run:
     score_curve: Curve = field(default_factory=Curve)
     loss_curve: Curve = field(default_factory=Curve)
     confusion: list[list[int]] | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -357,6 +361,18 @@ class Table:
             ratios = (f" ({cell.ratio})" if cell.ratio else "" for cell in row.cells)
             rows.append([row.name, *map("".join, zip(texts, ratios))])
         return to_markdown(["variant", *headings], rows)
+
+
+def metrics_of(results: Results) -> Table | None:
+    """The metrics besides the headline's, as means over seeds; None if no run has one."""
+    names = list(dict.fromkeys(name for v in results.variants for run in v.runs for name in run.metrics))
+    rows = []
+    for variant in results.variants:
+        found = [[run.metrics[name] for run in variant.runs if name in run.metrics] for name in names]
+        means = [statistics.mean(values) if values else None for values in found]
+        cells = [Cell("–" if mean is None else f"{mean:.4f}", value=mean) for mean in means]
+        rows.append(Row(variant.name, cells, about=variant.about))
+    return Table([Heading(name.replace("_", " "), sorts=True) for name in names], rows) if names else None
 
 
 def columns(results: Results) -> list[Column]:

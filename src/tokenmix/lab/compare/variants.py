@@ -3,6 +3,7 @@
 import csv
 import inspect
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,6 +46,8 @@ FREE = (*ADDING, *HARMLESS, *(field.name for field in fields(EngineConfig)))
 Amount = Annotated[float, Range(least=0)]
 Confusion = tuple[tuple[Annotated[int, Range(least=0)], ...], ...] | None
 Share = Annotated[float | None, Range(least=0, most=1)]
+MOST_CLASSES = 10
+"""Up to this number of classes a report has the metric of each."""
 SHARES = ("accuracy", "balanced_accuracy", "macro_f1", "f1", "auc", "miou", "instance_miou", "exact_match")
 """Metrics in [0, 1]."""
 
@@ -198,7 +201,17 @@ def read_run(cell: Cell, failure: str, metric: str, out: Path) -> Run:
             seconds=fitted(Amount, result["seconds"], "seconds"),
             rate=fitted(Amount, result[rate], rate),
             confusion=None if confusion is None else [list(row) for row in confusion],
+            metrics={name: value for name, value in _numbers(metrics) if name != metric},
         )
+
+
+def _numbers(metrics: Values) -> Iterator[tuple[str, float]]:
+    """Finite numbers among a run's metrics, also one of each class if there are at most ten."""
+    for name, value in metrics.items():
+        parts = {f"{name} of {part}": one for part, one in value.items()} if isinstance(value, dict) else {name: value}
+        for label, one in parts.items():
+            if len(parts) <= MOST_CLASSES and isinstance(one, float) and math.isfinite(one):
+                yield label, one
 
 
 def read_sampling(runs: Sequence[tuple[Cell, Run]], metric: str, unit: str) -> Sampling | None:
