@@ -310,11 +310,16 @@ def parse_usual(document: TrainConfig | CompareConfig, prog: str, about: str) ->
             changed[f.name] = (_hidden(f.type), part)
     options_first = dataclasses.make_dataclass("OptionsFirst", [("options", Any)], frozen=True, kw_only=True)
     short = _retyped(document, changed, options_first)
-    example = (
-        f"{prog} {task} --model {document.model.model or 'MODEL'} --data {LAYOUTS.get(task, 'PATH')} --out runs/{task}"
-    )
+    data, model = LAYOUTS.get(task, "PATH"), document.model.model or "MODEL"
+    examples = [f"{prog} {task} --model {model} --data {data} --out runs/{task}"]
+    if task == "image-classification":  # the task of most of the verb's examples
+        examples += (line.strip() for line in EXAMPLES[prog.split()[1]])
+    elif prog.endswith("compare"):
+        examples.append(f"{prog} {task} --mixers self,external --data {data} --seeds 0,1,2")
+    else:
+        examples.append(f"{prog} --resume runs/{task}")
     about = f"{about} {prog} {task} --help-all shows all {len(_options(document))} options."
-    shown = _described(prog, about, example)
+    shown = _described(prog, about, *examples)
     _cli(type(short), prog=prog, description=shown, args=["--help"], default=short)
 
 
@@ -329,7 +334,7 @@ def _hidden(kind: Any) -> Any:
 
 
 def _described(prog: str, about: str, *more: str) -> str:
-    return "\n".join([about, "", "Examples:", *(f"  {line}" for line in more), *EXAMPLES[prog.split()[1]]])
+    return "\n".join([about, "", "Examples:", *([f"  {line}" for line in more] or EXAMPLES[prog.split()[1]])])
 
 
 def parse_known(kind: type[T], prog: str, args: Sequence[str]) -> T:
