@@ -27,6 +27,7 @@ ORDER = (
     "compare_normalizations",
     "compare_lavit",
     "compare_pairs",
+    "compare_pair_variants",
     "compare_tokens",
     "compare_cells",
     "compare_senses",

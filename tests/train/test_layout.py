@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+import tokenmix
 from tokenmix.lab.tasks.classification.task import ImageClassification
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.sources import make_config
@@ -58,6 +60,15 @@ def test_a_network_of_the_user_may_view_its_outputs(registered: bool, monkeypatc
     with typed(target):
         model = built(make_config(data="digits", model="viewing" if registered else target))
     assert model(torch.randn(2, 3, 8, 8)).shape == (2, 10)
+
+
+def test_a_trained_model_can_be_saved(tmp_path: Path):
+    config = make_config(
+        data="digits", model="mixer_nano", limit=32, epochs=1, threads=1, device="cpu", out=tmp_path / "run"
+    )
+    run = tokenmix.train(config, quiet=True)
+    safetensors.torch.save_file(run.model.state_dict(), tmp_path / "weights.safetensors")
+    assert all(in_rows(run.model))
 
 
 @pytest.mark.slow

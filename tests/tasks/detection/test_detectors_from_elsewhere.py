@@ -18,11 +18,28 @@ from tokenmix.lab.data.scenes import SceneData
 from tokenmix.lab.tasks.detection import task as objects
 from tokenmix.lab.train.load import load_task
 from tokenmix.lab.train.run import evaluate, predict, train
+from tokenmix.layers import Capabilities, Mixer
 from tokenmix.models.detection.other import other_detector
 from tokenmix.trust import typed
 
 CHOSEN = {"score": 0.0, "nms": 0.5, "detections": 5}
 BOXES = ("faster", "retina", "fcos", "ssd")
+
+
+class Shifted(Mixer):
+    """Each token gets the one before."""
+
+    capabilities = Capabilities(map=None, mask=False, equivariant=False, linear=True)
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        return x.roll(1, dims=1)
+
+    def macs(self, num_tokens: int) -> int:
+        return 0
 
 
 def scenes(spec: str, **given: Any) -> SceneData:
@@ -44,8 +61,9 @@ def theirs(out: Path, kind: str, **changes: Any) -> Any:
 
 @pytest.mark.parametrize("model", ["faster_rcnn_nano", "retinanet_nano"])
 def test_a_mixer_of_the_user_trains_in_our_detectors(model: str, tmp_path: Path) -> None:
-    with typed("toy_net:Roll"):
-        run = train(config(tmp_path / "run", model=model, model_kwargs={"mixer": "toy_net:Roll"}), quiet=True)
+    mixer = f"{__name__}:Shifted"
+    with typed(mixer):
+        run = train(config(tmp_path / "run", model=model, model_kwargs={"mixer": mixer}), quiet=True)
     assert evaluate(run)["samples"] == 3
 
 

@@ -28,7 +28,9 @@ LARGE = 1024
 def load_run(run: Path) -> tuple[nn.Module, TrainConfig, Values]:
     """Load a run folder: the model with its weights, the config and the description of the data."""
     folder = RunFolder.of(run)
-    return load_task(folder).model, folder.config, folder.description
+    # safetensors, and a user's own code, take contiguous weights only.
+    model = load_task(folder).model.to(memory_format=torch.contiguous_format)
+    return model, folder.config, folder.description
 
 
 @from_caller

@@ -249,7 +249,7 @@ class ImageClassification(ImageTask, ClassTask):
         """In timm's format: config.json with the data's classes, mean and std, and model.safetensors."""
         prepared = {"mean": self.data["mean"], "std": self.data["std"], "crop_pct": self.data.get("crop_pct", 1.0)}
         save_for_hf(
-            self.model,
+            self.model.to(memory_format=torch.contiguous_format),
             str(folder),
             safe_serialization=True,
             model_config={"label_names": self.classes},
