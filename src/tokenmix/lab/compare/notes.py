@@ -238,11 +238,13 @@ def uncertainty(results: Results) -> list[str]:
             f"Still learning at the end: {', '.join(learning)}. In the last quarter of training the validation "
             f"{results.measure} improved by over a tenth of what it had gained in all; give more --epochs."
         )
-    runs = [run for variant in results.variants for run in variant.runs if run.score is not None]
-    if runs and max(len(run.score_curve.values) for run in runs) < POINTS:
+    points = {v.name: max(len(run.score_curve.values) for run in v.runs) for v in results.variants if v.scores}
+    short = [name for name, number in points.items() if number < POINTS]
+    if short:
+        remedy = "give more --epochs" if any(points.values()) else "hold out samples with --validation"
         found.append(
-            f"Runs this short have fewer than {POINTS} validation scores, which do not show whether a network still "
-            "learns. See the curves of the training loss; --epochs trains longer."
+            f"Fewer than {POINTS} validation scores do not show whether a network still learns: {', '.join(short)}. "
+            f"See the curves of the training loss, or {remedy}."
         )
     return found
 
