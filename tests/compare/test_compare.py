@@ -73,6 +73,10 @@ def test_everything_is_there(finished: Path):
         assert variant.growth.memory[0] < variant.growth.memory[-1]
     assert "attention maps" in (finished / "report.html").read_text().lower()
     assert set(results.examples[0].answers) == {"self", "external"}
+    told = "Other metrics, means over the seeds"
+    for page in ("report.html", "results.md"):
+        text = (finished / page).read_text()
+        assert all(name in text for name in (told, "balanced accuracy", "macro F1", "ECE", "recall of 9")), page
 
 
 def test_a_second_comparison_in_the_same_folder_is_refused_while_the_first_runs(tmp_path: Path):
@@ -155,6 +159,23 @@ def test_score_and_confusion_are_of_the_weights_that_are_kept(tmp_path: Path):
     (plan.folder / "result.json").write_text(json.dumps({**epochs, "seconds": 1.0, "images_per_second": 2.0}))
     run = read_run(plan, "", "accuracy", tmp_path)
     assert (run.score, run.confusion) == (1.0, [[2, 0], [0, 2]])
+
+
+def test_other_metrics_of_a_run_are_its_defined_numbers(tmp_path: Path):
+    plan = plan_runs(small(tmp_path), tmp_path)[0]
+    plan.folder.mkdir(parents=True)
+    many, few = dict.fromkeys(map(str, range(11)), 0.5), {"cat": 0.5, "dog": None}
+    metrics = {
+        "accuracy": 1.0,
+        "auc": None,
+        "map_small": -1.0,
+        "ece": 0.1,
+        "confusion": [[2]],
+        "recall": few,
+        "iou": many,
+    }
+    (plan.folder / "result.json").write_text(json.dumps({"metrics": metrics, "seconds": 1.0, "images_per_second": 2.0}))
+    assert read_run(plan, "", "accuracy", tmp_path).metrics == {"ece": 0.1, "recall of cat": 0.5}
 
 
 def test_the_figure_of_a_report_is_that_of_eval(finished: Path):

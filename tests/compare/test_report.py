@@ -27,6 +27,7 @@ from tokenmix.lab.compare.results import (
     cells,
     columns,
     load_results,
+    metric_name,
     metrics_of,
     table_of,
 )
@@ -498,16 +499,42 @@ def test_a_baseline_is_a_line_or_an_arrow_to_where_it_lies():
     assert float(above) < float(below)
 
 
-def test_other_metrics_are_means_over_seeds_in_a_table_of_their_own(results: Results, tmp_path: Path):
+def test_other_metrics_are_means_over_seeds_in_a_table_of_their_own(results: Results):
     first = results.variants[0]
-    runs = [replace(run, metrics={"auc": 0.5 + 0.1 * i, "recall of dog": 0.25}) for i, run in enumerate(first.runs)]
+    runs = [
+        replace(run, metrics={"recall of map_f1": 0.25, "macro_f1": 0.5 + 0.1 * i}) for i, run in enumerate(first.runs)
+    ]
     table = metrics_of(replace(results, variants=[replace(first, runs=runs[:2]), *results.variants[1:]]))
     assert table is not None
-    assert [heading.text for heading in table.headings] == ["auc", "recall of dog"]
+    assert [heading.text for heading in table.headings] == ["macro F1", "recall of map_f1"]
     assert [cell.text for cell in table.rows[0].cells] == ["0.5500", "0.2500"]
     assert [cell.text for cell in table.rows[1].cells] == ["–", "–"]
-    assert metrics_of(results) is None
-    assert "Other metrics" not in write_report(results, tmp_path / "report.html").read_text()
+    assert table.title == "Other metrics, means over the seeds"
+
+
+def test_results_of_an_older_version_have_no_other_metrics(results: Results, tmp_path: Path):
+    results.save(tmp_path / "results.json")
+    plain = json.loads((tmp_path / "results.json").read_text())
+    for one in (run for variant in plain["variants"] for run in variant["runs"]):
+        del one["metrics"]
+    (tmp_path / "results.json").write_text(json.dumps(plain))
+    older = load_results(tmp_path / "results.json")
+    assert older.variants == results.variants
+    assert metrics_of(older) is None
+    assert "Other metrics" not in write_report(older, tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("instance_miou", "instance mIoU"),
+        ("balanced_accuracy", "balanced accuracy"),
+        ("box_per_class of my_map", "box mAP of my_map"),
+        ("top5", "top-5"),
+    ],
+)
+def test_metrics_have_their_usual_names(key: str, name: str) -> None:
+    assert metric_name(key) == name
 
 
 @pytest.mark.parametrize(

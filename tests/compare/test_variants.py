@@ -217,6 +217,7 @@ def test_a_caller_gets_tables_and_a_figure(text: ComparisonResult) -> None:
     assert text.plot().axes[0].get_ylabel().startswith("test ")
     frame = pytest.importorskip("pandas") and text.to_pandas()
     assert list(frame["variant"]) == ["original", "external", "identity"]
+    assert frame["macro_f1"].between(0, 1).all()
 
 
 @pytest.mark.parametrize(

@@ -472,7 +472,7 @@ def _report(one: Comparison, console: Console) -> Results:
     found, listed = finding_sentence(results), "\n".join(f"- {note}" for note in notes(results))
     others = metrics_of(results)
     parts = [found, budget_sentence(results), table_of(results).markdown()]
-    parts += [*([others.markdown()] if others else []), listed, f"    {results.command}\n"]
+    parts += [*([f"{others.title}:", others.markdown()] if others else []), listed, f"    {results.command}\n"]
     replace_file(one.out / "results.md", "\n\n".join(parts).encode())
     report = write_report(results, one.out / "report.html", shown)
     console.print(table_of(results).rich())

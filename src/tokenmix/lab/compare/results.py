@@ -20,6 +20,25 @@ from tokenmix.profiling.units import count, milliseconds, ratio, size, spread, t
 SCHEMA = 5
 IDENTITY, ORIGINAL, NONE = "identity", "original", "none"
 """The control without mixing, the unchanged model, and the model without an inserted block."""
+OF = " of "
+"""Between a metric and a class."""
+WORDS = {
+    "map": "mAP",
+    "mar": "mAR",
+    "miou": "mIoU",
+    "iou": "IoU",
+    "f1": "F1",
+    "auc": "AUC",
+    "ece": "ECE",
+    "top5": "top-5",
+}
+
+
+def metric_name(key: str) -> str:
+    """Usual name of a metric, as in "macro F1" and "recall of dog"."""
+    metric, of, part = key.partition(OF)
+    words = metric.replace("per_class", "map").split("_")
+    return " ".join(WORDS.get(word, word) for word in words) + of + part
 
 
 @dataclass(frozen=True)
@@ -195,8 +214,7 @@ class Results:
 
     @property
     def measure(self) -> str:
-        known = {"map": "mAP", "miou": "mIoU", "instance_miou": "instance mIoU", "f1": "F1", "macro_f1": "macro F1"}
-        return known.get(self.metric, self.metric.replace("_", " "))
+        return metric_name(self.metric)
 
     @property
     def budget(self) -> str:
@@ -364,15 +382,17 @@ class Table:
 
 
 def metrics_of(results: Results) -> Table | None:
-    """The metrics besides the headline's, as means over seeds; None if no run has one."""
+    """The metrics besides the headline's, as means over seeds, those of classes last; None if no run has one."""
     names = list(dict.fromkeys(name for v in results.variants for run in v.runs for name in run.metrics))
+    names.sort(key=lambda name: OF in name)
     rows = []
     for variant in results.variants:
         found = [[run.metrics[name] for run in variant.runs if name in run.metrics] for name in names]
         means = [statistics.mean(values) if values else None for values in found]
         cells = [Cell("–" if mean is None else f"{mean:.4f}", value=mean) for mean in means]
         rows.append(Row(variant.name, cells, about=variant.about))
-    return Table([Heading(name.replace("_", " "), sorts=True) for name in names], rows) if names else None
+    title = f"Other metrics{', means over the seeds' if len(results.config['seeds']) > 1 else ''}"
+    return Table([Heading(metric_name(name), sorts=True) for name in names], rows, title) if names else None
 
 
 def columns(results: Results) -> list[Column]:

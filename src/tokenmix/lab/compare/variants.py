@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tokenmix.errors import UserError, one_line
 from tokenmix.files import Values, inside, is_unused, make_folder, read_text, to_json, write_json
-from tokenmix.lab.compare.results import IDENTITY, NONE, ORIGINAL, Curve, Run, Sampling
+from tokenmix.lab.compare.results import IDENTITY, NONE, OF, ORIGINAL, Curve, Run, Sampling
 from tokenmix.lab.compare.statistics import covariance_of_means, covariance_of_resamples, resample
 from tokenmix.lab.grid import Cell
 from tokenmix.lab.registry import get_task
@@ -206,11 +206,12 @@ def read_run(cell: Cell, failure: str, metric: str, out: Path) -> Run:
 
 
 def _numbers(metrics: Values) -> Iterator[tuple[str, float]]:
-    """Finite numbers among a run's metrics, also one of each class if there are at most ten."""
+    """Defined numbers among a run's metrics, also one of each class if there are at most ten."""
     for name, value in metrics.items():
-        parts = {f"{name} of {part}": one for part, one in value.items()} if isinstance(value, dict) else {name: value}
+        parts = {f"{name}{OF}{part}": one for part, one in value.items()} if isinstance(value, dict) else {name: value}
         for label, one in parts.items():
-            if len(parts) <= MOST_CLASSES and isinstance(one, float) and math.isfinite(one):
+            # COCO has -1 where the data has no such object.
+            if len(parts) <= MOST_CLASSES and isinstance(one, float) and math.isfinite(one) and one != -1:
                 yield label, one
 
 
