@@ -126,6 +126,17 @@ GROWING: dict[str, tuple[dict[str, Any], str]] = {
         },
         "makes 1,000 special tokens",
     ),
+    "repeated": (
+        {
+            "post_processor": {
+                "type": "TemplateProcessing",
+                "single": [{"Sequence": {"id": "A", "type_id": 0}}] * 2000,
+                "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+                "special_tokens": {},
+            }
+        },
+        "repeats a text 2,000 times",
+    ),
     "charsmap": ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, "cannot be read"),
 }
 

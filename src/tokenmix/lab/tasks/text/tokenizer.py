@@ -1,11 +1,13 @@
 """Tokenizers trained on users' text, in Hugging Face's format."""
 
+import json
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tokenmix.errors import UserError
 from tokenmix.files import Values, new_folder, user_path, write_json
@@ -121,6 +123,9 @@ def load_tokenizer(folder: str | Path) -> "PreTrainedTokenizerFast":
         most = max(growth(backend.normalizer), growth(backend.decoder))
         special = max(backend.num_special_tokens_to_add(pair) for pair in (False, True))
         highest = max(tokenizer.get_vocab().values(), default=0)
+        repeated = _copies(backend.post_processor)
+    if repeated > 1:
+        raise UserError(f"the tokenizer in {path} repeats a text {repeated:,} times, which no text needs; use another")
     if most > MOST_GROWTH or special > MOST_SPECIAL:
         what = f"{most:,.0f} bytes of one character" if most > MOST_GROWTH else f"{special:,} special tokens in a text"
         raise UserError(f"the tokenizer in {path} makes {what}, which no text needs; use another")
@@ -132,6 +137,16 @@ def load_tokenizer(folder: str | Path) -> "PreTrainedTokenizerFast":
     if without:
         raise UserError(f"the tokenizer in {path} names no {', '.join(without)} in its tokenizer_config.json; add it")
     return tokenizer
+
+
+def _copies(step: Any) -> int:
+    """How often a post-processor puts one text into its output."""
+    step = step if isinstance(step, dict) else {} if step is None else json.loads(step.__getstate__())
+    inner = math.prod(max(1, _copies(one)) for one in step.get("processors", ()))
+    names = [
+        [part["Sequence"]["id"] for part in step.get(form, ()) if "Sequence" in part] for form in ("single", "pair")
+    ]
+    return inner * max((ids.count(name) for ids in names for name in set(ids)), default=1)
 
 
 def write_tokenizer(
