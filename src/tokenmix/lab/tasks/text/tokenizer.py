@@ -143,10 +143,9 @@ def _copies(step: Any) -> int:
     """How often a post-processor puts one text into its output."""
     step = step if isinstance(step, dict) else {} if step is None else json.loads(step.__getstate__())
     inner = math.prod(max(1, _copies(one)) for one in step.get("processors", ()))
-    names = [
-        [part["Sequence"]["id"] for part in step.get(form, ()) if "Sequence" in part] for form in ("single", "pair")
-    ]
-    return inner * max((ids.count(name) for ids in names for name in set(ids)), default=1)
+    forms = (step.get("single", ()), step.get("pair", ()))
+    named = (Counter(part["Sequence"]["id"] for part in form if "Sequence" in part) for form in forms)
+    return inner * max((count for counts in named for count in counts.values()), default=1)
 
 
 def write_tokenizer(
