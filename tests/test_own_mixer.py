@@ -207,7 +207,7 @@ def test_a_missing_method_is_named(package: Path, capsys) -> None:
             "forward of 'toy_layers:Maskless' cannot be called with x and mask; write forward(self, x, mask=None)",
         ),
         ("Wide", "does not run with Wide: RuntimeError: mat1 and mat2"),
-        ("Narrowless", "has no whole number self.dim; set self.dim = dim in its constructor"),
+        ("Narrowless", "has no self.dim; set self.dim = dim in its constructor"),
         ("Unmapped", "Unmapped has no method attention_map(x, mask=None)"),
         ("Uncounted", "Uncounted has no method macs(num_tokens)"),
         ("Countless", "macs of Countless returned None; return a whole number"),

@@ -14,6 +14,7 @@ import tokenmix
 from tokenmix.lab.tasks.classification.task import ImageClassification
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.sources import make_config
+from tokenmix.layers import Capabilities, Mixer
 from tokenmix.registry import MODELS, ModelEntry
 from tokenmix.trust import typed
 
@@ -59,6 +60,30 @@ def test_a_network_of_the_user_may_view_its_outputs(registered: bool, monkeypatc
     monkeypatch.setitem(MODELS._entries, entry.name, entry)
     with typed(target):
         model = built(make_config(data="digits", model="viewing" if registered else target))
+    assert model(torch.randn(2, 3, 8, 8)).shape == (2, 10)
+
+
+class Volume(Mixer):
+    """A mixer of the user's with weights that have no layout of channels, and one that it views."""
+
+    capabilities = Capabilities(map=None, mask=False, equivariant=False, linear=True)
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim, self.conv, self.weight = dim, nn.Conv3d(1, 1, 1), nn.Parameter(torch.ones(2, 3, 2, 2))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return x * self.weight.view(6, -1).mean() + self.conv(x[:, None, None])[:, 0, 0]
+
+    def macs(self, num_tokens: int) -> int:
+        return 0
+
+
+def test_a_mixer_of_the_user_keeps_its_layout():
+    mixer = f"{__name__}:Volume"
+    with typed(mixer):
+        model = built(make_config(data="digits", model="mixer_nano", model_kwargs={"mixer": mixer}))
+    assert not any(in_rows(model))
     assert model(torch.randn(2, 3, 8, 8)).shape == (2, 10)
 
 

@@ -142,9 +142,9 @@ def build_mixer(layer: type[Mixer], label: str, dim: int, num_tokens: int | None
     shown = ", ".join(f"{key}={value!r}" for key, value in given.items())
     with as_user_error(f"{label} cannot be built with these arguments: ", f"; change one of {shown}, or the class"):
         built = layer(dim, num_tokens, **kwargs) if takes_number else layer(dim, **kwargs)
-    if not isinstance(getattr(built, "dim", None), int):
-        raise OwnMixerError(f"{label} has no whole number self.dim; set self.dim = dim in its constructor")
-    return built.to(**factory) if any(factory.values()) else built
+    if getattr(built, "dim", None) is None:
+        raise OwnMixerError(f"{label} has no self.dim; set self.dim = dim in its constructor")
+    return built.to(**factory) if any(value is not None for value in factory.values()) else built
 
 
 def build_on_grid(

@@ -187,6 +187,8 @@ def hold_out(
     """Indices of training and validation samples, in the class proportions or of whole groups; equal for all seeds."""
     size = validation_size(len(labels), asked, limit)
     held = torch.zeros(len(labels), dtype=torch.bool)
+    if groups is not None and len(groups) != len(labels):
+        raise UserError(f"there are {len(groups)} groups for {len(labels)} training samples; give one number for each")
     if size and groups is not None:
         names, counts = groups.unique(return_counts=True)
         # One group is left to train on.
@@ -210,7 +212,7 @@ class DataSet(Generic[S]):
         spec: the requested data, set by `load_data`.
         validation: training samples held out to choose the best epoch; None if there are none.
         groups: a number for each training sample, equal for samples that resemble each other, such as parts of one
-            photograph. Validation samples are whole groups, as few as make the number asked for.
+            photograph. Validation samples are whole groups, drawn until they make the number asked for.
     """
 
     train: S

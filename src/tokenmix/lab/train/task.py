@@ -39,6 +39,7 @@ from tokenmix.lab.train.programs import (
     model_summary,
     own_macs,
 )
+from tokenmix.layers.table import own_mixers
 from tokenmix.registry import TORCHVISION, Arguments, is_elsewhere
 
 
@@ -208,7 +209,11 @@ class TaskModule(nn.Module, ABC):
         theirs = is_elsewhere(name) and not name.startswith(TORCHVISION)
         if config.loop.strategy == "fsdp" or theirs or package not in ("tokenmix", "timm", "torchvision"):
             return model
-        return model.to(memory_format=torch.channels_last)
+        theirs_inside = {part for mixer in own_mixers(model) for part in mixer.modules()}
+        for part in model.modules():
+            if isinstance(part, nn.Conv2d | nn.ConvTranspose2d) and part not in theirs_inside:
+                part.to(memory_format=torch.channels_last)
+        return model
 
     @classmethod
     def with_absolute_paths(cls, config: TrainConfig) -> TrainConfig:
