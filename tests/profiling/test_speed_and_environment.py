@@ -12,7 +12,7 @@ from tokenmix.environment import environment, newer_than, warn_untested
 from tokenmix.errors import UserError
 from tokenmix.models import create_model
 from tokenmix.profiling.machine import Timing, time_interleaved
-from tokenmix.profiling.units import count, milliseconds, ratio, size, spread
+from tokenmix.profiling.units import count, milliseconds, ratio, size, spread, to_markdown
 from tokenmix.swap import swap_attention
 
 
@@ -131,3 +131,11 @@ def test_name_of_the_processor(lines, name, tmp_path, monkeypatch):
 )
 def test_units(text: str, expected: str):
     assert text == expected
+
+
+def test_a_bar_in_a_name_does_not_end_a_cell():
+    assert to_markdown(["variant", "recall of a|b"], [["x|y", "1"]]).splitlines() == [
+        r"| variant | recall of a\|b |",
+        "|---|---:|",
+        r"| x\|y | 1 |",
+    ]

@@ -67,6 +67,11 @@ class DataEntry(Entry):
     stored: tuple[str, ...] = ()
     img_size: int | None = None
 
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """Default (height, width) of labelled images."""
+        return None if self.img_size is None else (self.img_size, self.img_size)
+
 
 def _load() -> None:
     for package in ("tokenmix.lab.data", "tokenmix.lab.tasks"):

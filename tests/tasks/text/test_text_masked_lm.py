@@ -107,6 +107,7 @@ def test_predict_fills_in_sentences_and_files(finished: Path, tmp_path: Path):
     (tmp_path / "some.txt").write_text("[MASK] old king sees the ship .\n\nthe red dog loves [MASK] king .\n")
     answers = predict(finished, ["the old dog loves [MASK] ship .", tmp_path / "some.txt"])
     assert len(answers) == 3
+    assert all("the" in answer["top"] for answer in answers if "dog" in answer["text"])
     for answer in answers:
         assert answer["filled"].split() == answer["text"].replace("[MASK]", answer["label"]).split()
         assert max(answer["top"], key=answer["top"].get) == answer["label"]

@@ -313,7 +313,7 @@ def parse_usual(document: TrainConfig | CompareConfig, prog: str, about: str) ->
     data, model = LAYOUTS.get(task, "PATH"), document.model.model or "MODEL"
     examples = [f"{prog} {task} --model {model} --data {data} --out runs/{task}"]
     if task == "image-classification":  # the task of most of the verb's examples
-        examples += (line.strip() for line in EXAMPLES[prog.split()[1]])
+        examples += EXAMPLES[prog.split()[1]]
     elif prog.endswith("compare"):
         examples.append(f"{prog} {task} --mixers self,external --data {data} --seeds 0,1,2")
     else:
@@ -334,7 +334,7 @@ def _hidden(kind: Any) -> Any:
 
 
 def _described(prog: str, about: str, *more: str) -> str:
-    return "\n".join([about, "", "Examples:", *([f"  {line}" for line in more] or EXAMPLES[prog.split()[1]])])
+    return "\n".join([about, "", "Examples:", *(f"  {line}" for line in more or EXAMPLES[prog.split()[1]])])
 
 
 def parse_known(kind: type[T], prog: str, args: Sequence[str]) -> T:
@@ -420,7 +420,7 @@ tokenmix train-tokenizer --data text:PATH --out tokenizer
 tokenmix train-tokenizer --data jsonl:PATH#text --vocab-size 32000 --out tokenizer
 tokenmix train-tokenizer --data text:PATH --kind wordpiece --lowercase yes --out tokenizer
 """.strip().splitlines():
-    EXAMPLES.setdefault(_line.split()[1], []).append(f"  {_line}")
+    EXAMPLES.setdefault(_line.split()[1], []).append(_line)
 
 # Options in `--help` of train and compare: of every run, of mixers and comparisons, of a task.
 OF_RUN = ("data", "model", "epochs", "batch_size", "lr", "lr_g", "lr_d", "seed", "device", "init_from", "out", "resume")

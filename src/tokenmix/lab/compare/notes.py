@@ -1,9 +1,9 @@
 """Sentences of a report: the equal budget, and the limits of the numbers."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 from tokenmix.lab.compare.results import IDENTITY, NONE, ORIGINAL, Results, Variant
+from tokenmix.lab.tasks.classes import total_sizes
 from tokenmix.lab.train.task import size_note
 from tokenmix.profiling.machine import SPREAD
 from tokenmix.profiling.units import ratio
@@ -185,7 +185,7 @@ def _beside_none(results: Results) -> list[str]:
 
 def _classes(results: Results) -> list[str]:
     """Reason for balanced accuracy."""
-    counts: Counter[str] = sum(map(Counter, (results.data.get("counts") or {}).values()), Counter())
+    counts = total_sizes(results.data.get("counts") or {})
     if results.metric != "balanced_accuracy" or not counts or results.config.get("monitor"):
         return []
     ordered = sorted(counts, key=lambda name: counts[name])

@@ -54,7 +54,8 @@ class Curve:
 class Run:
     """One training of one variant; `rate` is training samples per second.
 
-    `score` and `metrics`, the other numbers of the test set, are of the epoch that was best on validation samples.
+    `score` and `metrics`, the other numbers of the test set, are of the best epoch on validation samples, of the last
+    without any.
     """
 
     seed: int

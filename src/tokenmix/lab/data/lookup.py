@@ -280,7 +280,7 @@ def load_data(
 ) -> Any:
     """Result of a data set's reader for this kind; `UserError` for a network address that comes from a file."""
     entry, variant = parse_spec(spec, kind)
-    img_size = img_size or (None if entry.img_size is None else (entry.img_size, entry.img_size))
+    img_size = img_size or entry.size
     if entry.name == "hf":
         check_address(spec.partition("#")[0])
     for piece in re.split("[,#]", variant):

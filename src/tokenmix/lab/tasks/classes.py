@@ -1,6 +1,6 @@
 """Shared code of tasks with one class per sample: metrics, class weights, saved predictions, answers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -34,8 +34,8 @@ class ClassTask(DistillingTask):
 
         Which samples are held out for validation should not change the metric.
         """
-        sizes = [sum(one) for one in zip(*(class_sizes(self.data, part) for part in self.data.get("counts", ())))]
-        return "balanced_accuracy" if is_unbalanced(sizes) else "accuracy"
+        sizes = total_sizes(self.data.get("counts", {}))
+        return "balanced_accuracy" if is_unbalanced([*sizes.values()]) else "accuracy"
 
     @classmethod
     def make_metrics(cls, config: TrainConfig, data: Description) -> dict[str, Metric]:
@@ -133,11 +133,17 @@ def rank_area(weights: Tensor, positive: Tensor, place: Tensor) -> Tensor:
     return won.sum(1) / (above.sum(1) * below.sum(1))
 
 
-def class_sizes(data: Description, part: str = "train") -> list[int]:
-    """Samples of each class in a part, from the description of the data; ones if the sizes are unknown."""
-    sizes = data.get("counts", {}).get(part, {})
+def class_sizes(data: Description) -> list[int]:
+    """Training samples of each class, from the description of the data; ones if the sizes are unknown."""
+    sizes = data.get("counts", {}).get("train", {})
     known = set(sizes) == set(data["classes"])
     return [sizes[name] for name in data["classes"]] if known else [1] * len(data["classes"])
+
+
+def total_sizes(counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+    """Samples of each class in all parts, from the `counts` of a description."""
+    names = dict.fromkeys(name for sizes in counts.values() for name in sizes)
+    return {name: sum(sizes.get(name, 0) for sizes in counts.values()) for name in names}
 
 
 def train_counts(classes: Sequence[str], labels: Tensor) -> dict[str, dict[str, int]]:

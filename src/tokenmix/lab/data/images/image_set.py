@@ -372,8 +372,7 @@ def load_images(
     if crop_pct is not None and not 0 < crop_pct <= 1:
         raise UserError(f"crop_pct must be in (0, 1], got {crop_pct}")
     loaded: ImageData = load_data(spec, "images", root=root, img_size=size, channels=channels)
-    own = parse_spec(spec, "images")[0].img_size
-    size = size or (None if own is None else size_of(own))
+    size = size or parse_spec(spec, "images")[0].size
     train, test = (_converted(images, size, channels) for images in (loaded.train, loaded.test))
     if crop_pct is not None:
         for images in (train, test):

@@ -80,7 +80,7 @@ class PointTask(TaskModule):
         light = () if options.augment == "none" else ("scale", "shift", "point_dropout")
         augment = {name: getattr(options, name) for name in light}
         still = "farthest" if options.choice == "farthest" else "first"
-        kept, held = hold_out(data.train.labels, config.data.validation, config.data.limit)
+        kept, held = hold_out(data.train.labels, config.data.validation, config.data.limit, data.groups)
         used = kept[spread(len(kept), config.data.limit)]
         train = CloudSamples(data.train, choice=options.choice, **shared, **augment).chosen(used)
         return IndexedData(

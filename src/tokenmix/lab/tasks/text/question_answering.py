@@ -111,7 +111,8 @@ class QuestionAnswering(TextTask):
         texts = [text for q in data.train for text in (q.question, q.context)]
         tokenizer, length, description = cls.tokenization(config, like, texts)
         stride = config.options.doc_stride if like is None else int(like["doc_stride"])
-        kept, held = hold_out(torch.zeros(len(data.train)), config.data.validation, config.data.limit)
+        asked = config.data.validation, config.data.limit
+        kept, held = hold_out(torch.zeros(len(data.train)), *asked, data.groups)
         encoded = partial(_encoded, tokenizer=tokenizer, length=length, stride=stride)
         lengths = [len(q.answers[0][0].split()) for q in data.train if q.answers]
         description |= {"doc_stride": stride, "unanswerable": data.unanswerable, "source": data.source}

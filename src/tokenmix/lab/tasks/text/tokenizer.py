@@ -1,6 +1,5 @@
 """Tokenizers trained on users' text, in Hugging Face's format."""
 
-import json
 import math
 import sys
 from collections import Counter
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tokenmix.errors import UserError
 from tokenmix.files import Values, new_folder, user_path, write_json
-from tokenmix.lab.tasks.text.data.corpus import Documents, growth, load_text, pieces, tokenizing
+from tokenmix.lab.tasks.text.data.corpus import Documents, growth, load_text, pieces, settings_of, tokenizing
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -124,11 +123,14 @@ def load_tokenizer(folder: str | Path) -> "PreTrainedTokenizerFast":
         special = max(backend.num_special_tokens_to_add(pair) for pair in (False, True))
         highest = max(tokenizer.get_vocab().values(), default=0)
         repeated = _copies(backend.post_processor)
-    if repeated > 1:
-        raise UserError(f"the tokenizer in {path} repeats a text {repeated:,} times, which no text needs; use another")
-    if most > MOST_GROWTH or special > MOST_SPECIAL:
-        what = f"{most:,.0f} bytes of one character" if most > MOST_GROWTH else f"{special:,} special tokens in a text"
-        raise UserError(f"the tokenizer in {path} makes {what}, which no text needs; use another")
+    too_much = {
+        f"repeats a text {repeated:,} times": repeated > 1,
+        f"makes {most:,.0f} bytes of one character": most > MOST_GROWTH,
+        f"makes {special:,} special tokens in a text": special > MOST_SPECIAL,
+    }
+    if any(too_much.values()):
+        what = next(what for what, holds in too_much.items() if holds)
+        raise UserError(f"the tokenizer in {path} {what}, which no text needs; use another")
     if highest >= len(tokenizer):
         raise UserError(
             f"the tokenizer in {path} has the id {highest}, but {len(tokenizer)} pieces; number them without gaps"
@@ -141,7 +143,7 @@ def load_tokenizer(folder: str | Path) -> "PreTrainedTokenizerFast":
 
 def _copies(step: Any) -> int:
     """How often a post-processor puts one text into its output."""
-    step = step if isinstance(step, dict) else {} if step is None else json.loads(step.__getstate__())
+    step = settings_of(step)
     inner = math.prod(max(1, _copies(one)) for one in step.get("processors", ()))
     forms = (step.get("single", ()), step.get("pair", ()))
     named = (Counter(part["Sequence"]["id"] for part in form if "Sequence" in part) for form in forms)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tokenmix.environment import filtered_stderr
 from tokenmix.errors import UserError, one_line
-from tokenmix.files import replace_file
+from tokenmix.files import Values, replace_file
 from tokenmix.lab.data.indexed import DataSet, IndexedDataset, hash_indices
 from tokenmix.lab.data.lookup import DataRequest, cache_root, load_data, origin
 from tokenmix.lab.data.reading import LeftOut, check_file
@@ -166,12 +166,17 @@ def block_characters(tokenizer: "PreTrainedTokenizerFast") -> int:
     return int(BLOCK / growth(tokenizer.backend_tokenizer.normalizer))
 
 
+def settings_of(step: Any) -> Values:
+    """The table of a tokenizer's step, as in tokenizer.json; empty for none."""
+    return step if isinstance(step, dict) else {} if step is None else json.loads(step.__getstate__())
+
+
 def growth(step: Any) -> float:
     """Largest number of bytes that a normalizer or decoder makes of one byte, from the texts that it inserts.
 
     The step, or none, may also be given as a table, as in tokenizer.json.
     """
-    step = step if isinstance(step, dict) else {} if step is None else json.loads(step.__getstate__())
+    step = settings_of(step)
     steps = step.get("normalizers") or step.get("decoders") or ()
     kind, grown = step.get("type"), math.prod(map(growth, steps))
     if kind == "Replace":
