@@ -7,11 +7,9 @@ Finished conversions are kept in --out, so the same command goes on where it sto
 
 import copy
 import io
-import statistics
 import tempfile
-import time
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -28,8 +26,7 @@ from tokenmix.files import read_json, write_json
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.swapping import convert_folder, open_folder
 from tokenmix.lab.train.schema import Names
-from tokenmix.profiling import peak_memory
-from tokenmix.profiling.machine import orders
+from tokenmix.profiling import peak_memory, time_interleaved
 from tokenmix.swap import swap_attention
 
 WHEEL = Wheel(
@@ -132,7 +129,7 @@ def summary(written: Mapping[str, Any]) -> dict[str, Any]:
 
 @torch.no_grad()
 def costs(original: Path) -> list[dict[str, Any]]:
-    """CPU milliseconds and memory of one text of each length, with random positions beyond the model's 512."""
+    """Milliseconds on one thread, and memory, of a text of each length; positions beyond the model's 512 are random."""
     teacher, _ = open_folder(original)
     found = []
     for num_tokens in TOKENS:
@@ -142,30 +139,10 @@ def costs(original: Path) -> list[dict[str, Any]]:
             swap_attention(models[mixer], mixer, num_tokens=num_tokens)
         text = torch.randint(1000, 30000, (1, num_tokens))
         runs = {name: partial(model, text) for name, model in models.items()}
-        timed = cpu_seconds(runs, repeats=9 if num_tokens < 4096 else 3)
-        for name, run in runs.items():
-            seconds, memory = timed[name], peak_memory(run)
-            found.append(
-                {
-                    "tokens": num_tokens,
-                    "mixer": name,
-                    "ms": [round(1e3 * one, 2) for one in seconds],
-                    "bytes": memory,
-                }
-            )
-            log(f"{num_tokens} tokens, {name}: {1e3 * statistics.median(seconds):.1f} ms, {memory / 1e6:.1f} MB")
-    return found
-
-
-def cpu_seconds(runs: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """CPU seconds of each call in rounds of changing order: of one thread they are its time on a core of its own."""
-    found: dict[str, list[float]] = {name: [] for name in runs}
-    for round_, names in enumerate(orders(runs, repeats + 1)):
-        for name in names:
-            began = time.process_time()
-            runs[name]()
-            if round_:
-                found[name].append(time.process_time() - began)
+        for name, timing in time_interleaved(runs, repeats=9 if num_tokens < 4096 else 3, warmup=1).items():
+            memory, ms = peak_memory(runs[name]), [round(1e3 * one, 2) for one in timing.runs]
+            found.append({"tokens": num_tokens, "mixer": name, "ms": ms, "bytes": memory})
+            log(f"{num_tokens} tokens, {name}: {1e3 * timing.median:.1f} ms, {memory / 1e6:.1f} MB")
     return found
 
 

@@ -11,13 +11,13 @@ import copy
 import random
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from recipes.datasets.text.wordnet import read_wordnet
 from recipes.program import run_program
@@ -63,16 +63,6 @@ class Subject:
     swap: dict[str, Any]
 
 
-class Images:
-    """Training images of a run's data."""
-
-    def __init__(self, data: Any) -> None:
-        self.data = data
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return (batch["image"] for batch in self.data.train_batches(batch_size=32, epoch=0, start=0))
-
-
 def digits(out: Path) -> Subject:
     """Six blocks of 64 channels on 8 x 8 digits; distilled by logits."""
     run = out / "digits"
@@ -83,11 +73,10 @@ def digits(out: Path) -> Subject:
         quiet=True,
     )
     task = load_task(run)
-    config, description = task.config, task.data
-    data = type(task).load_data(config, like=description)
+    data = type(task).load_data(task.config, like=task.data)
     return Subject(
         teacher=task.model,
-        train=Images(data),
+        train=[batch["image"] for batch in data.train_batches(batch_size=32, epoch=0, start=0)],
         held_out=[batch["image"] for batch in data.test_batches(batch_size=100)],
         names=[f"blocks.{i}.mixer" for i in range(6)],
         shared={"loss": "kl"},
