@@ -235,6 +235,14 @@ def is_transformers(model: str) -> bool:
     return model.startswith(TRANSFORMERS)
 
 
+def is_users(model: str) -> bool:
+    """Whether code of the user builds the model: "module:factory", or a name that a plug-in registered."""
+    if model in MODELS:
+        build = MODELS[model].build
+        return not (build if isinstance(build, str) else build.__module__).startswith("tokenmix.")
+    return is_foreign(model) and not model.startswith(TORCHVISION)
+
+
 def is_elsewhere(model: str) -> bool:
     """Whether the model is from torchvision, transformers or the user."""
     return is_foreign(model) or is_transformers(model)

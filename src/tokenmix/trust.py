@@ -3,22 +3,27 @@
 Words of a command are typed, and so are arguments of a public function. Text from a file is never typed, because a run
 folder, a recipe, a comparison or a hub's config may be untrusted. `check_typed` refuses by default; an entry point
 records typed text with `typed`.
+
+A file may also describe a model of another library, whose fields can name a source. `sealed` builds such a model.
 """
 
 import dataclasses
 import functools
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from tokenmix.errors import UserError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+V = TypeVar("V")
 
 _typed: ContextVar[frozenset[str] | None] = ContextVar("typed", default=None)
 
@@ -44,13 +49,17 @@ def typed_words() -> frozenset[str] | None:
 
 
 @contextmanager
-def only_typed(words: frozenset[str] | None) -> Iterator[None]:
-    """Trust exactly these words in the block, from a command or another process."""
-    before = _typed.set(words)
+def _held(variable: ContextVar[V], value: V) -> Iterator[None]:
+    before = variable.set(value)
     try:
         yield
     finally:
-        _typed.reset(before)
+        variable.reset(before)
+
+
+def only_typed(words: frozenset[str] | None) -> AbstractContextManager[None]:
+    """Trust exactly these words in the block, from a command or another process."""
+    return _held(_typed, words)
 
 
 @contextmanager
@@ -102,6 +111,51 @@ def check_typed(text: str, what: str, done: str, remedy: str = "give it as a wor
     """
     if not is_typed(text):
         raise UserError(f"a file names {what}, {text}, which is not {done} for its sake; if you trust it, {remedy}")
+
+
+MODULES = (".py", ".pyc")
+SYSTEM = ("/proc", "/sys")
+CONNECTIONS = {"socket.getaddrinfo": 0, "socket.connect": 1}
+"""Events of Python that name a host, and the number of that argument."""
+
+_readable: ContextVar[tuple[str, ...] | None] = ContextVar("readable", default=None)
+
+
+def sealed(*folders: Path) -> AbstractContextManager[None]:
+    """Build a model in the block as a file describes it: `UserError` if that connects, or reads outside `folders`.
+
+    Fields that name a source differ between libraries and their releases. Python reports each connection and each
+    opened file of this thread (PEP 578), so no list of fields is needed. Packages may be imported and read.
+    """
+    _watch()
+    return _held(_readable, tuple(map(os.path.abspath, folders)))
+
+
+@functools.cache
+def _watch() -> None:
+    sys.addaudithook(_refuse_sources)
+
+
+def _refuse_sources(event: str, args: tuple[Any, ...]) -> None:
+    if (event != "open" and event not in CONNECTIONS) or (folders := _readable.get()) is None:
+        return
+    if event == "open":
+        place, _, flags = args
+        if isinstance(place, int) or flags & (os.O_WRONLY | os.O_RDWR) or not os.path.exists(place):
+            return
+        source, here = os.path.abspath(os.fsdecode(place)), Path.cwd()
+        packages = map(os.path.abspath, sys.path)
+        if not source.endswith(MODULES):
+            # Data next to an own module is the user's, not a package's.
+            packages = (path for path in packages if not here.is_relative_to(path))
+        if any(Path(source).is_relative_to(folder) for folder in (*folders, *packages, *SYSTEM)):
+            return
+    else:
+        source = str(args[CONNECTIONS[event]])
+    raise UserError(
+        f"a file names a source of a model: building it reads {source}, which is not opened for its sake; remove the "
+        "name of that source from the file"
+    )
 
 
 _starting = threading.RLock()

@@ -25,6 +25,7 @@ from tokenmix.files import (
     write_bytes,
     write_json,
 )
+from tokenmix.lab.tasks.foreign import from_folder
 from tokenmix.lab.train.load import load_task
 from tokenmix.lab.train.programs import Batch
 from tokenmix.models.foreign import open_model
@@ -103,8 +104,8 @@ def _from_folder(folder: Path, kind: Literal["AutoModel", "AutoTokenizer"]) -> A
         )
     check_regular(folder / "config.json")
     unknown = as_user_error(f"{folder} cannot be opened by transformers (", "); give a complete folder")
-    with unknown, quiet_transformers():
-        return getattr(transformers, kind).from_pretrained(folder, local_files_only=True)
+    with unknown:
+        return from_folder(getattr(transformers, kind), folder)
 
 
 def _is_of_transformers(folder: Path) -> bool:

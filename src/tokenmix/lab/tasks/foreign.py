@@ -1,7 +1,8 @@
 """Models from elsewhere; of transformers by `--model transformers:FOLDER`, or transformers:OWNER/NAME of the hub."""
 
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -15,7 +16,7 @@ from tokenmix.lab.train.distributed import distributed_info
 from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.programs import Description
 from tokenmix.registry import TRANSFORMERS, is_foreign, is_transformers
-from tokenmix.trust import check_typed
+from tokenmix.trust import check_typed, sealed, texts_in
 
 if TYPE_CHECKING:
     from tokenmix.models.foreign import Kind
@@ -40,6 +41,12 @@ def folder_of(model: str) -> Path:
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} has no config.json; give the folder that save_pretrained wrote")
     return folder
+
+
+def from_folder(kind: Any, folder: Path, **options: object) -> Any:
+    """`from_pretrained` of a class of transformers: no code in the folder is run, and nothing is fetched."""
+    with quiet_transformers(), sealed(folder):
+        return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
 
 
 def described_architecture(config: TrainConfig, like: Description | None) -> Values:
@@ -111,19 +118,21 @@ def build_theirs(config: TrainConfig, data: Description, auto: str, **sizes: obj
     settings = {**data["architecture"], **class_fields(data), **kwargs}
     if not pretrained:
         settings |= {name: size for name, size in sizes.items() if name in settings and name not in kwargs}
+    # Compiled readers of weights open them unseen by `sealed`.
+    for text in filter(os.path.isfile, texts_in(settings)):
+        check_typed(text, "a file", "opened")
     kind = getattr(transformers, auto)
+    folder = folder_of(config.model.model) if pretrained else None
     with (
         as_user_error(f"{config.model.model} cannot be built by transformers (", "); give another folder"),
         quiet_transformers(),
+        sealed(),
     ):
         theirs = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
-        if not pretrained:
-            return cast(nn.Module, kind.from_config(theirs)).train()
-        options: Values = {"local_files_only": True, "use_safetensors": True, "ignore_mismatched_sizes": True}
-        folder = folder_of(config.model.model)
-        model, info = kind.from_pretrained(
-            folder, config=theirs, dtype=torch.float32, output_loading_info=True, **options
-        )
+        if folder is None:
+            return cast(nn.Module, kind.from_config(theirs, trust_remote_code=False)).train()
+        options: Values = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
+        model, info = from_folder(kind, folder, config=theirs, dtype=torch.float32, **options)
     head = None if classes is None else len(classes) or 1
     other = [key for key, _, shape in info["mismatched_keys"] if shape[0] != head]
     if other:

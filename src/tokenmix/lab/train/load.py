@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,10 +17,10 @@ from tokenmix.lab.train.config import SwapConfig, TrainConfig
 from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.task import TaskModule
 from tokenmix.layers.table import checked_own_mixers, own_mixers
-from tokenmix.registry import MODELS, Arguments, load_object
+from tokenmix.registry import MODELS, TORCHVISION, Arguments, is_users, load_object
 from tokenmix.swap import InsertReport, SwapReport, insert, swap_attention
 from tokenmix.swap.inserting import INSERTED
-from tokenmix.trust import from_caller
+from tokenmix.trust import from_caller, sealed
 
 LARGE = 1024
 """Largest image side in pixels for which a model is built before its weights are checked."""
@@ -45,7 +46,7 @@ def load_task(run: Path | RunFolder, options: Arguments | None = None) -> TaskMo
     weights, kind = folder.path / WEIGHTS, config.task_class
     if not weights.exists():
         raise UserError(f"{folder.path} has not finished its first epoch; {folder.to_continue}")
-    build, stored = functools.partial(kind.model_from_config, without_published_weights(config), description), None
+    build, stored = functools.partial(rebuilt, config, description), None
     changed = config.swap.swap is not None or config.swap.insert is not None
     if (max(description.get("img_size") or [0]) > LARGE or "architecture" in description) and not changed:
         # Weights per token of large images, or an architecture from a file, may exceed the memory.
@@ -70,10 +71,16 @@ def with_published_weights(config: TrainConfig) -> TrainConfig:
     return config.replace(model_kwargs={**config.model.model_kwargs, part: True})
 
 
-def without_published_weights(config: TrainConfig) -> TrainConfig:
-    """The config of a model that gets the weights of a run."""
-    kwargs = {name: value for name, value in config.model.model_kwargs.items() if not name.startswith("pretrained")}
-    return config.replace(pretrained=False, model_kwargs=kwargs)
+def rebuilt(config: TrainConfig, description: Values) -> nn.Module:
+    """The model of a run, without published weights. Nothing is fetched; torchvision may read what it has fetched.
+
+    Code of the user's builds its model as it likes.
+    """
+    name, given = config.model.model, config.model.model_kwargs
+    whole = "weights" if name.startswith(TORCHVISION) else None
+    kwargs = {key: value for key, value in given.items() if key != whole and not key.startswith("pretrained")}
+    with nullcontext() if is_users(name) else sealed(Path(torch.hub.get_dir())):
+        return config.task_class.model_from_config(config.replace(pretrained=False, model_kwargs=kwargs), description)
 
 
 def stored_types(config: TrainConfig) -> tuple[torch.dtype, ...]:

@@ -51,10 +51,10 @@ from tokenmix.lab.train.load import (
     check_own_mixers,
     freeze_all_but,
     load_task,
+    rebuilt,
     start_and_swap,
     stored_types,
     with_published_weights,
-    without_published_weights,
 )
 from tokenmix.lab.train.plan import (
     check_config,
@@ -306,8 +306,11 @@ def _prepare(config: TrainConfig, run: RunFolder) -> Session:
     # As JSON returns it, so that a run that continues reads the same values as its first start.
     description = json.loads(to_json(data.describe()))
     seed_everything(config.loop.seed, 0, 0)
-    first = (with_published_weights if checkpoint is None else without_published_weights)(config)
-    task = kind(kind.model_from_config(first, description), config, description)
+    if checkpoint is None:
+        model = kind.model_from_config(with_published_weights(config), description)
+    else:
+        model = rebuilt(config, description)
+    task = kind(model, config, description)
     changed = start_and_swap(task, config.loop.init_from if checkpoint is None else None)
     check_own_mixers(task)
     if isinstance(task, DistillingTask) and task.options.teacher is not None:

@@ -11,7 +11,7 @@ from tokenmix.errors import UserError
 from tokenmix.files import Values, user_path
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.indexed import IndexedDataset
-from tokenmix.lab.tasks.foreign import build_theirs, class_fields, described_architecture, folder_of
+from tokenmix.lab.tasks.foreign import build_theirs, class_fields, described_architecture, folder_of, from_folder
 from tokenmix.lab.tasks.text.data.files import read_lines
 from tokenmix.lab.tasks.text.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from tokenmix.lab.train.checkpoint import read_weights
@@ -225,7 +225,7 @@ class TextTask(TaskModule):
             self.model.config.predict = "all"  # type: ignore[union-attr]
         self.model.save_pretrained(folder)  # type: ignore[operator]
         self.tokenizer().save_pretrained(folder)
-        return Answering(type(self.model).from_pretrained(folder))  # type: ignore[attr-defined]
+        return Answering(from_folder(type(self.model), folder))
 
     def tokenizer(self) -> "PreTrainedTokenizerFast":
         assert self.config.options.tokenizer is not None

@@ -107,6 +107,8 @@ def load_tokenizer(folder: str | Path) -> "PreTrainedTokenizerFast":
     """The tokenizer of a folder; `UserError` if it is missing, incomplete, damaged or lacks a special token."""
     from transformers import PreTrainedTokenizerFast
 
+    from tokenmix.lab.tasks.foreign import from_folder
+
     path = user_path(folder)
     if not path.is_dir():
         raise UserError(f"there is no tokenizer folder {str(path)!r}; make one: tokenmix train-tokenizer --out {path}")
@@ -114,7 +116,7 @@ def load_tokenizer(folder: str | Path) -> "PreTrainedTokenizerFast":
     if missing:
         raise UserError(f"the tokenizer folder {path} has no {' and no '.join(missing)}; copy it whole, or train again")
     with tokenizing(f"the tokenizer in {path} cannot be read", Exception):
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(path)
+        tokenizer = from_folder(PreTrainedTokenizerFast, path)
         backend = tokenizer.backend_tokenizer
         # A file may set truncation and padding; our callers set their own.
         backend.no_truncation()
