@@ -128,6 +128,21 @@ def read_mask(attention_mask: Tensor | None, size: int, length: int) -> Tensor |
     return None if not in_graph and mask.device.type == "cpu" and bool(mask.all()) else mask
 
 
+def largest_id(ids: Tensor | None) -> int:
+    """The largest id; -1 in a graph, and on a GPU, which would synchronize and checks itself."""
+    in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return -1 if ids is None or in_graph or ids.device.type != "cpu" or not ids.numel() else int(ids.max())
+
+
+def check_segments(token_type_ids: Tensor | None, count: int) -> None:
+    """Raise `UserError` for a segment that a model of `count` segments does not have."""
+    if (largest := largest_id(token_type_ids)) >= count:
+        raise UserError(
+            f"segment {largest} for a model of {count} segments; correct the type_id in the post_processor of its "
+            "tokenizer.json"
+        )
+
+
 def rotate(x: Tensor, places: Tensor | None, dims: Sequence[int] = (1,)) -> Tensor:
     """x with row b rotated along each of `dims` so that element `places[b]` comes first; x itself for None.
 
@@ -266,6 +281,7 @@ class GMLPEmbeddings(nn.Module):
             x = rotate(inputs_embeds, start)
         if self.token_type_embeddings is not None:
             table = self.token_type_embeddings
+            check_segments(token_type_ids, table.num_embeddings)
             x = x + (table.weight[0] if token_type_ids is None else table(rotate(token_type_ids, start)))
         elif token_type_ids is not None:
             raise UserError(

@@ -20,6 +20,7 @@ from tokenmix.text.blocks import (
     PlaceRule,
     RelativePositions,
     SelfAttentionLayer,
+    largest_id,
     read_mask,
     resize_gated_mlp,
     resize_positions,
@@ -204,11 +205,7 @@ class GMLPModel(GMLPPreTrainedModel):
                 f"the model was built for up to {self.config.max_position_embeddings} tokens and got {length}; cut the "
                 f"text, or call model.resize_position_embeddings({length}) and train the new positions"
             )
-        # Only on a CPU in eager mode: a GPU would synchronize, and checks itself.
-        in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
-        if input_ids is None or in_graph or input_ids.device.type != "cpu" or not input_ids.numel():
-            return size, length
-        if (largest := int(input_ids.max())) >= self.config.vocab_size:
+        if (largest := largest_id(input_ids)) >= self.config.vocab_size:
             raise UserError(
                 f"token {largest} for a model with a vocabulary of {self.config.vocab_size}; load the tokenizer that "
                 "belongs to the model, or call model.resize_token_embeddings(len(tokenizer)) and train the new words"

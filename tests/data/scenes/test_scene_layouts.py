@@ -546,6 +546,10 @@ def test_masks_that_would_not_fit_in_memory(coco: Path, monkeypatch: pytest.Monk
     data = load_scenes(f"coco:{coco}", want="masks")
     with pytest.raises(UserError, match="2 masks of 12 x 10 pixels fill more than 0 MiB"):
         data.train.scene(0)
+    monkeypatch.setattr("tokenmix.environment.MASK_BYTES", 2 * 120)
+    augment = SceneAugment(seed=0, scales=(2.0,))
+    with pytest.raises(UserError, match="1 masks of 24 x 20 pixels fill more than 0 MiB"):
+        augment(data.train.scene(0), 0, 0)
 
 
 def own_masks(root: Path, values: np.ndarray, names: str | None = None, mask: str = "0.png") -> Path:

@@ -16,7 +16,7 @@ from tokenmix import create_model
 from tokenmix.errors import UserError
 from tokenmix.models.detection import detector as networks
 from tokenmix.models.detection import pictures
-from tokenmix.models.detection.detector import BlockMatcher, Pairs
+from tokenmix.models.detection.detector import BlockMatcher, BlockRoIHeads, Pairs
 from tokenmix.models.detection.pictures import PictureTransform, PlacedMasks, bilinear_blocks, place_masks
 from tokenmix.profiling import peak_memory
 
@@ -124,6 +124,35 @@ def test_losses_are_those_of_the_whole_table(model: str, monkeypatch: pytest.Mon
         monkeypatch.setattr(networks, "BLOCK_PAIRS", block)
         torch.manual_seed(1)
         losses.append(detector([image], [target]))
+    for name, value in losses[0].items():
+        torch.testing.assert_close(losses[1][name], value)
+
+
+def test_only_masks_of_sampled_boxes_are_resized(monkeypatch: pytest.MonkeyPatch):
+    torch.manual_seed(0)
+    detector: Any = create_model("mask_rcnn_nano", num_classes=2, min_size=64, max_size=64).train()
+    detector.net.roi_heads.fg_bg_sampler.batch_size_per_image = 16
+    corners = torch.rand(40, 2) * 20
+    boxes = torch.cat([corners, corners + 10], 1)
+    masks = torch.zeros(40, 32, 32, dtype=torch.bool)
+    for mask, (left, top, right, bottom) in zip(masks, boxes.long().tolist(), strict=True):
+        mask[top:bottom, left:right] = True
+    target = {"boxes": boxes, "labels": torch.arange(40) % 2, "masks": masks}
+    images, targets = [noise(32, 32).float() / 255] * 2, [target, {k: v[:0] for k, v in target.items()}]
+    resized, losses, resize = [], [], F.interpolate
+
+    def counted(masks: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        resized.append(masks.shape[0] if masks.shape[1] == 1 else 0)
+        return resize(masks, *args, **kwargs)
+
+    monkeypatch.setattr(F, "interpolate", counted)
+    for heads, transform in ((RoIHeads, GeneralizedRCNNTransform), (None, None)):
+        net = detector.net
+        net.roi_heads.__class__, net.transform.__class__ = heads or BlockRoIHeads, transform or PictureTransform
+        resized.clear()
+        torch.manual_seed(1)
+        losses.append(detector(images, targets))
+    assert 0 < max(resized) <= 4
     for name, value in losses[0].items():
         torch.testing.assert_close(losses[1][name], value)
 

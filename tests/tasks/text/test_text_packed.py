@@ -74,12 +74,13 @@ def test_groups_of_documents_are_one_run_of_tokens(
         assert np.array_equal(parts.read(begin, 40), np.stack(everything(whole))[:, begin : begin + 40])
 
 
-@pytest.mark.parametrize("kept", [3, 700, -9])
-def test_damaged_tokens_are_made_again(corpus: Any, tokenizer: Any, tokens: Any, tmp_path: Path, kept: int):
+@pytest.mark.parametrize("kept", [3, 700, -9, "changed", "exchanged"])
+def test_damaged_tokens_are_made_again(corpus: Any, tokenizer: Any, tokens: Any, tmp_path: Path, kept: int | str):
     (file,) = (tmp_path / "cache" / "tokens").rglob("train")
     before, whole = everything(tokens[0])[0].tolist(), file.read_bytes()
     file.unlink()
-    file.write_bytes(whole[:kept])
+    others = {"changed": bytes([whole[0] ^ 2]) + whole[1:], "exchanged": file.with_name("test").read_bytes()}
+    file.write_bytes(others[kept] if isinstance(kept, str) else whole[:kept])
     assert everything(tokenized(corpus, tokenizer, tmp_path / "cache")[0])[0].tolist() == before
     assert file.read_bytes() == whole
 

@@ -123,6 +123,7 @@ def test_causal_models_do_not_see_the_future(build, ids):
             {"input_ids": torch.tensor([[1, 30]])},
             "token 30 for a model with a vocabulary of 30.*resize_token_embeddings",
         ),
+        ({"token_type_ids": torch.tensor([[0, 7]])}, "segment 7 for a model of 2 segments; correct the type_id"),
         ({"input_ids": torch.ones(2, 0, dtype=torch.long)}, "at least one token"),
         ({"past_key_values": None}, "no argument 'past_key_values'"),
     ],

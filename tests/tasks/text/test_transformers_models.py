@@ -19,6 +19,7 @@ from transformers import (
 import tokenmix
 from tokenmix.errors import UserError
 from tokenmix.lab import cli
+from tokenmix.lab.tasks.text.task import inputs_of
 from tokenmix.lab.tasks.text.tokenizer import save_tokenizer, train_tokenizer
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.load import load_run, load_task
@@ -202,6 +203,12 @@ def test_mistakes_are_one_line(changes: dict[str, Any], message: str, folder: Pa
     with pytest.raises(UserError, match="takes 40 tokens, got --seq-len 64"):
         train(other("question-answering", folder, tmp_path / "run", seq_len=64), quiet=True)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_segment_that_a_model_lacks_is_one_line() -> None:
+    model = BertForMaskedLM(BertConfig(**SMALL, **BERT))
+    with pytest.raises(UserError, match="segment 7 for a model of 2 segments"):
+        inputs_of({"input_ids": torch.tensor([[1]]), "token_type_ids": torch.tensor([[7]])}, model)
 
 
 def test_a_model_that_a_recipe_names_is_not_opened(folder: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torchvision.models.detection import FasterRCNN, MaskRCNN, RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
@@ -36,7 +37,7 @@ Body = ResNetBackbone | LaViTBackbone
 Target = Mapping[str, Tensor]
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 # Pairs of boxes compared at a time.
-BLOCK_PAIRS = 1 << 22
+BLOCK_PAIRS = 1 << 20
 # Suffixes of layer names that depend on the number of classes.
 CLASS_LAYERS = ("cls_logits", "cls_score", "bbox_pred", "mask_fcn_logits")
 
@@ -81,14 +82,18 @@ class BlockMatcher(det_utils.Matcher):
 
     def __call__(self, pairs: "Pairs") -> Tensor:  # type: ignore[override]
         """int64 (N,): index of each anchor's box, -1 below the thresholds, -2 between them."""
-        found = [(*table.max(0), table.amax(1)) for table in pairs.tables()]
-        values, all_places = (torch.cat([one[i] for one in found]) for i in (0, 1))
+        # Preallocated, because small results between large temporary tensors would fragment memory.
+        values, highest = pairs.anchors.new_empty(len(pairs.anchors)), pairs.boxes.new_zeros(len(pairs.boxes))
+        all_places, kept = torch.empty_like(values, dtype=torch.int64), torch.empty_like(values, dtype=torch.bool)
+        for part, table in pairs.tables():
+            values[part], all_places[part] = table.max(0)
+            torch.maximum(highest, table.amax(1), out=highest)
         places = all_places.where(values >= self.low_threshold, self.BELOW_LOW_THRESHOLD)
         between = (values >= self.low_threshold) & (values < self.high_threshold)
         places = places.masked_fill(between, self.BETWEEN_THRESHOLDS)
         if self.allow_low_quality_matches:
-            highest = torch.stack([one[2] for one in found]).amax(0)[:, None]
-            kept = torch.cat([(table == highest).any(0) for table in pairs.tables()])
+            for part, table in pairs.tables():
+                kept[part] = (table == highest[:, None]).any(0)
             places = all_places.where(kept, places)
         return places
 
@@ -100,13 +105,40 @@ class Pairs:
     boxes: Tensor
     anchors: Tensor
 
-    def tables(self) -> Iterator[Tensor]:
-        for some in self.anchors.split(max(1, BLOCK_PAIRS // max(1, len(self.boxes)))):
-            yield box_iou(self.boxes, some)
+    def tables(self) -> Iterator[tuple[slice, Tensor]]:
+        """Places of some anchors, and the overlaps (M, n) of the boxes with them."""
+        step = max(1, BLOCK_PAIRS // max(1, len(self.boxes)))
+        for start in range(0, len(self.anchors), step):
+            part = slice(start, start + step)
+            yield part, box_iou(self.boxes, self.anchors[part])
 
 
 class BlockRoIHeads(RoIHeads):
-    """torchvision's second stage with proposals matched in blocks, like `BlockMatcher`."""
+    """torchvision's second stage with proposals matched in blocks, like `BlockMatcher`.
+
+    The true masks of a `PictureTransform` are resized here, those of sampled boxes only, as torchvision resizes all.
+    """
+
+    def forward(
+        self,
+        features: dict[str, Tensor],
+        proposals: list[Tensor],
+        image_shapes: list[tuple[int, int]],
+        targets: list[dict[str, Tensor]] | None = None,
+    ) -> Any:
+        if targets is not None and self.has_mask():
+            targets = [{**target, "size": torch.tensor(size)} for target, size in zip(targets, image_shapes)]
+        return super().forward(features, proposals, image_shapes, targets)
+
+    def select_training_samples(self, proposals: list[Tensor], targets: list[dict[str, Tensor]]) -> Any:
+        chosen, matched, labels, wanted = super().select_training_samples(proposals, targets)
+        for i, target in enumerate(targets if self.has_mask() else ()):
+            used = matched[i][labels[i] > 0].unique()
+            masks = F.interpolate(target["masks"][used, None].to(torch.uint8), target["size"].tolist())[:, 0]
+            # `forward` reads these targets next, for the loss of the masks.
+            targets[i] = {"masks": masks, "labels": target["labels"][used]}
+            matched[i] = torch.searchsorted(used, matched[i])
+        return chosen, matched, labels, wanted
 
     def assign_targets_to_proposals(
         self, proposals: Sequence[Tensor], gt_boxes: Sequence[Tensor], gt_labels: Sequence[Tensor]
@@ -218,8 +250,6 @@ class ObjectFinder(nn.Module):
                 inside = [{name: target[name] for name in names} for target in targets or ()]
                 for target in inside:
                     target["labels"] = target["labels"] + self.background
-                    if "masks" in target:
-                        target["masks"] = target["masks"].to(torch.uint8)
                 return self.detect(list(images), inside)
             detections = self.detect(list(images), None)
         found = []
@@ -447,6 +477,7 @@ def _rcnn(kind: Kind, pyramid: Pyramid, sizes: HeadSizes, num_classes: int, **op
     )
     # torchvision's constructors create these objects without a hook for another class.
     net.roi_heads.__class__, net.rpn.proposal_matcher.__class__ = BlockRoIHeads, BlockMatcher
+    net.transform.masks_later = True
     net.rpn.box_similarity = Pairs
     return net
 

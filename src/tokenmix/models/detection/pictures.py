@@ -42,10 +42,12 @@ class PictureTransform(GeneralizedRCNNTransform):
     """torchvision's transform for images of any size.
 
     uint8 images are resized before normalisation, so a large image has no float copy. Masks are only stored within
-    their boxes, see `place_masks`. `Detector` sets `device`, the target of the batch, for each pass.
+    their boxes, see `place_masks`. `Detector` sets `device`, the target of the batch, for each pass. With `masks_later`
+    the second stage resizes the true masks, see `BlockRoIHeads`.
     """
 
     device = torch.device("cpu")
+    masks_later = False
 
     def forward(
         self, images: list[Tensor], targets: list[dict[str, Tensor]] | None = None
@@ -65,6 +67,11 @@ class PictureTransform(GeneralizedRCNNTransform):
                 )
             seen.append(self.normalize(torch.cat(list(bilinear_blocks(image, size)), 1).div_(255).to(self.device)))
         return ImageList(self.batch_images(seen, self.size_divisible), [(x.shape[1], x.shape[2]) for x in seen]), None
+
+    def resize(self, image: Tensor, target: dict[str, Tensor] | None = None) -> tuple[Tensor, dict[str, Tensor] | None]:
+        masks = target.pop("masks", None) if target is not None and self.masks_later else None
+        image, target = super().resize(image, target)
+        return image, target if target is None or masks is None else {**target, "masks": masks}
 
     def postprocess(
         self,

@@ -1,6 +1,7 @@
 """One image file to one uint8 tensor, for every bit depth, palette, alpha and orientation; errors name broken files.
 
-Memory: the result, and Pillow's decoded file of at most 4 bytes per pixel, or a strip of a large PNG or TIFF.
+Memory: the result, and Pillow's decoded file of at most 4 bytes per pixel, or a strip of a large PNG or TIFF. A WebP
+needs 16 bytes per pixel, and up to 8 if large.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ import torch
 from PIL import ExifTags, Image, ImageFile
 from PIL.TiffImagePlugin import ImageFileDirectory_v2, TiffImageFile
 from torch import Tensor
-from torchvision.io import ImageReadMode, decode_jpeg
+from torchvision.io import ImageReadMode, decode_jpeg, decode_webp
 
 from tokenmix.errors import UserError
 from tokenmix.files import open_regular
@@ -426,6 +427,8 @@ def strips_of(image: Image.Image) -> Iterator[Image.Image] | None:
         head = next(_chunks(file))[1]
         plain = head[8] == 8 and head[9] in PNG_BYTES and head[12] == 0
         return _png_strips(file, image.width, image.height) if plain else None
+    if image.format == "WEBP" and not getattr(image, "is_animated", False):
+        return _webp_strips(file, image)
     if isinstance(image, TiffImageFile) and image.format == "TIFF" and image.mode != "F":
         tags = image.tag_v2
         if OFFSETS in tags and tags.get(PLANES, 1) == 1:
@@ -475,6 +478,15 @@ def _png_strips(file: IO[bytes], width: int, height: int) -> Iterator[Image.Imag
         held.clear()
         above = b"\0" + strip.crop((0, count - 1, width, count)).tobytes()
         yield strip
+
+
+def _webp_strips(file: IO[bytes], image: Image.Image) -> Iterator[Image.Image]:
+    """Strips of a decoded image of 3 or 4 bytes per pixel, where Pillow's decoder needs 16."""
+    file.seek(0)
+    data = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)
+    pixels = decode_webp(data, ImageReadMode.RGB if image.mode == "RGB" else ImageReadMode.RGB_ALPHA)
+    for rows in pixels.permute(1, 2, 0).split(max(1, STRIP_PIXELS // image.width)):
+        yield Image.fromarray(rows.numpy())
 
 
 def _tiff_strips(file: IO[bytes], tags: ImageFileDirectory_v2, width: int, height: int) -> Iterator[Image.Image]:

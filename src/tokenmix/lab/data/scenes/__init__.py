@@ -17,6 +17,7 @@ from torchvision.ops import masks_to_boxes
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
+from tokenmix.environment import check_mask_memory
 from tokenmix.errors import UserError
 from tokenmix.files import Values
 from tokenmix.lab.data.fetch import log
@@ -52,6 +53,8 @@ class Objects:
 
     def kept(self, keep: Tensor) -> "Objects":
         """The objects that `keep`, bool (M,), marks."""
+        if keep.all():
+            return self  # masks fill gigabytes
         masks, area = (None if values is None else values[keep] for values in (self.masks, self.area))
         return Objects(self.boxes[keep], self.labels[keep], masks, self.crowd[keep], area)
 
@@ -244,7 +247,7 @@ class SceneAugment:
             whole = (scene.image.shape[1], scene.image.shape[2])
             parts.append(tv_tensors.BoundingBoxes(objects.boxes, format="XYXY", canvas_size=whole))  # type: ignore[call-arg]
             if objects.masks is not None:
-                parts.append(tv_tensors.Mask(objects.masks.byte()))
+                parts.append(tv_tensors.Mask(objects.masks.view(torch.uint8)))
         steps = list[v2.Transform]()
         if self.crop is not None:
             colour = [round(255 * level) for level in self.fill]
@@ -264,6 +267,8 @@ class SceneAugment:
             if self.scales != (1.0,):
                 scale = self.scales[int(torch.randint(len(self.scales), ()))]
                 size = [max(round(side * scale), 1) for side in scene.image.shape[1:]]
+                if objects is not None and objects.masks is not None:
+                    check_mask_memory(len(objects.masks), (size[0], size[1]))
                 # Images bilinear, classes nearest-neighbour.
                 parts = [F.resize(part, size, antialias=True) for part in parts]
             image, *others = v2.Compose(steps or [v2.Identity()])(*parts)
@@ -273,22 +278,21 @@ class SceneAugment:
         if objects is None:
             return changed
         boxes = F.clamp_bounding_boxes(others[0]).as_subclass(Tensor)
-        masks = None if objects.masks is None else others[1].as_subclass(Tensor).bool()
+        masks = None if objects.masks is None else others[1].as_subclass(Tensor).view(torch.bool)
         # A given area belongs to the whole object.
         return replace(changed, objects=left_over(boxes, replace(objects, area=None), masks, self.min_size))
 
 
 def left_over(boxes: Tensor, objects: Objects, masks: Tensor | None, min_size: float) -> Objects:
     """The objects of these changed boxes and masks that are large enough."""
-    keep = torch.ones(len(boxes), dtype=torch.bool)
+    objects = replace(objects, boxes=boxes, masks=masks)
     if masks is not None:
-        keep &= masks.flatten(1).any(1)
-        boxes = boxes.clone()
+        objects = objects.kept(masks.flatten(1).any(1))
+        assert objects.masks is not None
         # The last pixel belongs to the object, so its box ends one pixel further.
-        boxes[keep] = masks_to_boxes(masks[keep]) + torch.tensor([0.0, 0.0, 1.0, 1.0])
-    sides = boxes[:, 2:] - boxes[:, :2]
-    keep &= (sides > 0).all(1) & (sides >= min_size).all(1)
-    return replace(objects, boxes=boxes, masks=masks).kept(keep)
+        objects = replace(objects, boxes=masks_to_boxes(objects.masks) + torch.tensor([0.0, 0.0, 1.0, 1.0]))
+    sides = objects.boxes[:, 2:] - objects.boxes[:, :2]
+    return objects.kept((sides > 0).all(1) & (sides >= min_size).all(1))
 
 
 # After this many unreadable scenes in a row the set is considered broken.

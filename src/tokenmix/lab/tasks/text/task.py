@@ -24,7 +24,7 @@ from tokenmix.lab.train.task import IndexedData, TaskData, TaskModule
 from tokenmix.registry import Arguments, is_transformers
 from tokenmix.swap.probe import model_macs
 from tokenmix.text import create_config, describe
-from tokenmix.text.blocks import extend_gate, resized_bias
+from tokenmix.text.blocks import check_segments, extend_gate, resized_bias
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -253,9 +253,12 @@ class DistillingTextTask(TextTask, DistillingTask):
 
 def inputs_of(batch: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     taken = {name: value for name, value in batch.items() if name in INPUTS}
+    segments = getattr(getattr(model, "config", None), "type_vocab_size", 0)
     # RoBERTa has one kind of token, DistilBERT none.
-    if getattr(getattr(model, "config", None), "type_vocab_size", 0) < 2:
+    if segments < 2:
         taken.pop("token_type_ids", None)
+    else:
+        check_segments(taken.get("token_type_ids"), segments)
     return taken
 
 

@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from tokenmix.environment import filtered_stderr
 from tokenmix.errors import UserError, one_line
-from tokenmix.files import Values, replace_file
+from tokenmix.files import Values, open_regular, replace_file
 from tokenmix.lab.data.indexed import DataSet, IndexedDataset, hash_indices
 from tokenmix.lab.data.lookup import DataRequest, cache_root, load_data, origin
 from tokenmix.lab.data.reading import LeftOut, check_file
@@ -34,8 +35,8 @@ PIECE = 1 << 18
 
 Documents and lines of more than twice this length are cut at a blank."""
 ENDINGS = (".txt", ".text", ".md")
-FORMAT = 4
-COUNT = np.dtype(np.int64)
+FORMAT = 5
+CHECKSUM_BYTES = 4
 T = TypeVar("T")
 IGNORED = -100
 """Label of a position without a prediction; cross-entropy's `ignore_index`."""
@@ -228,7 +229,7 @@ def _kept(path: Path, tokenizer: "PreTrainedTokenizerFast", documents: Iterable[
             with FileLock(path.with_suffix(".lock")):
                 found = _mapped(path, kind)
                 if found is None:
-                    replace_file(path, _encoded(documents, tokenizer, kind, empty))
+                    replace_file(path, _encoded(documents, tokenizer, kind, empty, _mark(path)))
     except OSError as error:
         raise UserError(
             f"cannot keep tokens in {path.parent} ({error}); free space or set TOKENMIX_DATA to a writable folder"
@@ -236,19 +237,31 @@ def _kept(path: Path, tokenizer: "PreTrainedTokenizerFast", documents: Iterable[
     return found
 
 
+def _mark(path: Path) -> int:
+    """Start of the checksum, so that the tokens of another corpus do not have it."""
+    return zlib.crc32(f"{path.parent.name}/{path.name}".encode())
+
+
 def _mapped(path: Path, kind: np.dtype) -> Tokens | None:
-    """Tokens of a file that ends with their number; None if the file is missing or truncated."""
-    if not path.is_file() or path.stat().st_size < COUNT.itemsize:
+    """Tokens of a file that ends with their CRC-32; None if the file is missing, or was changed or exchanged.
+
+    CRC-32 reads 1.6 GB/s on one core where SHA-256 reads 0.4.
+    """
+    if not path.is_file() or (size := path.stat().st_size - CHECKSUM_BYTES) <= 0:
         return None
-    content = np.memmap(path, np.uint8, "r")
-    numbers, count = content[: -COUNT.itemsize], content[-COUNT.itemsize :].view(COUNT)[0]
-    return Tokens(numbers.view(kind)) if len(numbers) == count * kind.itemsize else None
+    mark = _mark(path)
+    with open_regular(path) as file:
+        while block := file.read(min(BLOCK, size - file.tell())):
+            mark = zlib.crc32(block, mark)
+        if mark != int.from_bytes(file.read(CHECKSUM_BYTES), "little"):
+            return None
+    return Tokens(np.memmap(path, kind, "r", shape=(size // kind.itemsize,)))
 
 
 def _encoded(
-    documents: Iterable[str], tokenizer: "PreTrainedTokenizerFast", kind: np.dtype, empty: str
+    documents: Iterable[str], tokenizer: "PreTrainedTokenizerFast", kind: np.dtype, empty: str, mark: int
 ) -> Iterator[bytes]:
-    """Groups of documents in the format of `Tokens`, then the number of tokens."""
+    """Groups of documents in the format of `Tokens`, then the checksum, which begins with `mark`."""
     total, block = 0, block_characters(tokenizer)
     for group in groups(pieces(documents, block), block):
         with tokenizing("the tokenizer cannot read this text"):
@@ -258,10 +271,12 @@ def _encoded(
         # No word has the number of [SEP] here, so that it and the token after it begin words.
         words = np.fromiter((-1 if word is None else word for one in used for word in (*one.word_ids, -2)), np.int64)
         total += len(ids)
-        yield (2 * ids + (np.diff(words, prepend=-2) != 0)).astype(kind).tobytes()
+        numbers = (2 * ids + (np.diff(words, prepend=-2) != 0)).astype(kind).tobytes()
+        mark = zlib.crc32(numbers, mark)
+        yield numbers
     if not total:
         raise UserError(f"{empty}; give more text, or a folder with train and test inside")
-    yield np.array(total, COUNT).tobytes()
+    yield mark.to_bytes(CHECKSUM_BYTES, "little")
 
 
 def pieces(texts: Iterable[str], most: int = PIECE) -> Iterator[str]:
