@@ -99,6 +99,10 @@ def test_info_counts_what_the_model_has(capsys):
 
 def test_a_run_folder_is_enough(run, picture, capsys):
     capsys.readouterr()
+    assert main(["eval", str(run)]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"confusion +true (\w+):", told)
+    assert re.search(r"img_size +\d+, \d+", told)
     assert main(["eval", str(run), "--json"]) == 0
     assert 0 <= json.loads(capsys.readouterr().out)["accuracy"] <= 1
     assert main(["predict", str(run), str(picture), "--json"]) == 0

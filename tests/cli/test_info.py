@@ -52,7 +52,7 @@ def test_less_attention_that_does_not_pay_is_told_in_every_skeleton(capsys):
     assert (few["tokens"], few["warnings"]) == (16, [])
     assert printed(capsys, "mixer_nano")["warnings"] == []
     (stage,) = printed(capsys, "lavit_tiny", "--img-size", "256")["warnings"]
-    assert "stage 3" in stage
+    assert "stage 2:" in stage
 
 
 def test_a_warning_is_one_line_in_a_narrow_terminal(capsys, monkeypatch):

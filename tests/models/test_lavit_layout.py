@@ -24,7 +24,7 @@ def test_each_less_attention_layer_pays(name):
     rows = [row for row in model.cost_table() if row.kind == "less"]
     assert len(rows) == sum(isinstance(m, LessAttention) for m in model.modules()) >= 5
     assert all(row.macs < row.vanilla for row in rows)
-    assert {row.stage for row in rows} == {3, 4}
+    assert {row.stage for row in rows} == {2, 3}
     assert model.warnings() == []
 
 
@@ -52,16 +52,16 @@ def test_macs_of_blocks_and_model_equal_counted(kwargs):
     assert model.macs() == counter.get_total_flops() / 2
     counts = {name: sum(flops.values()) / 2 for name, flops in counter.get_flop_counts().items()}
     for row in model.cost_table():
-        block = f"LaViT.stages.{row.stage - 1}.blocks.{row.block - 1}"
+        block = f"LaViT.stages.{row.stage}.blocks.{row.block}"
         assert row.macs == counts[block] - counts[f"{block}.mlp"]
 
 
 @pytest.mark.parametrize(
     ("kwargs", "problem", "remedy", "better"),
     [
-        ({"img_size": 320}, "stage 3: 4 of 4", "num_vanilla 6 there", {"num_vanilla": (3, 2, 6, 1)}),
-        ({"num_vanilla": (3, 2, 1, 1)}, "stage 3: 5 of 5", "num_vanilla 2 there ends", {"num_vanilla": (3, 2, 2, 1)}),
-        ({"less_mode": "dense"}, "stage 3: 4 of 4", "less_mode='factored'", {"less_mode": "factored"}),
+        ({"img_size": 320}, "stage 2: 4 of 4", "num_vanilla 6 there", {"num_vanilla": (3, 2, 6, 1)}),
+        ({"num_vanilla": (3, 2, 1, 1)}, "stage 2: 5 of 5", "num_vanilla 2 there ends", {"num_vanilla": (3, 2, 2, 1)}),
+        ({"less_mode": "dense"}, "stage 2: 4 of 4", "less_mode='factored'", {"less_mode": "factored"}),
     ],
 )
 def test_what_does_not_pay_is_said(kwargs, problem, remedy, better):
@@ -76,11 +76,12 @@ def test_what_does_not_pay_is_said(kwargs, problem, remedy, better):
     [
         ({"depths": (1, 1, 2)}, "depths needs one number for each of the 4 stages"),
         ({"residuals": (True, True)}, "residuals needs 3 entries"),
-        ({"num_vanilla": (1, 1, 0, 1)}, "stage 3 has depth 4 and num_vanilla 0"),
-        ({"num_vanilla": (1, 1, 5, 1)}, "stage 3 has depth 4 and num_vanilla 5"),
+        ({"num_vanilla": (1, 1, 0, 1)}, "stage 2 has depth 4 and num_vanilla 0"),
+        ({"num_vanilla": (1, 1, 5, 1)}, "stage 2 has depth 4 and num_vanilla 5"),
         ({"depths": (2, 1, 4, 2)}, "the scores that it transforms must be square"),
+        ({"key_reductions": (8, 2, 1, 1)}, "from stage 0 to 1: with key reductions 8 and 2"),
         ({"key_reductions": (8, 2, 1, 1)}, "give 4 and 2, or residuals[0] = False"),
-        ({"key_reductions": (0, 2, 1, 1)}, "stage 1 has key reduction 0"),
+        ({"key_reductions": (0, 2, 1, 1)}, "stage 0 has key reduction 0"),
         ({"num_heads": (1, 2, 5, 4)}, "num_heads must divide dim 96, got 5"),
         ({"less_mode": "dens"}, "did you mean dense"),
         ({"img_size": 0}, "image size 0 x 0 has no pixels"),

@@ -43,6 +43,8 @@ def test_a_run_comes_to_its_end_whatever_is_there(tmp_path):
 def test_a_folder_of_another_run_is_refused(tmp_path):
     config = CONFIG.replace(max_steps=1, out=tmp_path / "run")
     run = finish_run(config, quiet=True)
+    # Without a number of epochs the run's own holds.
+    assert finish_run(config.replace(epochs=None), quiet=True) == run
     with pytest.raises(UserError, match=r"run holds a run with max_steps=1 instead of None; remove it, or give"):
         finish_run(config.replace(max_steps=None), quiet=True)
     shutil.move(run / "config.json", tmp_path)

@@ -35,6 +35,7 @@ from tokenmix.lab.train.export import export_to_hub
 from tokenmix.lab.train.load import load_run
 from tokenmix.lab.train.run import evaluate, train
 from tokenmix.lab.train.sources import make_config
+from tokenmix.lab.train.task import size_note
 
 SRC = Path(__file__).parents[2] / "src"
 TINY: dict[str, Any] = {"threads": 1, "device": "cpu", "max_steps": 4, "batch_size": 16, "epochs": 2, "log_every": 1}
@@ -118,6 +119,8 @@ def test_the_card_states_what_was_measured_and_by_what(folder: Path, run: Path) 
     stated = {r.metric_type: r.metric_value for r in card.data.eval_results or []}
     again = evaluate(run, device="cpu")
     assert stated["accuracy"] == result["metrics"]["accuracy"] == again["accuracy"]
+    assert f"The input is {size_note(again)}." in card.text
+    assert (again["img_size"], again["num_tokens"]) == (result["img_size"], result["num_tokens"])
     assert stated["loss"] == pytest.approx(again["loss"], rel=1e-5)
     assert f"| accuracy | {again['accuracy']:.4g} |" in card.text
     assert "48 images" in card.text

@@ -155,6 +155,12 @@ def test_an_edited_config_is_refused_at_resume_and_named_otherwise(
         assert "config.json was edited after model.safetensors was written" in capsys.readouterr().err
 
 
+def test_a_missing_data_json_is_named(copied: Path) -> None:
+    (copied / "cut" / "data.json").unlink()
+    with pytest.raises(UserError, match=r"cut has no data\.json; restore it from a copy"):
+        train(make_config(resume=copied / "cut"), quiet=True)
+
+
 def test_a_config_is_checked_before_the_checkpoint_is_read(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     edit(copied / "cut" / "config.json", lambda setup: setup["config"]["loop"].update(devices=4))
     monkeypatch.setattr("tokenmix.lab.train.run.read_latest_checkpoint", pytest.fail)
@@ -234,7 +240,7 @@ def test_a_pipe_in_a_finished_run_is_refused(copied: Path, name: str) -> None:
     file = copied / "one" / name
     file.unlink()
     os.mkfifo(file)
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="has not finished" if name == "result.json" else rf"{name} is "):
         export_to_hub(copied / "one")
 
 

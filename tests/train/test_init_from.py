@@ -100,6 +100,7 @@ def test_the_size_that_a_run_states_is_used(tmp_path: Path):
     wanted = create_model("gmlp_nano", img_size=16, in_chans=1, num_classes=10, depth=1)
     with pytest.raises(UserError, match=r"wide: .* not form a square grid"):
         initial_weights(wide, wanted)
+    (wide / "config.json").write_text("{}")
     (wide / "data.json").write_text('{"img_size": [8, 16]}')
     found = initial_weights(wide, wanted)
     assert {key: value.shape for key, value in found.items()} == {

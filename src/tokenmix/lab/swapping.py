@@ -110,7 +110,7 @@ def _from_folder(folder: Path, kind: Literal["AutoModel", "AutoTokenizer"]) -> A
 
 def _is_of_transformers(folder: Path) -> bool:
     config = folder / "config.json"
-    if not config.is_file():
+    if not config.exists():
         return False
     with as_user_error(f"{config} is damaged (", "); put a whole one back", ValueError, RecursionError):
         found = read_json(config)

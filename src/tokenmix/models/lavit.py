@@ -76,7 +76,7 @@ class StageSpec:
 
 
 class BlockCost(NamedTuple):
-    """Attention cost of one block, and of a vanilla layer in its place; stages and blocks count from 1."""
+    """Attention cost of one block, and of a vanilla layer in its place; stages and blocks count from 0."""
 
     stage: int
     block: int
@@ -111,7 +111,7 @@ def stage_specs(
     for i, (dim, depth, vanilla, heads, reduction) in enumerate(
         zip(embed_dims, depths, num_vanilla, num_heads, key_reductions, strict=True)
     ):
-        stage = f"stage {i + 1}"
+        stage = f"stage {i}"
         if not 1 <= vanilla <= depth:
             raise UserError(
                 f"{stage} has depth {depth} and num_vanilla {vanilla}: a stage starts with 1..{depth} vanilla "
@@ -134,7 +134,7 @@ def stage_specs(
                 residual = "pooled"
             else:
                 raise UserError(
-                    f"no attention residual from stage {i} to {i + 1}: with key reductions {before} and {reduction} "
+                    f"no attention residual from stage {i - 1} to {i}: with key reductions {before} and {reduction} "
                     f"their keys are on different grids; give {2 * reduction} and {reduction}, or residuals[{i - 1}] = "
                     "False"
                 )
@@ -334,10 +334,10 @@ class LaViTStage(nn.Module):
         n, spec = self.num_tokens, self.spec
         vanilla = self.blocks[0].mixer.macs(n)  # type: ignore[operator, union-attr]
         kind: Literal["reduced", "vanilla"] = "reduced" if spec.key_reduction > 1 else "vanilla"
-        rows = [BlockCost(number, i + 1, kind, n, vanilla, vanilla) for i in range(spec.num_vanilla)]
+        rows = [BlockCost(number, i, kind, n, vanilla, vanilla) for i in range(spec.num_vanilla)]
         for i in range(spec.depth - spec.num_vanilla):
             macs = less_macs(spec, n, i, self.less_mode)
-            rows.append(BlockCost(number, spec.num_vanilla + i + 1, "less", n, macs, vanilla))
+            rows.append(BlockCost(number, spec.num_vanilla + i, "less", n, macs, vanilla))
         return rows
 
     def macs(self, grid_before: Grid) -> int:
@@ -519,11 +519,11 @@ class LaViT(OnMaps, Classifier):
 
     def cost_table(self) -> list[BlockCost]:
         """Attention cost of each block for one image, with the cost of a vanilla layer in its place."""
-        return [row for i, stage in enumerate(self.stages, 1) for row in stage.costs(i)]  # type: ignore[operator]
+        return [row for i, stage in enumerate(self.stages) for row in stage.costs(i)]  # type: ignore[operator]
 
     def warnings(self) -> list[str]:
         lines = []
-        for number, stage in enumerate(self.stages, 1):
+        for number, stage in enumerate(self.stages):
             spec = cast(StageSpec, stage.spec)
             rows = [row for row in stage.costs(number) if row.kind == "less" and row.macs >= row.vanilla]  # type: ignore[operator]
             if not rows:
@@ -534,7 +534,7 @@ class LaViT(OnMaps, Classifier):
             elif spec.dense and spec.depth > 2 and less_macs(second, n, 0, "factored") < vanilla:
                 remedy = "num_vanilla 2 there ends the residual's part of full rank before them"
             else:
-                paying = rows[0].block - 1 - spec.num_vanilla
+                paying = rows[0].block - spec.num_vanilla
                 remedy = f"num_vanilla {spec.depth - paying} there keeps them vanilla"
             lines.append(
                 f"stage {number}: {len(rows)} of {spec.depth - spec.num_vanilla} less-attention layers do not pay at "

@@ -1,6 +1,7 @@
 """Tiny folders in the published layouts of dense tasks, and what may be wrong with them."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,11 @@ def test_own_masks_grey_and_of_16_bits(own: Path):
     (own / "classes.txt").write_text("")
     with pytest.raises(UserError, match=r"classes\.txt is empty.* it lists the classes"):
         load_scenes(f"masks:{own}", want="classes")
+    (own / "classes.txt").unlink()
+    os.mkfifo(own / "classes.txt")
+    with pytest.raises(UserError, match=r"classes\.txt is a pipe"):
+        load_scenes(f"masks:{own}", want="classes")
+    (own / "classes.txt").unlink()
     lines(own / "classes.txt", "sea", "land")
     with pytest.raises(UserError, match="label 2, out of range: known are 0 to 1, 255"):
         load_scenes(f"masks:{own}", want="classes").train.scene(0)
@@ -584,6 +590,16 @@ def test_a_class_without_pixels_is_named(tmp_path: Path, capsys: pytest.CaptureF
     assert "has no example of 'class 1'" in capsys.readouterr().err
     load_scenes(f"masks:{own_masks(tmp_path / 'c', HALF)}", want="classes")
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("names", ["sky\nsea\n", None])
+def test_numbers_that_only_test_masks_have_are_named(
+    tmp_path: Path, names: str | None, capsys: pytest.CaptureFixture[str]
+):
+    root = own_masks(tmp_path, HALF, names)
+    Image.fromarray(HALF * 255).save(root / "val" / "masks" / "0.png")
+    load_scenes(f"masks:{root}", want="classes")
+    assert "val/masks has pixels of 255, which " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("names", ["sky\nsea\n", None])

@@ -54,6 +54,21 @@ def test_a_run_keeps_the_size_that_it_starts_from(
     assert (result["patch_size"], result["num_tokens"]) == (4, 400)
 
 
+@pytest.mark.parametrize("part", ["model.safetensors", "checkpoints/best", "checkpoints/last/model.safetensors"])
+def test_weights_inside_a_run_are_those_of_the_run(
+    photographs: Path, tmp_path: Path, part: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    data = {"data": f"folder:{photographs}"}
+    first = train(make_config(**SHORT, **data, img_size=24, out=tmp_path / "first"), quiet=True)
+    monkeypatch.chdir((first / part).parent)
+    # Model and size are the run's, and no file counts as edited.
+    short = {name: value for name, value in SHORT.items() if not name.startswith("model")}
+    second = train(make_config(**short, **data, init_from=Path(Path(part).name), out=tmp_path / "second"), quiet=True)
+    result = json.loads((second / "result.json").read_text())
+    assert (result["model"], result["img_size"]) == ("vit_nano", [24, 24])
+    assert capsys.readouterr().err == ""
+
+
 def test_photographs_in_grey(photographs: Path, tmp_path: Path):
     grey = {**SHORT, "data": f"folder:{photographs}", "img_size": 16, "in_chans": 1}
     run = train(make_config(**grey, out=tmp_path / "run"), quiet=True)

@@ -378,6 +378,25 @@ def test_a_run_has_its_numbers(kind: str, runs: dict[str, Path]):
     assert again["samples"] == 3
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"min_size": 24}, "photographs of 64 x 64 px are scaled down by 2.7 to 24 x 24 px"),
+        ({"min_size": 24, "window": 48}, ""),
+        ({"min_size": None, "img_size": 20}, "scaled down by 3.2 to 20 x 20 px"),
+        ({}, ""),
+    ],
+)
+def test_photographs_that_lose_most_of_their_pixels_are_said(
+    changes: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    chosen = config(tmp_path, **changes)
+    data = chosen.task_class.load_data(chosen)
+    told = capsys.readouterr().err
+    assert said in told if said else "scaled down" not in told
+    assert data.describe()["img_size"] == 2 * [changes.get("img_size") or changes.get("min_size", 64)]
+
+
 def test_eval_takes_other_settings(runs: dict[str, Path]):
     fewer = evaluate(runs["boxes"], device="cpu", options={"detections": 1, "window": 48})
     assert fewer["mar"] <= evaluate(runs["boxes"], device="cpu")["mar"]

@@ -90,6 +90,7 @@ BAD = {
     "second.txt": ("text:{}", b"good\n\xff\n", "line 2: byte 0xff at offset 5"),
     "wide.txt": ("text:{}", codecs.BOM_UTF16_LE + "a".encode("utf-16-le"), "is UTF-16; convert it"),
     "empty.txt": ("text:{}", b"", "is empty"),
+    "mac.csv": ("csv:{}#t", b"t,u\ra,b\r", "ends its lines with CR alone; convert it"),
     "bad.jsonl": ("jsonl:{}#t", b'{"t": \n', "line 1 is not JSON"),
     "list.jsonl": ("jsonl:{}#t", b"[1]\n", "is a JSON list, not an object"),
     "other.jsonl": ("jsonl:{}#t", b'{"u": "a"}\n', "no column 't'; it has 'u'"),

@@ -54,7 +54,9 @@ def _cell(value: object) -> str:
         rows = bool(value) and all(isinstance(v, list | tuple) for v in value)
         return ("\n" if rows else ", ").join(_cell(v) for v in value)
     if isinstance(value, Mapping):
-        return ", ".join(f"{printable(str(k))} {_cell(v)}" for k, v in value.items())
+        rows = bool(value) and all(isinstance(v, Mapping) for v in value.values())
+        space, end = (": ", "\n") if rows else (" ", ", ")
+        return end.join(f"{printable(str(k))}{space}{_cell(v)}" for k, v in value.items())
     return printable(str(value))
 
 

@@ -18,6 +18,8 @@ from tokenmix.lab.train.schema import Names, Part, named, option
 from tokenmix.lab.train.sources import base_comparison, base_config, load_comparison, merge_kwargs
 
 D = TypeVar("D", bound=TaskDocument)
+# Classes whose confusion matrix is printed; of others, reports show colours only.
+MOST_CLASSES = 12
 Positional = tyro.conf.Positional
 RunArgument = Annotated[
     Positional[RunFolder],
@@ -160,6 +162,13 @@ class Eval(RunCommand):
         from tokenmix.lab.train.run import evaluate
 
         result = evaluate(self.run_folder, self.data, options=vars(self.options), optimized=self.optimize)
+        matrix = result.get("confusion", [])
+        if not self.json and 0 < len(matrix) <= MOST_CLASSES:
+            classes = list(result["recall"])
+            result["confusion"] = {
+                f"true {name}": {other: count for other, count in zip(classes, row) if count}
+                for name, row in zip(classes, matrix)
+            }
         self.print(result)
 
 

@@ -38,7 +38,7 @@ def folder_of(model: str) -> Path:
         remedy = "); connect to the internet, or give transformers:FOLDER"
         with as_user_error(f"{place} cannot be fetched from huggingface.co (", remedy), quiet_transformers():
             folder = Path(snapshot_download(place, allow_patterns=FETCHED))
-    if not (folder / "config.json").is_file():
+    if not (folder / "config.json").exists():
         raise UserError(f"{folder} has no config.json; give the folder that save_pretrained wrote")
     return folder
 

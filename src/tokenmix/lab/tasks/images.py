@@ -105,9 +105,10 @@ def with_size_of_start(config: TrainConfig) -> TrainConfig:
     The default patch depends on the image size, and weights for other patches do not fit.
     """
     start, given = config.loop.init_from, config.options.img_size
-    if start is None or not (start / "data.json").is_file():
+    folder = None if start is None else RunFolder.of_weights(start)
+    if folder is None:
         return config
-    size = RunFolder(start).description.get("img_size")
+    size = folder.description.get("img_size")
     if not isinstance(size, list) or size[0] != size[1]:
         return config
     if given is None:

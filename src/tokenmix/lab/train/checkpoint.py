@@ -166,11 +166,12 @@ def read_weights(source: Path | RunFolder) -> dict[str, Tensor]:
 
     A pickle is refused without reading it.
     """
-    if isinstance(source, Path) and not source.is_dir():
-        folder, path = None, source
+    if isinstance(source, RunFolder):
+        folder, path = source, source.path / WEIGHTS
+    elif source.is_dir():
+        folder, path = RunFolder.of_weights(source), source / WEIGHTS
     else:
-        folder = RunFolder.of(source)
-        path = folder.path / WEIGHTS
+        folder, path = None, source
     if not path.exists():
         raise UserError(f"no weights at {path}; give a .safetensors file or a run folder with {WEIGHTS}")
     try:
@@ -240,7 +241,8 @@ def initial_weights(source: Path, model: Any) -> dict[str, Tensor]:
     Weights over tokens are interpolated to the model's image size. A head for another number of classes keeps its new
     weights, with a message. Other differences are left for `put_weights` to reject.
     """
-    description = RunFolder(source).description if (source / "data.json").is_file() else {}
+    folder = RunFolder.of_weights(source)
+    description = {} if folder is None else folder.description
     theirs = description.get("channels")
     ours = getattr(model, "in_chans", theirs)
     if theirs is not None and theirs != ours:

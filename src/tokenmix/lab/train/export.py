@@ -30,7 +30,7 @@ from tokenmix.files import (
 from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.load import load_task
 from tokenmix.lab.train.programs import HubForm
-from tokenmix.lab.train.task import TaskModule
+from tokenmix.lab.train.task import TaskModule, input_sizes, size_note
 from tokenmix.registry import is_elsewhere, is_foreign, is_transformers
 
 TOLERANCE = 1e-4
@@ -187,12 +187,13 @@ def _card(task: TaskModule, form: HubForm, result: Values, command: Sequence[str
     numbers = {key: result["metrics"][key] for key in task.numbers()}
     cells = {key: "not defined" if value is None else f"{value:.4g}" for key, value in numbers.items()}
     rows = "".join(f"| {key} | {cell} |\n" for key, cell in cells.items())
-    held = data.get("validation", 0)
+    sizes, held = input_sizes(task.model, data.get("img_size")), data.get("validation", 0)
     chosen = f"the best by {task.monitor} on {held:,} {unit} held out of training" if held else "the last"
     about = (
         f"`{result['model']}` of tokenmix for {result['task']}: {result['parameters']:,} parameters, trained on "
         f"{data['train']:,} {unit} of `{name}` for {result['epochs']} epochs."
     )
+    about += f" The input is {size_note(sizes)}." if sizes else ""
     where = f"Measured on {data['test']:,} test {unit} of `{name}`, after epoch {result['best_epoch']}, {chosen}"
     versions, commit = measured["versions"], measured.get("commit") or "not known"
     # The hub reads library, task and results from the card's metadata.

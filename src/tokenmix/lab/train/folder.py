@@ -7,6 +7,7 @@ moved as a whole. This module does not import PyTorch.
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +32,7 @@ NUMBERS = ("channels", "ignore", "num_points", "pad_token_id", "seq_len", "vocab
 LISTS: Values = {
     "classes": str,
     "part_names": str,
+    "crop_pct": Annotated[float, Range(above=0, most=1)],
     "img_size": Annotated[int, Range(least=1, most=2**14)],
     "mean": Annotated[float, Range(least=-1e6, most=1e6)],
     "std": Annotated[float, Range(least=1e-6, most=1e6)],
@@ -63,8 +65,11 @@ class RunFolder:
 
     @classmethod
     def of_weights(cls, source: Path) -> Self | None:
-        """The run folder of these weights; None for a file, or a folder of another library."""
-        return cls(source) if all((source / name).is_file() for name in ("config.json", "data.json")) else None
+        """The run folder of these weights, also of a checkpoint or file in it; None for weights of another library."""
+        place = Path(os.path.abspath(source))
+        place = place if place.is_dir() else place.parent
+        place = place.parents[1] if place.parent.name == "checkpoints" else place
+        return cls(place) if all((place / name).exists() for name in ("config.json", "data.json")) else None
 
     @cached_property
     def setup(self) -> Values:
@@ -137,10 +142,11 @@ class RunFolder:
 
     def edited(self, found: Mapping[str, object]) -> list[Path]:
         """config.json and data.json, where they changed after a file was written."""
+        hashes = {name: f"{name}_sha256" for name in ("config", "data")}
         return [
             self.path / f"{name}.json"
-            for name in ("config", "data")
-            if f"{name}_sha256" in found and found[f"{name}_sha256"] != self.identity.get(f"{name}_sha256")
+            for name, key in hashes.items()
+            if key in found and key in self.identity and found[key] != self.identity[key]
         ]
 
     def check_identity(self, found: Mapping[str, object], file: Path) -> None:
@@ -182,11 +188,13 @@ def read_document(values: object, where: str, default: Callable[[str], D] = defa
 
 def read_part(folder: Path, name: str) -> Values:
     """A JSON file of a run folder or of a comparison; `UserError` if the file is missing or damaged."""
-    if not (folder / name).is_file():
+    if not (folder / name).exists():
         if (folder / "compare.json").is_file() or (folder / "grid.json").is_file():
             runs = (path.parent for path in folder.rglob("config.json") if path.parent.parent.name == "runs")
             first = min(runs, default=folder / "runs" / "self-seed0")
             raise UserError(f"{folder} is a comparison, not a run; give one of its runs, such as {first}")
+        if (folder / "config.json").exists():
+            raise UserError(f"{folder} has no {name}; restore it from a copy, or start a new run")
         raise UserError(f"{folder} is not a run folder: it has no {name}; give a folder that tokenmix train wrote")
     try:
         values = read_json(folder / name)

@@ -124,9 +124,10 @@ class Recorder:
             )
 
     def _removed(self) -> Path | None:
-        """The part of the run folder that is missing."""
-        parts = {self.path.parent: self.path, self.tensorboard: self.tensorboard}
-        return next((shown for shown, part in parts.items() if not part.exists()), None)
+        """The run folder or a part of it that is missing."""
+        run = self.path.parent
+        parts = (run, run / "config.json", self.path, self.tensorboard)
+        return next((part for part in parts if not part.exists()), None)
 
     def settle(self) -> None:
         """Update the clock; `UserError` if a loss since the last row is not finite."""

@@ -126,6 +126,8 @@ def finish_run(config: TrainConfig, *, quiet: bool = False) -> Path:
                 configs = config.task_class.with_absolute_paths(config), run.saved_config
                 # Options by name, as JSON returns them.
                 wanted, before = (json.loads(json.dumps(one.flat(), default=str)) for one in configs)
+                # Without --epochs the run has chosen a number.
+                wanted["epochs"] = wanted["epochs"] or before["epochs"]
                 for name, value in wanted.items():
                     if name not in config.marked("free") and value != before.get(name):
                         raise UserError(
@@ -184,7 +186,7 @@ def evaluate(
         engine.evaluate(source.test_batches(batch_size=config.loop.batch_size // config.optim.accumulate))
     told = {} if optimized is None else {"optimize": optimized}
     told |= {"data": config.data.data, "source": source.describe().get("source"), "samples": source.num_test}
-    return {**told, **task.results}
+    return {**told, **input_sizes(task.model, task.data.get("img_size")), **task.results}
 
 
 def predict(

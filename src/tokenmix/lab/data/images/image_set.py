@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from tokenmix.errors import UserError
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.images.augment import Augment, Erase, make_augment
-from tokenmix.lab.data.images.decode import Box, decode, decode_part, size_of, stored_size
+from tokenmix.lab.data.images.decode import Box, decode, decode_part, size_of
 from tokenmix.lab.data.indexed import DataSet, IndexedDataset, hash_indices, restored_random_state, seed_all, spread
 from tokenmix.lab.data.lookup import load_data, parse_spec, short_name
 from tokenmix.lab.data.reading import LeftOut, UnreadableImage
@@ -37,12 +37,12 @@ SIZES_SEEN, SHRINKING = 16, 2
 STATISTICS_SAMPLE = 2048
 
 
-def warn_of_shrinking(source: Callable[[int], Path | bytes], count: int, size: tuple[int, int]) -> None:
-    """Warn on stderr if `size` shows less than half of the images' pixels per side."""
-    found: list[tuple[int, int]] = []
+def warn_of_shrinking(size_at: Callable[[int], Sequence[int]], count: int, size: tuple[int, int]) -> None:
+    """Warn on stderr if `size` shows less than half of the images' pixels per side; `size_at` gives (height, width)."""
+    found: list[Sequence[int]] = []
     for index in {place * count // SIZES_SEEN for place in range(SIZES_SEEN)} if count else ():
-        with contextlib.suppress(UnreadableImage):
-            found.append(stored_size(source(index)))
+        with contextlib.suppress(UnreadableImage, UserError):
+            found.append(size_at(index))
     if not found:
         return
     height, width = sorted(found, key=min)[len(found) // 2]

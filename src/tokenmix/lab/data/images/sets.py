@@ -76,7 +76,7 @@ def load_imagefolder(request: DataRequest) -> ImageData:
     train, test = (FileImages(side, size, channels=channels, photographs=True) for side in sides)
     log_skipped(others, f" of {folder}")
     _check_classes(train, classes, others)
-    warn_of_shrinking(train.source, len(train), size)
+    warn_of_shrinking(lambda index: stored_size(train.source(index)), len(train), size)
     return ImageData(train, test, classes, f"imagefolder: {folder.resolve()}, read from files", others)
 
 
@@ -99,7 +99,7 @@ def load_folder(request: DataRequest) -> ImageData:
         apart = held_out(readable, classes, "image")
         images, tested = (images.subset(torch.nonzero(part).flatten()) for part in (~apart, apart))
     log_skipped(skipped, f" of {folder}")
-    warn_of_shrinking(lambda place: Path(readable[place][0]), len(readable), size)
+    warn_of_shrinking(lambda index: stored_size(readable[index][0]), len(readable), size)
     held = "in memory" if in_memory else "read from files"
     return ImageData(images, tested, classes, f"folder: {folder.resolve()}, {held}", skipped)
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from tokenmix.errors import UserError
 from tokenmix.files import open_regular, user_path
 from tokenmix.lab.data.fetch import log
-from tokenmix.lab.data.images.decode import picture_endings
+from tokenmix.lab.data.images.decode import picture_endings, stored_size
 from tokenmix.lab.data.images.image_set import CHANNELS, ImageData, LazyImages, warn_of_shrinking
 from tokenmix.lab.data.lookup import DataRequest, cache_root, glob_urls, is_url, local_copies, local_copy_if_any, origin
 from tokenmix.lab.data.reading import TEST_SHARE, Skipped, UnreadableImage, log_skipped, names_in, parse_json
@@ -265,7 +265,7 @@ def load_webdataset(request: DataRequest) -> ImageData:
     names = f"{place}/classes.txt"
     named = local_copy_if_any(names, cache) if is_url(place) else Path(names)
     classes = _classes(named, sets)
-    warn_of_shrinking(train.source, len(train), size)
+    warn_of_shrinking(lambda index: stored_size(train.source(index)), len(train), size)
     return ImageData(train, test, classes, source, skipped)
 
 
@@ -274,7 +274,7 @@ def _classes(file: Path | None, sets: Sequence[ShardImages]) -> list[str]:
     last = max(sets, key=lambda images: int(images.labels.max()))
     count = 1 + int(last.labels.max())
     where = f"{last.name(int(last.labels.argmax()))} has the label {count - 1}"
-    if file is None or not file.is_file():
+    if file is None or not file.exists():
         most = max(UNNAMED_CLASSES, sum(map(len, sets)))
         if count > most:
             raise UserError(

@@ -15,6 +15,8 @@ from torch import Tensor
 from torchvision.datasets import Cityscapes
 
 from tokenmix.errors import UserError
+from tokenmix.files import read_bytes
+from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.images.decode import UnreadableImage, decode_numbers
 from tokenmix.lab.data.lookup import DataRequest
 from tokenmix.lab.data.reading import NAMED, names_in
@@ -53,8 +55,8 @@ def load_ade20k(request: DataRequest) -> SceneData:
         for part in ("training", "validation")
     )
     path, classes = root / "objectInfo150.txt", [f"class {number}" for number in range(1, ADE20K + 1)]
-    if path.is_file():
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[1:]
+    if path.exists():
+        lines = read_bytes(path).decode(errors="replace").splitlines()[1:]
         classes = [line.split("\t")[-1].split(",")[0].strip() for line in lines if line]
         if len(classes) != ADE20K:
             raise UserError(f"{path} names {len(classes)} classes, not {ADE20K}; take the set's own file or remove it")
@@ -112,7 +114,7 @@ def load_masks(request: DataRequest) -> SceneData:
         checked_pairs(_masks_below(root / part / "images", root / part / "masks")) for part in ("train", held_out)
     )
     path, masks = root / "classes.txt", root / "train" / "masks"
-    classes = names_in(path) if path.is_file() else []
+    classes = names_in(path) if path.exists() else []
     if classes and not 2 <= len(classes) <= IGNORE:
         raise UserError(f"{path} names {len(classes)} classes; give 2 to {IGNORE}")
     shown = _numbers_shown([labels for _, labels in train], len(classes) or None)
@@ -126,6 +128,13 @@ def load_masks(request: DataRequest) -> SceneData:
             f"{masks} has only pixels of {_ranges(sorted(shown))}{missing}{ignored}; write classes as 0, 1, 2, ..."
         )
     warn_of_absent(absent, masks, ignored)
+    tested = _numbers_shown([labels for _, labels in test], len(classes))
+    strange = sorted(tested - shown - {*range(len(classes))})
+    if strange and not tested.issuperset(range(len(classes))):
+        log(
+            f"{root / held_out / 'masks'} has pixels of {_ranges(strange)}, which {masks} never has, so they are not "
+            "tested; write the same class numbers in both"
+        )
     table = numbers_table({IGNORE: IGNORE, **{i: i for i in range(len(classes))}})
     return SceneData(
         train=pair_scenes(train, table),

@@ -15,6 +15,7 @@ from torchvision.ops import batched_nms, box_convert
 
 from tokenmix.errors import UserError
 from tokenmix.files import Values, replace_file
+from tokenmix.lab.data.images.image_set import warn_of_shrinking
 from tokenmix.lab.data.indexed import subset
 from tokenmix.lab.data.scenes import ObjectSamples, SceneAugment, load_scenes, repeated
 from tokenmix.lab.data.scenes.coco import encode_mask
@@ -158,13 +159,20 @@ class ObjectTask(ImageTask):
         held = None if data.validation is None else ObjectSamples(data.validation)
         theirs = config.model.pretrained or config.model.model_kwargs.get("pretrained_backbone")
         mean, std = IMAGENET if theirs else (data.mean, data.std)
-        if options.img_size is not None:
+        if options.min_size:
+            side = options.min_size[-1]
+        elif options.img_size is not None:
             side = options.img_size
         elif is_foreign(config.model.model):
-            side = options.min_size[-1] if options.min_size else 800  # torchvision's usual side
+            side = 800  # torchvision's usual side
         else:
             entry = MODELS[config.model.model]
             side = entry.arguments.get("img_size", _builder_arguments(config.model.model)["img_size"].default)
+        if like is None:
+            most = options.window  # None is the whole image
+            warn_of_shrinking(
+                lambda index: data.train.scene(index).image[0, :most, :most].shape, len(data.train), (side, side)
+            )
         own = {"mean": list(mean), "std": list(std), "img_size": [side, side]}
         described = {
             "classes": list(data.classes),

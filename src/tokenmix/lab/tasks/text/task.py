@@ -18,7 +18,7 @@ from tokenmix.lab.train.checkpoint import read_weights
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.distributed import distributed_info
-from tokenmix.lab.train.folder import TOKENIZER
+from tokenmix.lab.train.folder import TOKENIZER, RunFolder
 from tokenmix.lab.train.programs import Description, HubForm, check_sizes
 from tokenmix.lab.train.task import IndexedData, TaskData, TaskModule
 from tokenmix.registry import Arguments, is_transformers
@@ -109,7 +109,8 @@ class TextTask(TaskModule):
             source = folder_of(config.model.model)
         elif source is None:
             starts = (config.loop.init_from, getattr(config.options, "teacher", None))
-            folders = [Path(start) / TOKENIZER for start in starts if start is not None]
+            runs = [RunFolder.of_weights(Path(start)) for start in starts if start is not None]
+            folders = [run.path / TOKENIZER for run in runs if run is not None]
             source = next((folder for folder in folders if folder.is_dir()), None)
         known = source is not None
         tokenizer = load_tokenizer(source) if known else train_tokenizer(texts, vocab_size=config.options.vocab_size)
@@ -170,9 +171,10 @@ class TextTask(TaskModule):
             )
         words = f"{body}embeddings.word_embeddings.weight"
         if words in weights and len(weights[words]) != len(own[words]):
+            run = RunFolder.of_weights(source)
             raise UserError(
                 f"{source} was trained with a vocabulary of {len(weights[words]):,} tokens and this tokenizer has "
-                f"{len(own[words]):,}; give its own by --tokenizer {source / 'tokenizer'}"
+                f"{len(own[words]):,}; give its own by --tokenizer {'FOLDER' if run is None else run.path / TOKENIZER}"
             )
         for key in [key for key in weights if key in own and weights[key].shape != own[key].shape]:
             stem, _, name = key.rpartition(".")

@@ -77,6 +77,8 @@ def read_lines(path: Path) -> Iterator[str]:
         for number, line in enumerate(file, 1):
             if number == 1 and line[:2] in (b"\xff\xfe", b"\xfe\xff"):
                 raise UserError(f"{path} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
+            if number == 1 and b"\r" in line and b"\n" not in line:
+                raise UserError(f"{path} ends its lines with CR alone; convert it: tr '\\r' '\\n' < FILE > NEW_FILE")
             try:
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
