@@ -23,12 +23,14 @@ from tokenmix.lab.compare.compare import compare, repeat_command
 from tokenmix.lab.compare.report import choose_images
 from tokenmix.lab.compare.results import load_results
 from tokenmix.lab.compare.variants import plan_runs, read_run, read_sampling
+from tokenmix.lab.data.indexed import IndexedDataset
 from tokenmix.lab.grid import finish_cell
 from tokenmix.lab.train.checkpoint import save_weights
 from tokenmix.lab.train.config import CompareConfig, TrainConfig
 from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.metrics import read_predictions
 from tokenmix.lab.train.run import evaluate
+from tokenmix.lab.train.task import IndexedData
 
 TINY = {"embed_dim": 16, "depth": 2, "num_heads": 2}
 
@@ -336,3 +338,20 @@ def test_images_shown_are_agreed_and_disputed_ones_of_different_classes():
     labels = torch.tensor([0, 0, 1, 2, 3, 4])
     assert choose_images(right, labels, 3) == [0, 2, 4]
     assert len(choose_images(right, labels, 6)) == 6
+
+
+class ByClass(IndexedDataset[dict[str, torch.Tensor]]):
+    """100 samples, sorted by their three classes."""
+
+    def __len__(self) -> int:
+        return 100
+
+    def read(self, indices: torch.Tensor, epoch: int) -> dict[str, torch.Tensor]:
+        return {"index": indices, "label": indices // 40}
+
+
+def test_samples_shown_are_of_all_classes_and_spread():
+    data = IndexedData(ByClass(), ByClass(), None, config=TrainConfig(), description={}, test_batch=1)
+    shown = [int(batch["label"]) for batch in data.shown_batches(4)]
+    assert len(shown) == 4
+    assert set(shown) == {0, 1, 2}

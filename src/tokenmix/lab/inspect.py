@@ -189,6 +189,18 @@ class Tile:
     mark: tuple[int, int] | None = None
     on_image: bool = True
 
+    @property
+    def range(self) -> tuple[float, float]:
+        """Values at the ends of the colour scale, which is symmetric for signed values."""
+        low, high = self.values.min().item(), self.values.max().item()
+        most = max(abs(low), abs(high), 1e-12)
+        return (-most, most) if self.signed else (low, high)
+
+    @property
+    def scale(self) -> str:
+        """Name of the colour scale."""
+        return SIGNED if self.signed else "inferno"
+
 
 def tiles_of(block: BlockMap, image: int = 0, limit: int = 8) -> list[Tile]:
     """At most `limit` tiles of one block's map on one image of the batch.
@@ -409,19 +421,17 @@ def draw_tiles(image: Tensor, tiles: Sequence[Tile], title: str) -> Figure:
     height, width = shown.shape[:2]
     for axis, tile in zip(axes[1:], tiles):
         values = tile.values.numpy()
-        low, high = float(values.min()), float(values.max())
-        high = max(abs(low), abs(high), 1e-12) if tile.signed else high
-        low = -high if tile.signed else low
-        colours = SIGNED if tile.signed else "magma"
+        low, high = tile.range
+        style: Any = {"cmap": tile.scale, "vmin": low, "vmax": high, "interpolation": "nearest"}
         if tile.on_image:
             extent = (-0.5, width - 0.5, height - 0.5, -0.5)
             axis.imshow(shown.mean(-1), cmap="gray", extent=extent, vmin=0, vmax=1)
-            axis.imshow(values, cmap=colours, extent=extent, vmin=low, vmax=high, alpha=0.72, interpolation="nearest")
+            axis.imshow(values, extent=extent, alpha=0.72, **style)
             if tile.mark is not None:
                 y, x = ((tile.mark[i] + 0.5) * (height, width)[i] / values.shape[i] - 0.5 for i in (0, 1))
                 axis.plot(x, y, marker="o", markersize=5, markerfacecolor="none", markeredgecolor="#00e5ff")
         else:
-            axis.imshow(values, cmap=colours, vmin=low, vmax=high, interpolation="nearest")
+            axis.imshow(values, **style)
         axis.set_title(tile.label, fontsize=8)
         axis.set_xlabel(f"{low:.2g} to {high:.2g}", fontsize=7)
     return plain_text(figure)
@@ -443,7 +453,7 @@ def draw_matrices(matrices: Sequence[Tensor], titles: Sequence[str], title: str)
     for axis, matrix, label in zip(axes, matrices, titles):
         values = matrix.detach().float().cpu().numpy()
         signed, high = bool((values < 0).any()), max(float(np.abs(values).max()), 1e-12)
-        axis.imshow(values, cmap=SIGNED if signed else "magma", vmin=-high if signed else 0, vmax=high)
+        axis.imshow(values, cmap=SIGNED if signed else "inferno", vmin=-high if signed else 0, vmax=high)
         axis.set_title(label, fontsize=8)
         axis.set_xlabel(f"{'±' if signed else '0 to '}{high:.2g}", fontsize=7)
     return plain_text(figure)

@@ -86,12 +86,7 @@ class Compare:
             base = base_comparison(task or CompareConfig.task, start)
         given = _parse_config(CompareConfig, prog, args, base, cls.__doc__ or "")
         # The file has them, not the parser.
-        given = given.replace(variants=base.variants)
-        if not any(word.partition("=")[0] == "--mixers" for word in args):
-            from tokenmix.lab.compare.variants import with_usual_mixers
-
-            given = with_usual_mixers(given)
-        return cls(given)
+        return cls(given.replace(variants=base.variants))
 
     def run(self) -> None:
         check_mixers(name for name in self.config.mixers if name != "none")

@@ -25,18 +25,18 @@ from tokenmix.lab.compare import schedule
 from tokenmix.lab.compare.baselines import fit_baselines
 from tokenmix.lab.compare.costs import measure_slowdown, measure_variants, skeleton_of
 from tokenmix.lab.compare.grid import choose_cells, copy_runs, merge_settings, split_grid, write_grid
-from tokenmix.lab.compare.notes import budget_sentence, failed_runs, finding_sentence, notes, uncertainty
+from tokenmix.lab.compare.notes import budget_sentence, failed_runs, finding_sentence, notes, same_sentence, uncertainty
 from tokenmix.lab.compare.report import ComparisonResult, ExampleMaps, make_examples, write_report
 from tokenmix.lab.compare.results import Results, Run, Variant, metrics_of, table_of
 from tokenmix.lab.compare.variants import (
     claim_folder,
     naming,
     plan_runs,
+    plan_variants,
     read_run,
     read_sampling,
     reference_of,
     variant_of,
-    with_usual_mixers,
 )
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.grid import Cell, Engine
@@ -164,7 +164,6 @@ def compare(
         given["model_kwargs"] = dict(model_kwargs)
     if config is None:
         config = base_comparison(task, None if model else init_from).replace(**given)
-        config = with_usual_mixers(config) if mixers is None else config
     else:
         config = config.replace(**given)
     # A file has room for every column.
@@ -241,10 +240,16 @@ def _prepare(name: str, config: CompareConfig, out: Path) -> Comparison:
     read = time.monotonic() - start
     plan = make_plan(cells[0].config, data.num_train, unit=data.unit)
     notes = plan_notes(cells[0].config, plan, data.num_train, data.unit)
-    cells = [replace(cell, config=with_epochs(cell.config, make_plan(cell.config, data.num_train))) for cell in cells]
+    variants = _new_variants(config, cells, data)
+    notes += [same_sentence(name) for name in _first_of_each(cells) if name not in variants]
+    cells = [
+        replace(cell, config=with_epochs(cell.config, make_plan(cell.config, data.num_train)))
+        for cell in cells
+        if variant_of(cell) in variants
+    ]
     if schedule.rates_of(config) and not data.num_validation:
         raise UserError("tune chooses on validation samples, and none are held out; give --validation N, or more data")
-    return Comparison(name, config, out, data, _new_variants(config, cells, data), cells, schedule.Pace(read), notes)
+    return Comparison(name, config, out, data, variants, cells, schedule.Pace(read), notes)
 
 
 def _with_rates(one: Comparison, trials: schedule.Trials) -> Comparison:
@@ -265,7 +270,10 @@ def _first_of_each(cells: Iterable[Cell]) -> dict[str, Cell]:
 
 
 def _new_variants(config: CompareConfig, cells: Sequence[Cell], data: TaskData) -> dict[str, TaskModule]:
-    """A new task for each variant, built and run once before any training, so that mistakes are reported at once."""
+    """A new task for each variant, built and run once before any training, so that mistakes are reported at once.
+
+    A mixer that would make the original model again is left out.
+    """
     variants = {}
     description = json.loads(to_json(data.describe()))
     for name, cell in _first_of_each(cells).items():
@@ -279,7 +287,9 @@ def _new_variants(config: CompareConfig, cells: Sequence[Cell], data: TaskData) 
                     raise UserError(
                         f"{error}; give --insert-after MODULE, to insert each mixer there instead"
                     ) from None
-            start_and_swap(task, run.loop.init_from)
+            changed = start_and_swap(task, run.loop.init_from)
+            if changed.same and name not in config.variants and run.swap.train_only == "all":
+                continue
             check_own_mixers(task)
             task.macs()
         variants[name] = task
@@ -440,6 +450,7 @@ def _report(one: Comparison, console: Console) -> Results:
         command=repeat_command(one.config),
         metric=task.monitor,
         higher=task.mode == "max",
+        same=[name for name in plan_variants(one.config) if name not in one.variants],
         reference=reference_of(names, inserted=one.config.insert_after is not None),
         unit=one.data.unit,
         config=one.config.flat() | {"mixers": names, "seeds": list(dict.fromkeys(run.seed for run in one.runs))},
