@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -248,6 +248,7 @@ class Inspection:
             model.
         maps: attention maps, slots and gates of the image; empty for text.
         figures: matplotlib figures by name: "block-00" and others, "depth"; for text "gates" and "attention".
+        path: folder with the figures and numbers.json; None if nothing was written.
     """
 
     target: str
@@ -257,6 +258,12 @@ class Inspection:
     blocks: tuple[Values, ...]
     maps: tuple[BlockMap, ...]
     figures: Mapping[str, Figure]
+    path: Path | None = None
+
+    @property
+    def best(self) -> Values | None:
+        """Numbers of the most selective block: that with the lowest entropy, or the largest rms of its gate."""
+        return min(self.blocks, key=lambda block: block.get("entropy", -block.get("rms", 0)), default=None)
 
     def write(self, out: str | Path) -> Path:
         """Write each figure as PNG, and numbers.json; return the folder."""
@@ -300,15 +307,16 @@ def _cell(value: object) -> str:
 
 
 @from_caller
-def inspect(target: str | Path, file: str | Path | None = None) -> Inspection:
+def inspect(target: str | Path, file: str | Path | None = None, *, out: str | Path | None = None) -> Inspection:
     """Show what a model's mixers do with an image, or a text model's with a sentence.
 
     Args:
         target: a run folder; or the name of an image model, which then has random weights.
         file: an image; for a run on text a sentence, needed only for attention maps.
+        out: a folder for the figures and numbers.json; `.write(folder)` does the same later.
 
     Returns:
-        `.blocks`, `.maps`, `.figures`, `.to_pandas()`, `.plot()`; `.write(folder)` writes PNG files and numbers.json.
+        `.blocks`, `.best`, `.maps`, `.figures`, `.path`, `.to_pandas()`, `.plot()`.
 
     Raises:
         UserError: neither a run folder nor a model; an unreadable image; a model without token mixers.
@@ -318,6 +326,11 @@ def inspect(target: str | Path, file: str | Path | None = None) -> Inspection:
             f"inspect takes a run folder or a model's name, got a {type(target).__name__}; "
             "tokenmix.lab.inspect.attention_maps takes a module and images"
         )
+    found = _inspect(target, file)
+    return found if out is None else replace(found, path=found.write(out))
+
+
+def _inspect(target: str | Path, file: str | Path | None) -> Inspection:
     task = load_task(user_path(target)) if is_run(str(target)) else None
     of = MODELS[str(target)].tasks[0] if task is None else task.config.task
     kind = get_task(of)

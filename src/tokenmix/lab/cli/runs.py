@@ -95,7 +95,7 @@ class Compare:
             check_data(data)
         from tokenmix.lab.compare.compare import compare
 
-        compare(self.config)
+        compare(config=self.config)
 
 
 def _axis(word: str, after: str) -> str:
@@ -225,8 +225,7 @@ class Inspect:
         from tokenmix.lab.cli.listing import print_rows
         from tokenmix.lab.inspect import inspect
 
-        found = inspect(self.target, self.file)
-        out = found.write(self.out)
+        found = inspect(self.target, self.file, out=self.out)
         if found.blocks:
             # Short headings, so that the table fits into 80 columns.
             short = {"effective_columns": "columns", "diagonality": "diagonal"}
@@ -234,7 +233,7 @@ class Inspect:
             print_rows([{short.get(key, key): value for key, value in row.items()} for row in rows])
         if found.answer is not None:
             print(printable(f"prediction: {found.answer}"))
-        print(f"{len(found.figures)} figures and numbers.json in {out}")
+        print(f"{len(found.figures)} figures and numbers.json in {found.path}")
 
 
 @dataclass(frozen=True)

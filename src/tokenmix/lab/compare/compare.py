@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, Unpack
 
 import torch
 from rich.console import Console
@@ -44,9 +44,10 @@ from tokenmix.lab.grid.engines import in_turn, make_engine, parallel_runs
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.config import CompareConfig, comparison_config
 from tokenmix.lab.train.load import check_own_mixers, load_task, start_and_swap, with_published_weights
+from tokenmix.lab.train.options import CompareOptions
 from tokenmix.lab.train.plan import check_config, make_plan, plan_notes, with_epochs
 from tokenmix.lab.train.schema import joined
-from tokenmix.lab.train.sources import base_comparison, load_comparison
+from tokenmix.lab.train.sources import base_comparison, check_call, load_comparison
 from tokenmix.lab.train.task import TaskData, TaskModule
 from tokenmix.layers.table import get_spec
 from tokenmix.profiling.machine import OtherWork
@@ -92,11 +93,11 @@ Stage = Sequence[tuple[Comparison, str, Cell]]
 
 @from_caller
 def compare(
-    config: CompareConfig | str | Path | None = None,
+    task: str | None = None,
     *,
+    config: CompareConfig | str | Path | None = None,
     mixers: Sequence[str] | None = None,
     data: str | None = None,
-    task: str = "image-classification",
     model: str | None = None,
     model_kwargs: Arguments | None = None,
     seeds: Sequence[int] | None = None,
@@ -115,7 +116,7 @@ def compare(
     threads: int | None = None,
     jobs: int | Literal["auto"] | None = None,
     quiet: bool = False,
-    **options: Any,
+    **options: Unpack[CompareOptions],
 ) -> ComparisonResult:
     """Train variants of a model that differ only in their mixer at equal budget, measure them, and report.
 
@@ -124,10 +125,10 @@ def compare(
     runs are kept, and mixers or seeds may be added. Several data sets or sizes have a report each, and a common table.
 
     Args:
+        task: a name of `tokenmix.list_tasks()`; default: the config's task, else image classification.
         config: all options in one object, or their TOML file; options given separately override it.
         mixers: names of `tokenmix.list_mixers()`, or "module:Class".
         data: a data set of `tokenmix list data`, or your files, such as "folder:photos".
-        task: a name of `tokenmix.list_tasks()`.
         model: the network; default: the model of `init_from`, else a small model of the task.
         model_kwargs: arguments of the model.
         seeds: each variant has one run per seed.
@@ -151,21 +152,17 @@ def compare(
     """
     values = {name: value for name, value in locals().items() if name not in ("config", "task", "quiet", "options")}
     if isinstance(config, str | Path):
-        config = load_comparison(str(config))
-    if config is not None and not isinstance(config, CompareConfig):
-        raise UserError(
-            f"compare takes options by name, or a CompareConfig; got {config!r}; for example compare(data='digits')"
-        )
-    given: Values = {name: value for name, value in values.items() if value is not None} | options
+        config = load_comparison(str(config), task)
+    check_call("compare", task, config, CompareConfig)
+    given: Values = {name: value for name, value in values.items() if value is not None} | dict(options)
     for name in ("mixers", "seeds"):
         if name in given and not isinstance(given[name], str | int):
             given[name] = tuple(given[name])
     if model_kwargs is not None:
         given["model_kwargs"] = dict(model_kwargs)
     if config is None:
-        config = base_comparison(task, None if model else init_from).replace(**given)
-    else:
-        config = config.replace(**given)
+        config = base_comparison(task or CompareConfig.task, None if model else init_from)
+    config = config.replace(**given, task=task or config.task)
     # A file has room for every column.
     console = Console(quiet=quiet, width=None if sys.stdout.isatty() else WIDE)
     merged = config if config.merge is None else merge_settings(config, config.merge)
