@@ -49,7 +49,7 @@ def main() -> int:
         else:
             config = config.replace(data="fashion-pairs")
             budget = _budget(config)
-        compare(config.replace(**budget))
+        compare(config=config.replace(**budget))
     except UserError as error:
         print(f"tokenmix: {error}", file=sys.stderr)
         return 2

@@ -203,16 +203,8 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     [
         ("create_mixer", None, "a mixer is built by its name, .* got None"),
         ("create_model", None, "a model is built by its name, .* got None"),
-        (
-            "train",
-            "image-classification",
-            "train takes options by name, or a TrainConfig; got 'image-classification'; for example",
-        ),
-        (
-            "compare",
-            {"data": "digits"},
-            "compare takes options by name, or a CompareConfig; got {'data': 'digits'}; for example",
-        ),
+        ("train", {"lr": 1}, "train takes a task by name, .* a TrainConfig as config; got {'lr': 1}; for example"),
+        ("compare", {"lr": 1}, "compare takes a task by name, .* a CompareConfig as config; got {'lr': 1}; for"),
     ],
 )
 def test_a_value_of_another_kind_is_one_line(name: str, value: object, message: str) -> None:

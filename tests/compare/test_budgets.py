@@ -91,7 +91,7 @@ def test_each_variant_is_trained_with_its_best_rate_for_equal_multiply_adds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = small(tmp_path / "out", tune="lr=1e-9,0.01", budget="macs", seeds=(1,))
-    compare(config)
+    compare(config=config)
     printed = capsys.readouterr().out
     assert "[1/4] tune, self-lr1e-09, seed 0: validation accuracy 0." in printed
     results = load_results(tmp_path / "out/results.json")
@@ -118,28 +118,28 @@ def test_each_variant_is_trained_with_its_best_rate_for_equal_multiply_adds(
     assert "chosen on validation samples" in page
     assert "which are equal for all" not in page
     # Another seed needs no more short runs, and nothing is chosen anew.
-    compare(config.replace(seeds=(1, 2)))
+    compare(config=config.replace(seeds=(1, 2)))
     printed = capsys.readouterr().out
     assert printed.count("done before") == 4 + 2
     assert "[4/4] gating, seed 2: accuracy" in printed
-    compare(CompareConfig().replace(merge=(tmp_path / "out",), out=tmp_path / "merged"), quiet=True)
+    compare(config=CompareConfig().replace(merge=(tmp_path / "out",), out=tmp_path / "merged"), quiet=True)
     merged = load_results(tmp_path / "merged/results.json")
     assert [variant.tuned for variant in merged.variants] == [variant.tuned for variant in results.variants]
 
 
 def test_equal_seconds_use_the_measured_step_and_stay(tmp_path: Path) -> None:
     config = small(tmp_path / "out", budget="seconds")
-    compare(config, quiet=True)
+    compare(config=config, quiet=True)
     kept = json.loads((tmp_path / "out/steps.json").read_text())
     results = load_results(tmp_path / "out/results.json")
     assert {variant.name: variant.steps for variant in results.variants} == kept
     step = {variant.name: variant.step.median for variant in results.variants if variant.step}
     assert kept == {"self": 8, "gating": max(1, round(8 * step["self"] / step["gating"]))}
     assert "equal seconds of training by the time of a step, measured before" in budget_sentence(results)
-    compare(config.replace(seeds=(0, 1)), quiet=True)
+    compare(config=config.replace(seeds=(0, 1)), quiet=True)
     assert json.loads((tmp_path / "out/steps.json").read_text()) == kept
     with pytest.raises(UserError, match="--merge takes no comparisons with --budget seconds"):
-        compare(CompareConfig().replace(merge=(tmp_path / "out",), out=tmp_path / "merged"), quiet=True)
+        compare(config=CompareConfig().replace(merge=(tmp_path / "out",), out=tmp_path / "merged"), quiet=True)
 
 
 def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,12 +23,14 @@ from tokenmix.lab.compare.compare import compare, repeat_command
 from tokenmix.lab.compare.report import choose_images
 from tokenmix.lab.compare.results import load_results
 from tokenmix.lab.compare.variants import plan_runs, read_run, read_sampling
+from tokenmix.lab.data.indexed import IndexedDataset
 from tokenmix.lab.grid import finish_cell
 from tokenmix.lab.train.checkpoint import save_weights
 from tokenmix.lab.train.config import CompareConfig, TrainConfig
 from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.metrics import read_predictions
 from tokenmix.lab.train.run import evaluate
+from tokenmix.lab.train.task import IndexedData
 
 TINY = {"embed_dim": 16, "depth": 2, "num_heads": 2}
 
@@ -51,7 +53,7 @@ def small(out: Path, **changes: Any) -> CompareConfig:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compare(small(tmp_path_factory.mktemp("comparison") / "out", seeds=(0, 1)), quiet=True).path
+    return compare(config=small(tmp_path_factory.mktemp("comparison") / "out", seeds=(0, 1)), quiet=True).path
 
 
 def test_everything_is_there(finished: Path):
@@ -81,7 +83,7 @@ def test_everything_is_there(finished: Path):
 
 def test_a_second_comparison_in_the_same_folder_is_refused_while_the_first_runs(tmp_path: Path):
     with one_writer(tmp_path), pytest.raises(UserError, match=f"is being written by process {os.getpid()} on"):
-        compare(small(tmp_path), quiet=True)
+        compare(config=small(tmp_path), quiet=True)
 
 
 def test_a_refused_comparison_has_written_nothing(finished: Path):
@@ -91,7 +93,7 @@ def test_a_refused_comparison_has_written_nothing(finished: Path):
         during = {path.name for path in finished.iterdir()}
         # Threads may differ, so that the settings alone refuse nothing.
         with pytest.raises(UserError, match="is being written by process"):
-            compare(small(finished, seeds=(0, 1), threads=2, log_every=7), quiet=True)
+            compare(config=small(finished, seeds=(0, 1), threads=2, log_every=7), quiet=True)
         assert {path.name for path in finished.iterdir()} == during
     assert {path: path.stat().st_mtime_ns for path in before} == stamps
     assert {path: path.read_bytes() for path in before} == before
@@ -100,7 +102,7 @@ def test_a_refused_comparison_has_written_nothing(finished: Path):
 def test_a_damaged_description_of_a_comparison_is_named(tmp_path: Path):
     (tmp_path / "compare.json").write_text('{"mixers": ["self"')
     with pytest.raises(UserError, match=r"compare\.json is damaged"):
-        compare(small(tmp_path), quiet=True)
+        compare(config=small(tmp_path), quiet=True)
 
 
 @pytest.mark.usefixtures("few_tokens")
@@ -113,7 +115,7 @@ def test_names_of_folders_and_classes_are_never_markup(tmp_path: Path, capsys: p
             for i in range(number):
                 Image.new("L", (16, 16), grey).save(tmp_path / "images" / part / name / f"{i}.png")
     changes = {"data": f"folder:{tmp_path / 'images'}", "limit": 24, "limit_eval": 12, "batch_size": 8, "seeds": (0,)}
-    compare(small(folder, mixers=("self",), img_size=16, model_kwargs={**TINY, "patch_size": 4}, **changes))
+    compare(config=small(folder, mixers=("self",), img_size=16, model_kwargs={**TINY, "patch_size": 4}, **changes))
     assert f"report: {folder / 'report.html'}" in capsys.readouterr().out
     page = (folder / "report.html").read_text()
     script = re.search(r"<script>(.*)</script>", page, re.DOTALL)
@@ -140,7 +142,7 @@ def test_variants_differ_only_in_their_mixer(finished: Path):
 def test_the_same_command_repeats_nothing_and_a_mixer_can_be_added(finished: Path):
     files = sorted(finished.glob("runs/*/result.json"))
     before = [file.stat().st_mtime_ns for file in files]
-    compare(small(finished, seeds=(0, 1), mixers=("self", "external", "gating")), quiet=True)
+    compare(config=small(finished, seeds=(0, 1), mixers=("self", "external", "gating")), quiet=True)
     assert [file.stat().st_mtime_ns for file in files] == before
     assert [variant.name for variant in load_results(finished / "results.json").variants] == [
         "self",
@@ -238,10 +240,10 @@ def test_damaged_predictions_are_named(finished: Path, tmp_path: Path):
 
 def test_another_comparisons_folder_is_left_alone(finished: Path, tmp_path: Path):
     with pytest.raises(UserError, match=r"lr 0\.002 instead of 0\.1, epochs 1 instead of 2"):
-        compare(small(finished, epochs=2, lr=0.1), quiet=True)
+        compare(config=small(finished, epochs=2, lr=0.1), quiet=True)
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(UserError, match="does not contain a comparison"):
-        compare(small(tmp_path), quiet=True)
+        compare(config=small(tmp_path), quiet=True)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +258,7 @@ def test_another_comparisons_folder_is_left_alone(finished: Path, tmp_path: Path
 )
 def test_mistakes_are_told_before_any_training(tmp_path: Path, changes: dict[str, object], message: str):
     with pytest.raises(UserError, match=message):
-        compare(small(tmp_path / "out", **changes), quiet=True)
+        compare(config=small(tmp_path / "out", **changes), quiet=True)
     assert not (tmp_path / "out").exists()
 
 
@@ -284,7 +286,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, BaseException], l
 @pytest.mark.parametrize("error", [UserError("the loss is nan at step 3"), ZeroDivisionError("a bug")])
 def test_one_variants_failure_does_not_cost_the_others(tmp_path: Path, failing: Callable, error: Exception):
     failing("self", error)
-    out = compare(small(tmp_path / "out"), quiet=True).path
+    out = compare(config=small(tmp_path / "out"), quiet=True).path
     broken, sound = load_results(out / "results.json").variants
     assert str(error) in broken.message
     assert broken.score is None
@@ -296,21 +298,21 @@ def test_one_variants_failure_does_not_cost_the_others(tmp_path: Path, failing: 
 def test_when_all_fail_the_first_reason_is_told(tmp_path: Path, failing: Callable):
     failing("self", UserError("the loss is nan at step 3"))
     with pytest.raises(UserError, match="no run finished; the first error: the loss is nan"):
-        compare(small(tmp_path / "out", mixers=("self",)), quiet=True)
+        compare(config=small(tmp_path / "out", mixers=("self",)), quiet=True)
 
 
 @pytest.mark.usefixtures("few_tokens")
 def test_after_an_interruption_the_same_command_goes_on(tmp_path: Path, failing: Callable):
     failing("external", KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt, match="1 of 2 runs are finished"):
-        compare(small(tmp_path / "out"), quiet=True)
+        compare(config=small(tmp_path / "out"), quiet=True)
     half_done = tmp_path / "out/runs/external-seed0"
     (half_done / "checkpoints/last").mkdir(parents=True)
     config = (tmp_path / "out/runs/self-seed0/config.json").read_text()
     (half_done / "config.json").write_text(config.replace('"mixer": "self"', '"mixer": "external"'))
     seen = failing("external", UserError("stopped here"))
     seen.clear()
-    compare(small(tmp_path / "out"), quiet=True)
+    compare(config=small(tmp_path / "out"), quiet=True)
     assert [config.loop.resume for config in seen] == [half_done]
 
 
@@ -336,3 +338,20 @@ def test_images_shown_are_agreed_and_disputed_ones_of_different_classes():
     labels = torch.tensor([0, 0, 1, 2, 3, 4])
     assert choose_images(right, labels, 3) == [0, 2, 4]
     assert len(choose_images(right, labels, 6)) == 6
+
+
+class ByClass(IndexedDataset[dict[str, torch.Tensor]]):
+    """100 samples, sorted by their three classes."""
+
+    def __len__(self) -> int:
+        return 100
+
+    def read(self, indices: torch.Tensor, epoch: int) -> dict[str, torch.Tensor]:
+        return {"index": indices, "label": indices // 40}
+
+
+def test_samples_shown_are_of_all_classes_and_spread():
+    data = IndexedData(ByClass(), ByClass(), None, config=TrainConfig(), description={}, test_batch=1)
+    shown = [int(batch["label"]) for batch in data.shown_batches(4)]
+    assert len(shown) == 4
+    assert set(shown) == {0, 1, 2}

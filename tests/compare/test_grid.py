@@ -90,7 +90,7 @@ def test_numbers_of_tokens_are_an_axis() -> None:
 
 def test_each_number_of_tokens_has_its_costs_in_the_table(tmp_path: Path) -> None:
     out = tmp_path / "tokens"
-    compare(small(out, patch=(4, 2), mixers=("self",), max_steps=1), quiet=True)
+    compare(config=small(out, patch=(4, 2), mixers=("self",), max_steps=1), quiet=True)
     found = [load_results(out / name / "results.json") for name in ("patch4", "patch2")]
     assert [one.skeleton["num_tokens"] for one in found] == [4, 16]
     few, many = (one.variants[0].macs for one in found)
@@ -100,26 +100,26 @@ def test_each_number_of_tokens_has_its_costs_in_the_table(tmp_path: Path) -> Non
     assert f"| self | {count(few)} | {count(many)} |" in table
     assert f"<td>{count(many)}</td>" in (out / "report.html").read_text()
     merged = tmp_path / "merged"
-    compare(CompareConfig().replace(merge=(out,), out=merged), quiet=True)
+    compare(config=CompareConfig().replace(merge=(out,), out=merged), quiet=True)
     assert [load_results(merged / name / "results.json").skeleton["num_tokens"] for name in ("patch4", "patch2")] == [
         4,
         16,
     ]
     with pytest.raises(UserError, match="patch_size=4"):
-        compare(small(tmp_path / "x", model="resnet18", insert_after="layer3", patch=(4, 2)), quiet=True)
+        compare(config=small(tmp_path / "x", model="resnet18", insert_after="layer3", patch=(4, 2)), quiet=True)
     assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.usefixtures("_digits_again")
 def test_a_grid_has_a_report_for_each_pair_and_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "grid"
-    compare(small(out, **GRID, only=("digits-nano/*", "*-again-*/self-seed1")))
+    compare(config=small(out, **GRID, only=("digits-nano/*", "*-again-*/self-seed1")))
     lines = capsys.readouterr().out
     assert "[1/4] digits-nano, self, seed 0: accuracy" in lines
     assert sorted(file.parent.name for file in out.glob("*/report.html")) == sorted({*NAMES} - {"digits-small"})
     assert [run.seed for run in load_results(out / "digits-again-small/results.json").variants[0].runs] == [1]
     # What was left out is trained by the same command without --only; what there is, is not trained again.
-    compare(small(out, **GRID))
+    compare(config=small(out, **GRID))
     lines = capsys.readouterr().out
     assert lines.count("done before") == 4
     assert "[8/8] " in lines
@@ -131,15 +131,15 @@ def test_a_grid_has_a_report_for_each_pair_and_a_table(tmp_path: Path, capsys: p
     widths = [load_results(out / name / "results.json").skeleton["dim"] for name in NAMES]
     assert widths == [64, 128, 64, 128]
     with pytest.raises(UserError, match=r"digits-nano holds a comparison with epochs 1 instead of 2"):
-        compare(small(out, **GRID, epochs=2), quiet=True)
+        compare(config=small(out, **GRID, epochs=2), quiet=True)
     with pytest.raises(UserError, match="is not empty and does not contain a comparison"):
-        compare(small(out), quiet=True)
+        compare(config=small(out), quiet=True)
 
 
 def test_folders_of_two_machines_are_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, two, whole = (tmp_path / name for name in ("one", "two", "whole"))
-    compare(small(one, mixers=("self",), seeds=(0, 1), only=("self-seed1",)), quiet=True)
-    compare(small(two), quiet=True)
+    compare(config=small(one, mixers=("self",), seeds=(0, 1), only=("self-seed1",)), quiet=True)
+    compare(config=small(two), quiet=True)
     # What says it was trained here and not copied.
     assert not (one / "runs/self-seed0").exists()
     printed(capsys, "compare", "--merge", str(one), str(two), "--out", str(whole))
@@ -166,12 +166,12 @@ def test_folders_of_two_machines_are_merged(tmp_path: Path, capsys: pytest.Captu
     (tmp_path / "secret").write_text("of another folder")
     (two / "runs/self-seed0/more").symlink_to(tmp_path / "secret")
     with pytest.raises(UserError, match=r"more is a link to .*secret, which is not copied"):
-        compare(CompareConfig().replace(merge=(one, two), out=tmp_path / "new"), quiet=True)
+        compare(config=CompareConfig().replace(merge=(one, two), out=tmp_path / "new"), quiet=True)
     (two / "runs/self-seed0/more").unlink()
     settings = json.loads((two / "compare.json").read_text())
     (two / "compare.json").write_text(json.dumps({**settings, "lr": 0.5}))
     with pytest.raises(UserError, match=r"two holds a comparison with lr 0.5, .*one one with 0.002"):
-        compare(CompareConfig().replace(merge=(one, two), out=tmp_path / "new"), quiet=True)
+        compare(config=CompareConfig().replace(merge=(one, two), out=tmp_path / "new"), quiet=True)
 
 
 @pytest.mark.parametrize(

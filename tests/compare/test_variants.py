@@ -79,14 +79,6 @@ def test_places_that_a_model_with_an_argument_mixer_does_not_have_are_refused() 
         plan_variants(CompareConfig().replace(swap_where="blocks.1*"))
 
 
-def test_attention_is_not_replaced_by_attention_unless_asked_for() -> None:
-    swapped = ["compare", "--model", "vit_tiny_patch16_224"]
-    assert "self" not in plan_variants(parse(swapped).config)
-    assert "self" in plan_variants(parse([*swapped, "--mixers", "self,external"]).config)
-    assert "self" in plan_variants(parse([*swapped, "--insert-after", "blocks.1"]).config)
-    assert "self" in plan_variants(parse(["compare"]).config)
-
-
 def build_with(num_classes: int, mixer: str = "self") -> nn.Module:
     return nn.Linear(num_classes, num_classes)
 
@@ -108,7 +100,6 @@ def test_a_run_to_start_from_brings_its_model(monkeypatch: pytest.MonkeyPatch) -
     teacher = str(RECIPES / "classification" / "swap_teacher")
     config = parse(["compare", "--init-from", teacher]).config
     assert (config.model.model, config.model.model_kwargs["depth"]) == ("vit_tiny_r_s16_p8_224", 4)
-    assert "self" not in config.mixers
     assert parse(["compare", "--init-from", teacher, "--model", "mixer_nano"]).config.model.model == "mixer_nano"
     assert next(iter(plan_variants(load_comparison("compare_swap")))) == "original", "the file names that run"
     # Of another task nothing is taken.
@@ -182,7 +173,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> ComparisonResult:
     return tokenmix.compare(
         task="text-classification",
         data=f"csv:{folder / 't.csv'}#text,label",
-        mixers=["external"],
+        mixers=["self", "external"],
         model_kwargs={"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16},
         max_steps=2,
         batch_size=16,
@@ -199,6 +190,7 @@ def test_text_is_compared_by_swaps_with_baselines_and_sentences(text: Comparison
     found = load_results(text.path / "results.json")
     assert found.variants == text.results.variants
     assert [variant.name for variant in found.variants] == ["original", "external", "identity"]
+    assert found.same == ["self"], "it has the weights of the attention"
     assert found.reference == "original"
     assert list(found.baselines) == ["majority", "TF-IDF"]
     assert found.baselines["TF-IDF"] > 0.9 > found.baselines["majority"], "one word decides the label"

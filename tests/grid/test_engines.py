@@ -167,10 +167,10 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_on_ray_a_killed_worker_continues_and_the_report_is_the_local_one(
     tmp_path: Path, two_nodes: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    local = compare(comparison(tmp_path / "local", **LONG), quiet=True).path
+    local = compare(config=comparison(tmp_path / "local", **LONG), quiet=True).path
     config = comparison(tmp_path / "ray", **LONG, engine="ray", address=two_nodes)
     killer = kill_in_mid_run(tmp_path / "ray" / "runs" / "self-seed0", signal.SIGKILL)
-    compare(config)
+    compare(config=config)
     killer.join()
     assert "[2/2]" in capsys.readouterr().out
     for mixer in ("self", "external"):

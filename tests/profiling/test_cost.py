@@ -14,7 +14,7 @@ from tokenmix.errors import UserError
 from tokenmix.lab.cli import main
 from tokenmix.layers.base import near_square
 from tokenmix.layers.table import list_mixers
-from tokenmix.profiling import cost, cost_report, machine
+from tokenmix.profiling import cost, machine
 from tokenmix.profiling.cost import (
     CostRow,
     CostTable,
@@ -26,9 +26,9 @@ from tokenmix.profiling.cost import (
     find_crossover,
     measured_crossover,
 )
-from tokenmix.profiling.cost_report import print_costs, sentences
+from tokenmix.profiling.cost_report import print_costs
 from tokenmix.profiling.machine import Ceilings, Timing, measure_ceilings
-from tokenmix.profiling.table import _rates
+from tokenmix.profiling.table import _rates, footnotes, markdown, sentences
 from tokenmix.profiling.target import layer_for, mixer_with_input
 
 TOP = Ceilings(1e10, 1e11, 1, "float32", 1 << 20, 64)
@@ -224,14 +224,15 @@ def test_sentences_say_where_times_cross_and_what_was_not_run(tmp_path: Path):
     rows = (_row("self", 64, 1), _row("self", 256, 16), _row("external", 64, 4), _row("external", 256, None, "needs"))
     crossed = _table((*rows[:3], _row("external", 256, 8)), 128, ((128, None),))
     apart = _table(rows, None)
+    assert [(size, row.name) for size, row in crossed.best.items()] == [(64, "self"), (256, "external")]
     assert sentences(crossed)[0] == "self: time grows as N^2.00 between N = 64 and 256"
     assert sentences(crossed)[1].endswith("; faster than self from about N = 128 on")
     assert sentences(apart)[1].endswith("; slower than self at N = 64")
-    assert cost_report.footnotes(apart) == ["* external at 256 tokens was not run: it needs"]
-    page = cost_report.markdown(apart)
+    assert footnotes(apart) == ["* external at 256 tokens was not run: it needs"]
+    page = markdown(apart)
     assert "| external | 256 | 1 k | 100 M | -* | -* | -* | -* |" in page
     for i, table in enumerate((crossed, apart)):
-        cost_report.write_cost(table, tmp_path / str(i))
+        table.write(tmp_path / str(i))
         assert (tmp_path / str(i) / "cost.svg").stat().st_size > 5000
 
 
@@ -294,7 +295,7 @@ def test_mistakes_on_the_command_line_are_one_line(
 
 def test_a_file_in_the_place_of_the_folder_is_told_before_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "file").write_text("mine")
-    monkeypatch.setattr(cost_report, "cost_table", lambda *args, **kwargs: pytest.fail("measured"))
+    monkeypatch.setattr(cost, "measure_ceilings", lambda *args: pytest.fail("measured"))
     with pytest.raises(UserError, match=r"cannot make the folder .*file"):
         print_costs({"external": "external"}, tokens=(16,), out=tmp_path / "file")
 
@@ -355,6 +356,7 @@ def test_running_out_of_a_gpus_memory_costs_one_cell(monkeypatch: pytest.MonkeyP
 def test_python_gets_a_table_sentences_and_a_figure():
     report = tokenmix.cost("external", 16, 16, repeats=1)
     assert isinstance(report, CostTable)
+    assert report.path is None
     assert report.row("external", 16).macs == 16 * (2 * 16 * 64 + 2 * 16 * 16)
     first, *rows = str(report).splitlines()
     assert first.split()[:3] == ["name", "N", "params"]

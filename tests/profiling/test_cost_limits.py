@@ -15,9 +15,8 @@ from tokenmix.lab.cli import main
 from tokenmix.profiling import cost, machine
 from tokenmix.profiling.cost import CostRow, CostTable, Crossover, cost_table, faster_ranges
 from tokenmix.profiling.cost_figure import draw_cost
-from tokenmix.profiling.cost_report import footnotes, markdown, sentences, write_cost
 from tokenmix.profiling.machine import Ceilings, Timing, expected_peak, time_interleaved, too_slow
-from tokenmix.profiling.table import _costs
+from tokenmix.profiling.table import _costs, footnotes, markdown, sentences
 from tokenmix.profiling.target import mixer_with_input, model_with_image
 
 CPU = torch.device("cpu")
@@ -98,7 +97,7 @@ def test_forward_pass_is_run_where_only_the_step_does_not_fit(
 
 def test_picture_of_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cost, "measure_ceilings", _ceilings(1e-3))
-    write_cost(cost_table(["external"], [16, 32], 16), tmp_path / "out")
+    cost_table(["external"], [16, 32], 16).write(tmp_path / "out")
     assert (tmp_path / "out" / "cost.svg").is_file()
 
 
@@ -235,7 +234,7 @@ def test_every_crossing_is_reported_with_the_faster_side(mine: list[float], expe
 
 
 def test_curves_that_cross_are_drawn(tmp_path: Path):
-    write_cost(_curves(self=[1.0] * 5, external=[0.5, 2, 2, 2, 0.5]), tmp_path)
+    _curves(self=[1.0] * 5, external=[0.5, 2, 2, 2, 0.5]).write(tmp_path)
     assert {"cost.json", "cost.md", "cost.png", "cost.svg"} == {file.name for file in tmp_path.iterdir()}
 
 

@@ -5,8 +5,9 @@ import pytest
 
 from tokenmix.profiling import cost
 from tokenmix.profiling.cost import cost_table
-from tokenmix.profiling.cost_report import markdown, print_costs
+from tokenmix.profiling.cost_report import print_costs
 from tokenmix.profiling.machine import Ceilings, OtherWork
+from tokenmix.profiling.table import markdown
 
 ALLOWED = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 

@@ -97,7 +97,7 @@ def test_a_comparison_is_kept_and_read_back(claims: Any, tmp_path: Path, monkeyp
         'mixers = ["self"]\nmodel_kwargs = {patch_size = 4, depth = 1, embed_dim = 16, num_heads = 2}\n'
         '[variants.S-4]\nlr = 1e-3\nmodel_kwargs = {mixer = "external", mixer_kwargs = {num_slots = 4}}\n'
     )
-    found = compare(file, out=tmp_path / "out", jobs=0, threads=1, quiet=True)
+    found = compare(config=file, out=tmp_path / "out", jobs=0, threads=1, quiet=True)
     assert [variant.name for variant in found.results.variants] == ["self", "identity", "S-4"]
     assert found.results.variants[2].learning_rate == 1e-3
     assert f"--config {file}" in found.results.command

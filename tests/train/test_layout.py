@@ -91,7 +91,7 @@ def test_a_trained_model_can_be_saved(tmp_path: Path):
     config = make_config(
         data="digits", model="mixer_nano", limit=32, epochs=1, threads=1, device="cpu", out=tmp_path / "run"
     )
-    run = tokenmix.train(config, quiet=True)
+    run = tokenmix.train(config=config, quiet=True)
     safetensors.torch.save_file(run.model.state_dict(), tmp_path / "weights.safetensors")
     assert all(in_rows(run.model))
 

@@ -1,8 +1,11 @@
 """What `tokenmix.train` and `tokenmix.inspect` return in Python."""
 
 import csv
+import inspect
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Literal, get_origin, get_type_hints
 
 import pytest
 from matplotlib.figure import Figure
@@ -10,8 +13,19 @@ from PIL import Image
 from torch import nn
 
 import tokenmix
+from tokenmix.lab.registry import TASKS
 from tokenmix.lab.train import make_config
+from tokenmix.lab.train.config import TaskDocument, comparison_config, default_config
+from tokenmix.lab.train.options import CompareOptions, TrainOptions
 from tokenmix.lab.train.result import RunResult
+from tokenmix.lab.train.schema import Part
+
+
+def hints_of(config: TaskDocument) -> dict[str, object]:
+    parts = [part for part in vars(config).values() if isinstance(part, Part)]
+    hints = [get_type_hints(type(part)) for part in (config, *parts)]
+    return {name: hint for one in hints for name, hint in one.items() if name in config.flat()}
+
 
 SETTINGS = {"model": "vit_nano", "data": "digits", "max_steps": 40, "limit_eval": 100, "batch_size": 64}
 
@@ -46,7 +60,7 @@ def test_figure_notebook_and_model(run: RunResult):
 
 def test_options_replace_those_of_a_config(tmp_path: Path):
     config = make_config(**{**SETTINGS, "max_steps": 2})
-    run = tokenmix.train(config, out=tmp_path / "other", validation=0, seed=3, quiet=True)
+    run = tokenmix.train(config=config, out=tmp_path / "other", validation=0, seed=3, quiet=True)
     saved = json.loads((run.path / "config.json").read_text())["config"]
     assert (saved["loop"]["seed"], saved["loop"]["max_steps"]) == (3, 2)
     # Without validation samples there is one panel.
@@ -56,9 +70,26 @@ def test_options_replace_those_of_a_config(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
+    ("function", "options", "of_task"),
+    [(tokenmix.train, TrainOptions, default_config), (tokenmix.compare, CompareOptions, comparison_config)],
+)
+def test_editors_complete_all_options(
+    function: Callable[..., object], options: type, of_task: Callable[[str], TaskDocument]
+):
+    ours = [task.name for task in TASKS if task.task.startswith("tokenmix.")]
+    known = {name: hint for task in ours for name, hint in hints_of(of_task(task)).items()} | {"task": str}
+    arguments, hints = inspect.signature(function).parameters, get_type_hints(options)
+    assert not hints.keys() & arguments.keys()
+    assert {*arguments, *hints} - {"quiet", "options", "config"} == known.keys() - {"config", "img_sizes"}
+    for name, hint in hints.items():
+        if get_origin(hint) is Literal:
+            assert hint == known[name]
+
+
+@pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: tokenmix.train("digits"), r"takes options by name.*data='digits'"),
+        (lambda: tokenmix.train("digits"), r"unknown task 'digits'; known: detection, "),
         (lambda: tokenmix.train(dta="digits"), r"did you mean data"),
         (lambda: tokenmix.train(model=nn.Linear(1, 1)), r"model takes a name, got a Linear.*module:factory"),
         (lambda: tokenmix.inspect(nn.Linear(1, 1)), r"got a Linear; .*attention_maps"),
@@ -83,7 +114,12 @@ def test_inspect_returns_maps_numbers_and_figures(run: RunResult, tmp_path: Path
     assert "<td>blocks.0.mixer</td>" in found._repr_html_()
     assert found.answer is not None
     assert not list(tmp_path.glob("*/"))
-    written = json.loads((found.write(tmp_path / "out") / "numbers.json").read_text())
+    assert found.path is None
+    assert found.best is not None
+    assert found.best["entropy"] == min(block["entropy"] for block in found.blocks)
+    saved = tokenmix.inspect(run.path, file, out=tmp_path / "out").path
+    assert saved is not None
+    written = json.loads((saved / "numbers.json").read_text())
     assert [block["entropy"] for block in written["blocks"]] == [block["entropy"] for block in found.blocks]
     pytest.importorskip("pandas")
     assert found.to_pandas()["entropy"].between(0, 1).all()

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -189,6 +189,18 @@ class Tile:
     mark: tuple[int, int] | None = None
     on_image: bool = True
 
+    @property
+    def range(self) -> tuple[float, float]:
+        """Values at the ends of the colour scale, which is symmetric for signed values."""
+        low, high = self.values.min().item(), self.values.max().item()
+        most = max(abs(low), abs(high), 1e-12)
+        return (-most, most) if self.signed else (low, high)
+
+    @property
+    def scale(self) -> str:
+        """Name of the colour scale."""
+        return SIGNED if self.signed else "inferno"
+
 
 def tiles_of(block: BlockMap, image: int = 0, limit: int = 8) -> list[Tile]:
     """At most `limit` tiles of one block's map on one image of the batch.
@@ -236,6 +248,7 @@ class Inspection:
             model.
         maps: attention maps, slots and gates of the image; empty for text.
         figures: matplotlib figures by name: "block-00" and others, "depth"; for text "gates" and "attention".
+        path: folder with the figures and numbers.json; None if nothing was written.
     """
 
     target: str
@@ -245,6 +258,12 @@ class Inspection:
     blocks: tuple[Values, ...]
     maps: tuple[BlockMap, ...]
     figures: Mapping[str, Figure]
+    path: Path | None = None
+
+    @property
+    def best(self) -> Values | None:
+        """Numbers of the most selective block: that with the lowest entropy, or the largest rms of its gate."""
+        return min(self.blocks, key=lambda block: block.get("entropy", -block.get("rms", 0)), default=None)
 
     def write(self, out: str | Path) -> Path:
         """Write each figure as PNG, and numbers.json; return the folder."""
@@ -288,15 +307,16 @@ def _cell(value: object) -> str:
 
 
 @from_caller
-def inspect(target: str | Path, file: str | Path | None = None) -> Inspection:
+def inspect(target: str | Path, file: str | Path | None = None, *, out: str | Path | None = None) -> Inspection:
     """Show what a model's mixers do with an image, or a text model's with a sentence.
 
     Args:
         target: a run folder; or the name of an image model, which then has random weights.
         file: an image; for a run on text a sentence, needed only for attention maps.
+        out: a folder for the figures and numbers.json; `.write(folder)` does the same later.
 
     Returns:
-        `.blocks`, `.maps`, `.figures`, `.to_pandas()`, `.plot()`; `.write(folder)` writes PNG files and numbers.json.
+        `.blocks`, `.best`, `.maps`, `.figures`, `.path`, `.to_pandas()`, `.plot()`.
 
     Raises:
         UserError: neither a run folder nor a model; an unreadable image; a model without token mixers.
@@ -306,6 +326,11 @@ def inspect(target: str | Path, file: str | Path | None = None) -> Inspection:
             f"inspect takes a run folder or a model's name, got a {type(target).__name__}; "
             "tokenmix.lab.inspect.attention_maps takes a module and images"
         )
+    found = _inspect(target, file)
+    return found if out is None else replace(found, path=found.write(out))
+
+
+def _inspect(target: str | Path, file: str | Path | None) -> Inspection:
     task = load_task(user_path(target)) if is_run(str(target)) else None
     of = MODELS[str(target)].tasks[0] if task is None else task.config.task
     kind = get_task(of)
@@ -409,19 +434,17 @@ def draw_tiles(image: Tensor, tiles: Sequence[Tile], title: str) -> Figure:
     height, width = shown.shape[:2]
     for axis, tile in zip(axes[1:], tiles):
         values = tile.values.numpy()
-        low, high = float(values.min()), float(values.max())
-        high = max(abs(low), abs(high), 1e-12) if tile.signed else high
-        low = -high if tile.signed else low
-        colours = SIGNED if tile.signed else "magma"
+        low, high = tile.range
+        style: Any = {"cmap": tile.scale, "vmin": low, "vmax": high, "interpolation": "nearest"}
         if tile.on_image:
             extent = (-0.5, width - 0.5, height - 0.5, -0.5)
             axis.imshow(shown.mean(-1), cmap="gray", extent=extent, vmin=0, vmax=1)
-            axis.imshow(values, cmap=colours, extent=extent, vmin=low, vmax=high, alpha=0.72, interpolation="nearest")
+            axis.imshow(values, extent=extent, alpha=0.72, **style)
             if tile.mark is not None:
                 y, x = ((tile.mark[i] + 0.5) * (height, width)[i] / values.shape[i] - 0.5 for i in (0, 1))
                 axis.plot(x, y, marker="o", markersize=5, markerfacecolor="none", markeredgecolor="#00e5ff")
         else:
-            axis.imshow(values, cmap=colours, vmin=low, vmax=high, interpolation="nearest")
+            axis.imshow(values, **style)
         axis.set_title(tile.label, fontsize=8)
         axis.set_xlabel(f"{low:.2g} to {high:.2g}", fontsize=7)
     return plain_text(figure)
@@ -443,7 +466,7 @@ def draw_matrices(matrices: Sequence[Tensor], titles: Sequence[str], title: str)
     for axis, matrix, label in zip(axes, matrices, titles):
         values = matrix.detach().float().cpu().numpy()
         signed, high = bool((values < 0).any()), max(float(np.abs(values).max()), 1e-12)
-        axis.imshow(values, cmap=SIGNED if signed else "magma", vmin=-high if signed else 0, vmax=high)
+        axis.imshow(values, cmap=SIGNED if signed else "inferno", vmin=-high if signed else 0, vmax=high)
         axis.set_title(label, fontsize=8)
         axis.set_xlabel(f"{'±' if signed else '0 to '}{high:.2g}", fontsize=7)
     return plain_text(figure)

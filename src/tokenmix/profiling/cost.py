@@ -4,13 +4,16 @@ import math
 import statistics
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from tokenmix.errors import UserError
+from tokenmix.files import make_folder, user_path
 from tokenmix.profiling.machine import (
     Ceilings,
     OtherWork,
@@ -67,6 +70,7 @@ def cost(
     device: str = "cpu",
     precision: Precision = "fp32",
     repeats: int = 7,
+    out: str | Path | None = None,
     track: Callable[[Sequence[int]], Iterable[int]] = iter,
     **kwargs: Any,
 ) -> CostTable:
@@ -81,11 +85,13 @@ def cost(
         precision: of weights and input.
         repeats: rounds of timing, fewer for slow calls; short calls run several times per round. The names are
             interleaved.
+        out: a folder for cost.json, cost.md and the figure; `.write(folder)` does the same later.
         track: wraps the sizes during measurement, for a progress bar such as `rich.progress.track`.
         **kwargs: arguments passed to layers that accept them, such as `num_heads`.
 
     Returns:
-        Parameters, multiply-adds, time and memory: `print` it, `.to_pandas()`, `.plot()`, `.row(name, size)`.
+        Parameters, multiply-adds, time and memory: `print` it, `.best`, `.path`, `.to_pandas()`, `.plot()`, `.row(name,
+        size)`.
 
     Raises:
         UserError: a name or the device is unknown; no layer accepts an argument; or a width or size is below 1, too
@@ -116,6 +122,9 @@ def cost(
     if max(sizes) > largest:
         raise UserError(_too_many(what, max(sizes), largest))
     sizes = sorted(set(sizes))
+    if out is not None:
+        # Fail before minutes of measurement.
+        make_folder(user_path(out))
     outlines = {n: {name: target(n, device="meta") for name, target in targets.items()} for n in sizes}
     counts = {n: {name: outline.counts() for name, outline in outlines[n].items()} for n in sizes}
     others_work = OtherWork()
@@ -128,7 +137,7 @@ def cost(
         for name in found
     }
     both = {name: {n: s for n, s in steady[name].items() if n in steady[reference]} for name in others}
-    return CostTable(
+    table = CostTable(
         axis="tokens" if mixers else "pixels",
         dim=dim or DIM if mixers else None,
         device=str(place),
@@ -144,6 +153,7 @@ def cost(
         faster={name: faster_ranges(both[name], steady[reference]) if both[name] else None for name in others},
         warning=others_work.warning(torch.get_num_threads()) if place.type == "cpu" else "",
     )
+    return table if out is None else replace(table, path=table.write(out))
 
 
 cost_table = cost

@@ -1,6 +1,5 @@
-"""Print cost tables, write them to a folder, and count the external-attention paper's requirements table."""
+"""Print cost tables, and count the external-attention paper's requirements table."""
 
-import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,15 +11,23 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from tokenmix.environment import environment
 from tokenmix.errors import UserError
-from tokenmix.files import Values, make_folder, replace_file, to_json, write_json
+from tokenmix.files import Values, to_json
 from tokenmix.layers import ExternalAttention2d, SAGANAttention2d, SelfAttention
 from tokenmix.layers.base import Mixer, count_parameters
 from tokenmix.profiling.cost import cost_table
-from tokenmix.profiling.table import CostTable, Precision, cost_rows, footnotes, rate_rows, sentences
+from tokenmix.profiling.table import (
+    CostTable,
+    Precision,
+    ceiling_line,
+    cost_rows,
+    footnotes,
+    rate_rows,
+    sentences,
+    title_of,
+)
 from tokenmix.profiling.target import are_mixers
-from tokenmix.profiling.units import count, to_markdown
+from tokenmix.profiling.units import count
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -53,9 +60,6 @@ def print_costs(
     if (img_size if mixers else tokens) is not None:
         kind, right, wrong = ("mixer", "--tokens", "--img-size") if mixers else ("model", "--img-size", "--tokens")
         raise UserError(f"{next(iter(subjects))!r} is a {kind}: give {right} instead of {wrong}")
-    if out is not None:
-        # Fail before minutes of measurement.
-        make_folder(out)
     shown = Console(stderr=True)
     table = cost_table(
         subjects,
@@ -63,51 +67,21 @@ def print_costs(
         dim,
         device=device,
         precision=precision,
+        out=out,
         track=partial(track, description="measuring", console=shown, transient=True, disable=not shown.is_terminal),
     )
-    if out is not None:
-        write_cost(table, out)
     if table.warning:
         print(f"warning: {table.warning}", file=sys.stderr)
     if as_json:
         print(to_json(table.to_json()))
         return
     console = Console()
-    console.print(_rich(table, _title(table), cost_rows(table)))
-    console.print(_rich(table, _ceiling_line(table), rate_rows(table)))
+    console.print(_rich(table, title_of(table), cost_rows(table)))
+    console.print(_rich(table, ceiling_line(table), rate_rows(table)))
     for line in [*sentences(table), *footnotes(table)]:
         console.print(line, highlight=False, markup=False)
     if out is not None:
         print(f"cost.json, cost.md, cost.png and cost.svg in {out}")
-
-
-def write_cost(table: CostTable, folder: Path) -> None:
-    make_folder(folder)
-    write_json(folder / "cost.json", table.to_json())
-    for suffix in ("png", "svg"):
-        picture = io.BytesIO()
-        table.plot().savefig(picture, format=suffix, dpi=140)
-        replace_file(folder / f"cost.{suffix}", picture.getvalue())
-    replace_file(folder / "cost.md", markdown(table).encode())
-
-
-def markdown(table: CostTable) -> str:
-    """Both tables, their summary and the environment."""
-    costs, rates = cost_rows(table), rate_rows(table)
-    where: Values = environment()
-    measured = f"{where['cpu']}, torch {where['versions']['torch']}, {where['threads']} threads, {where['date']}"
-    notes = "\n".join(f"- {line}" for line in [*sentences(table), *footnotes(table)])
-    parts = [
-        "# Costs",
-        f"{_title(table)}. Measured on {measured}.",
-        to_markdown(costs[0], costs[1:]),
-        f"Rates of a forward pass; {_ceiling_line(table)}.",
-        to_markdown(rates[0], rates[1:]),
-        f"Warning: {table.warning}." if table.warning else "",
-        notes,
-        "![Time and memory over size](cost.svg)",
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _rich(table: CostTable, title: str, rows: Sequence[Sequence[str]]) -> "Table":
@@ -121,19 +95,6 @@ def _rich(table: CostTable, title: str, rows: Sequence[Sequence[str]]) -> "Table
     for row, following in pairwise([*rows[1:], [""]]):
         shown.add_row(*row, end_section=following[0] != row[0])
     return shown
-
-
-def _title(table: CostTable) -> str:
-    sample = f"N tokens of width {table.dim}" if table.axis == "tokens" else "an image of px x px"
-    return f"one sample, {sample}, {table.precision} on {table.device}; step = forward and backward"
-
-
-def _ceiling_line(table: CostTable) -> str:
-    top = table.ceilings
-    return (
-        f"this machine's ceilings: {top.macs_per_second / 1e9:,.0f} GMAC/s, {top.bytes_per_second / 1e9:.1f} GB/s "
-        f"({top.threads} thread{'s' * (top.threads != 1)})"
-    )
 
 
 CHANNELS, SIDE = 512, 128

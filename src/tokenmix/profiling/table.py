@@ -1,14 +1,17 @@
 """A cost table: one row per mixer or model and size, with its text, its data frame and its figure."""
 
+import io
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tokenmix.environment import environment
 from tokenmix.errors import needs
-from tokenmix.files import Values, to_html, to_text
+from tokenmix.files import Values, make_folder, replace_file, to_html, to_text, user_path, write_json
 from tokenmix.profiling.machine import SPREAD, Ceilings, Pass, Timing
-from tokenmix.profiling.units import count, milliseconds, size
+from tokenmix.profiling.units import count, milliseconds, size, to_markdown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -104,6 +107,7 @@ class CostTable:
         faster: ranges of sizes in which the forward pass is faster than the reference, with None for an end outside the
             sizes. None instead of ranges if no size has both times, or times are unsteady.
         warning: set if other programs used the CPU and times are unreliable, else "".
+        path: folder with cost.json, cost.md and the figure; None if nothing was written.
     """
 
     axis: Literal["tokens", "pixels"]
@@ -118,6 +122,15 @@ class CostTable:
     measured: Mapping[str, int | None]
     faster: Mapping[str, tuple[Ends, ...] | None]
     warning: str = ""
+    path: Path | None = None
+
+    @property
+    def best(self) -> dict[int, CostRow]:
+        """The row with the fastest forward pass (median) of each size, by size."""
+        best = dict[int, CostRow]()
+        for row in sorted(self.rows, key=lambda row: (row.size, row.forward.median if row.forward else math.inf)):
+            best.setdefault(row.size, row)
+        return best
 
     @property
     def names(self) -> list[str]:
@@ -137,6 +150,7 @@ class CostTable:
 
     def to_json(self) -> Values:
         plain = asdict(self)
+        del plain["path"]
         plain["crossovers"] = {name: str(crossover) for name, crossover in self.crossovers.items()}
         for cell, row in zip(plain["rows"], self.rows):
             cell |= {"macs_per_second": row.macs_per_second, "bytes_per_second": row.bytes_per_second}
@@ -169,6 +183,18 @@ class CostTable:
         from tokenmix.profiling.cost_figure import draw_cost
 
         return draw_cost(self)
+
+    def write(self, out: str | Path) -> Path:
+        """Write cost.json, cost.md and the figure as PNG and SVG; return the folder."""
+        out = user_path(out)
+        make_folder(out)
+        write_json(out / "cost.json", self.to_json())
+        for suffix in ("png", "svg"):
+            picture = io.BytesIO()
+            self.plot().savefig(picture, format=suffix, dpi=140)
+            replace_file(out / f"cost.{suffix}", picture.getvalue())
+        replace_file(out / "cost.md", markdown(self).encode())
+        return out
 
     def _lines(self) -> list[str]:
         return [*([f"warning: {self.warning}"] if self.warning else []), *sentences(self), *footnotes(self)]
@@ -290,3 +316,35 @@ def _at(table: CostTable, *sizes: int) -> str:
     *before, last = [f"{n:,}" for n in sizes]
     listed = f"{', '.join(before)} and {last}" if before else last
     return f"N = {listed}" if table.axis == "tokens" else f"{listed} px"
+
+
+def markdown(table: CostTable) -> str:
+    """Both tables, their summary and the environment."""
+    costs, rates = cost_rows(table), rate_rows(table)
+    where: Values = environment()
+    measured = f"{where['cpu']}, torch {where['versions']['torch']}, {where['threads']} threads, {where['date']}"
+    notes = "\n".join(f"- {line}" for line in [*sentences(table), *footnotes(table)])
+    parts = [
+        "# Costs",
+        f"{title_of(table)}. Measured on {measured}.",
+        to_markdown(costs[0], costs[1:]),
+        f"Rates of a forward pass; {ceiling_line(table)}.",
+        to_markdown(rates[0], rates[1:]),
+        f"Warning: {table.warning}." if table.warning else "",
+        notes,
+        "![Time and memory over size](cost.svg)",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def title_of(table: CostTable) -> str:
+    sample = f"N tokens of width {table.dim}" if table.axis == "tokens" else "an image of px x px"
+    return f"one sample, {sample}, {table.precision} on {table.device}; step = forward and backward"
+
+
+def ceiling_line(table: CostTable) -> str:
+    top = table.ceilings
+    return (
+        f"this machine's ceilings: {top.macs_per_second / 1e9:,.0f} GMAC/s, {top.bytes_per_second / 1e9:.1f} GB/s "
+        f"({top.threads} thread{'s' * (top.threads != 1)})"
+    )

@@ -91,6 +91,11 @@ class SwapRow:
     why: str
     dropped: tuple[str, ...] = ()
 
+    @property
+    def whole(self) -> bool:
+        """Whether the mixer has all weights and positions of the attention, and no others."""
+        return len(self.kept) == 4 and self.parameters_before == self.parameters_after and not self.dropped
+
 
 @dataclass(frozen=True)
 class SkippedAttention:

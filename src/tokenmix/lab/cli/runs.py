@@ -88,12 +88,7 @@ class Compare:
             base = base_comparison(task or CompareConfig.task, start)
         given = _parse_config(CompareConfig, prog, args, base, cls.__doc__ or "")
         # The file has them, not the parser.
-        given = given.replace(variants=base.variants)
-        if not any(word.partition("=")[0] == "--mixers" for word in args):
-            from tokenmix.lab.compare.variants import with_usual_mixers
-
-            given = with_usual_mixers(given)
-        return cls(given)
+        return cls(given.replace(variants=base.variants))
 
     def run(self) -> None:
         check_mixers(name for name in self.config.mixers if name != "none")
@@ -102,7 +97,7 @@ class Compare:
             check_data(data)
         from tokenmix.lab.compare.compare import compare
 
-        compare(self.config)
+        compare(config=self.config)
 
 
 def _axis(word: str, after: str) -> str:
@@ -239,8 +234,7 @@ class Inspect:
         from tokenmix.lab.cli.listing import print_rows
         from tokenmix.lab.inspect import inspect
 
-        found = inspect(self.target, self.file)
-        out = found.write(self.out)
+        found = inspect(self.target, self.file, out=self.out)
         if found.blocks:
             # Short headings, so that the table fits into 80 columns.
             short = {"effective_columns": "columns", "diagonality": "diagonal"}
@@ -248,7 +242,7 @@ class Inspect:
             print_rows([{short.get(key, key): value for key, value in row.items()} for row in rows])
         if found.answer is not None:
             print(printable(f"prediction: {found.answer}"))
-        print(f"{len(found.figures)} figures and numbers.json in {out}")
+        print(f"{len(found.figures)} figures and numbers.json in {found.path}")
 
 
 @dataclass(frozen=True)

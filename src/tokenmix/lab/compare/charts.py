@@ -113,7 +113,7 @@ def scatter_chart(points: Sequence[Series], x: Axis, y: Axis, levels: Mapping[st
         above = y(value)
         drawn.append(f'<path class="level" d="M{LEFT},{y(value):.1f}H{END}"/>')
         drawn.append(_text(END, place, f"{name} {y.text(value)}", "end"))
-    for arrow, edge, is_above in (("↑", TOP + 10, True), ("↓", HEIGHT - BOTTOM - 6, False)):
+    for arrow, edge, is_above in (("↑", TOP - 2, True), ("↓", FLOOR - 6, False)):
         far = [(name, value) for name, value in levels.items() if name not in near and (value > high) is is_above]
         named = ", ".join(f"{name} {y.text(value)}" for name, value in far)
         drawn += [_text(END, edge, f"{named} {arrow}", "end")] if far else []
@@ -212,13 +212,13 @@ def growth_charts(results: Results) -> list[str]:
     grown = [(v.name, i, v.growth) for i, v in enumerate(results.variants) if v.growth.tokens]
     if not grown:
         return []
-    tokens = Axis("tokens N of one sample", count, log=True)
+    tokens = Axis("tokens N", count, log=True)
     times = [Series(name, i, growth.tokens, growth.seconds) for name, i, growth in grown]
     held = [(name, i, growth.tokens, [n / 2**20 for n in growth.memory]) for name, i, growth in grown]
     memory = [Series(*one) for one in held if all(one[-1])]
     return [
-        line_chart(times, tokens, Axis("ms of a layer's forward pass", milliseconds, log=True)),
-        line_chart(memory, tokens, Axis("MiB of peak memory of that pass", _short, log=True)),
+        line_chart(times, tokens, Axis("ms, forward pass of one layer", milliseconds, log=True)),
+        line_chart(memory, tokens, Axis("MiB, peak memory of this pass", _short, log=True)),
     ]
 
 

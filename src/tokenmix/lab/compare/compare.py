@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, Unpack
 
 import torch
 from rich.console import Console
@@ -25,18 +25,18 @@ from tokenmix.lab.compare import schedule
 from tokenmix.lab.compare.baselines import fit_baselines
 from tokenmix.lab.compare.costs import measure_slowdown, measure_variants, skeleton_of
 from tokenmix.lab.compare.grid import choose_cells, copy_runs, merge_settings, split_grid, write_grid
-from tokenmix.lab.compare.notes import budget_sentence, failed_runs, finding_sentence, notes, uncertainty
+from tokenmix.lab.compare.notes import budget_sentence, failed_runs, finding_sentence, notes, same_sentence, uncertainty
 from tokenmix.lab.compare.report import ComparisonResult, ExampleMaps, make_examples, write_report
 from tokenmix.lab.compare.results import Results, Run, Variant, metrics_of, table_of
 from tokenmix.lab.compare.variants import (
     claim_folder,
     naming,
     plan_runs,
+    plan_variants,
     read_run,
     read_sampling,
     reference_of,
     variant_of,
-    with_usual_mixers,
 )
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.grid import Cell, Engine
@@ -44,9 +44,10 @@ from tokenmix.lab.grid.engines import in_turn, make_engine, parallel_runs
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.config import CompareConfig, comparison_config
 from tokenmix.lab.train.load import check_own_mixers, load_task, start_and_swap, with_published_weights
+from tokenmix.lab.train.options import CompareOptions
 from tokenmix.lab.train.plan import check_config, make_plan, plan_notes, with_epochs
 from tokenmix.lab.train.schema import joined
-from tokenmix.lab.train.sources import base_comparison, load_comparison
+from tokenmix.lab.train.sources import base_comparison, check_call, load_comparison
 from tokenmix.lab.train.task import TaskData, TaskModule
 from tokenmix.layers.table import get_spec
 from tokenmix.profiling.machine import OtherWork
@@ -92,11 +93,11 @@ Stage = Sequence[tuple[Comparison, str, Cell]]
 
 @from_caller
 def compare(
-    config: CompareConfig | str | Path | None = None,
+    task: str | None = None,
     *,
+    config: CompareConfig | str | Path | None = None,
     mixers: Sequence[str] | None = None,
     data: str | None = None,
-    task: str = "image-classification",
     model: str | None = None,
     model_kwargs: Arguments | None = None,
     seeds: Sequence[int] | None = None,
@@ -115,7 +116,7 @@ def compare(
     threads: int | None = None,
     jobs: int | Literal["auto"] | None = None,
     quiet: bool = False,
-    **options: Any,
+    **options: Unpack[CompareOptions],
 ) -> ComparisonResult:
     """Train variants of a model that differ only in their mixer at equal budget, measure them, and report.
 
@@ -124,10 +125,10 @@ def compare(
     runs are kept, and mixers or seeds may be added. Several data sets or sizes have a report each, and a common table.
 
     Args:
+        task: a name of `tokenmix.list_tasks()`; default: the config's task, else image classification.
         config: all options in one object, or their TOML file; options given separately override it.
         mixers: names of `tokenmix.list_mixers()`, or "module:Class".
         data: a data set of `tokenmix list data`, or your files, such as "folder:photos".
-        task: a name of `tokenmix.list_tasks()`.
         model: the network; default: the model of `init_from`, else a small model of the task.
         model_kwargs: arguments of the model.
         seeds: each variant has one run per seed.
@@ -151,22 +152,17 @@ def compare(
     """
     values = {name: value for name, value in locals().items() if name not in ("config", "task", "quiet", "options")}
     if isinstance(config, str | Path):
-        config = load_comparison(str(config))
-    if config is not None and not isinstance(config, CompareConfig):
-        raise UserError(
-            f"compare takes options by name, or a CompareConfig; got {config!r}; for example compare(data='digits')"
-        )
-    given: Values = {name: value for name, value in values.items() if value is not None} | options
+        config = load_comparison(str(config), task)
+    check_call("compare", task, config, CompareConfig)
+    given: Values = {name: value for name, value in values.items() if value is not None} | dict(options)
     for name in ("mixers", "seeds"):
         if name in given and not isinstance(given[name], str | int):
             given[name] = tuple(given[name])
     if model_kwargs is not None:
         given["model_kwargs"] = dict(model_kwargs)
     if config is None:
-        config = base_comparison(task, None if model else init_from).replace(**given)
-        config = with_usual_mixers(config) if mixers is None else config
-    else:
-        config = config.replace(**given)
+        config = base_comparison(task or CompareConfig.task, None if model else init_from)
+    config = config.replace(**given, task=task or config.task)
     # A file has room for every column.
     console = Console(quiet=quiet, width=None if sys.stdout.isatty() else WIDE)
     merged = config if config.merge is None else merge_settings(config, config.merge)
@@ -241,10 +237,16 @@ def _prepare(name: str, config: CompareConfig, out: Path) -> Comparison:
     read = time.monotonic() - start
     plan = make_plan(cells[0].config, data.num_train, unit=data.unit)
     notes = plan_notes(cells[0].config, plan, data.num_train, data.unit)
-    cells = [replace(cell, config=with_epochs(cell.config, make_plan(cell.config, data.num_train))) for cell in cells]
+    variants = _new_variants(config, cells, data)
+    notes += [same_sentence(name) for name in _first_of_each(cells) if name not in variants]
+    cells = [
+        replace(cell, config=with_epochs(cell.config, make_plan(cell.config, data.num_train)))
+        for cell in cells
+        if variant_of(cell) in variants
+    ]
     if schedule.rates_of(config) and not data.num_validation:
         raise UserError("tune chooses on validation samples, and none are held out; give --validation N, or more data")
-    return Comparison(name, config, out, data, _new_variants(config, cells, data), cells, schedule.Pace(read), notes)
+    return Comparison(name, config, out, data, variants, cells, schedule.Pace(read), notes)
 
 
 def _with_rates(one: Comparison, trials: schedule.Trials) -> Comparison:
@@ -265,7 +267,10 @@ def _first_of_each(cells: Iterable[Cell]) -> dict[str, Cell]:
 
 
 def _new_variants(config: CompareConfig, cells: Sequence[Cell], data: TaskData) -> dict[str, TaskModule]:
-    """A new task for each variant, built and run once before any training, so that mistakes are reported at once."""
+    """A new task for each variant, built and run once before any training, so that mistakes are reported at once.
+
+    A mixer that would make the original model again is left out.
+    """
     variants = {}
     description = json.loads(to_json(data.describe()))
     for name, cell in _first_of_each(cells).items():
@@ -279,7 +284,9 @@ def _new_variants(config: CompareConfig, cells: Sequence[Cell], data: TaskData) 
                     raise UserError(
                         f"{error}; give --insert-after MODULE, to insert each mixer there instead"
                     ) from None
-            start_and_swap(task, run.loop.init_from)
+            changed = start_and_swap(task, run.loop.init_from)
+            if changed.same and name not in config.variants and run.swap.train_only == "all":
+                continue
             check_own_mixers(task)
             task.macs()
         variants[name] = task
@@ -440,6 +447,7 @@ def _report(one: Comparison, console: Console) -> Results:
         command=repeat_command(one.config),
         metric=task.monitor,
         higher=task.mode == "max",
+        same=[name for name in plan_variants(one.config) if name not in one.variants],
         reference=reference_of(names, inserted=one.config.insert_after is not None),
         unit=one.data.unit,
         config=one.config.flat() | {"mixers": names, "seeds": list(dict.fromkeys(run.seed for run in one.runs))},

@@ -18,7 +18,7 @@ def budget_sentence(results: Results) -> str:
     """Sentence on the setup that all variants share."""
     config, skeleton, unit = results.config, results.skeleton, results.unit
     augment = config.get("augment")
-    augmented = {None: "", "none": " and no augmentation"}.get(augment, f" and augmentation {augment}")
+    augmented = {None: "", "none": " and no augmentation"}.get(augment, f" and {augment} augmentation")
     seeds = config["seeds"]
     order = f"for the same seed ({', '.join(map(str, seeds))})" if len(seeds) > 1 else f"(seed {seeds[0]})"
     known = [size_note(skeleton)] if "img_size" in skeleton else []
@@ -32,7 +32,8 @@ def budget_sentence(results: Results) -> str:
     start = f", starting from the weights of {config['init_from']}," if config.get("init_from") else start
     balanced = [text for name, text in BALANCED.items() if config.get(name) == "balanced"]
     listed = f" ({', '.join(known)})" if known else ""
-    seen = f"the same {results.different_samples():,} {unit}, {results.seen:,} counting repeats,"
+    repeats = f", {results.seen:,} counting repeats," if results.seen > results.different_samples() else ""
+    seen = f"the same {results.different_samples():,} {unit}{repeats}"
     free = "Parameters, multiply-adds, time and memory"
     if results.budget != unit:
         steps = ", ".join(f"{variant.name} {variant.steps:,}" for variant in results.variants)
@@ -50,7 +51,15 @@ def budget_sentence(results: Results) -> str:
         f"in the same order {order}, in batches of {results.step_batch * config['accumulate']}, with "
         f"{config['opt']}, {rate}, {config['schedule']} schedule, weight decay "
         f"{config['weight_decay']:g}{augmented}{''.join(balanced)}. "
-        f"{free} are not made equal: they are what is compared."
+        f"{free} differ and are compared below."
+    )
+
+
+def same_sentence(mixer: str) -> str:
+    """Why a mixer has no row of its own."""
+    return (
+        f"{mixer} has no row of its own: it keeps all weights of the original attention, so that it is the same as "
+        f"{ORIGINAL}."
     )
 
 
@@ -65,6 +74,8 @@ def finding_sentence(results: Results) -> str:
     if tied:
         scores = ", ".join(f"{variant.name} {variant.score:.4f}" for variant in leaders)
         text = f"No clear best {results.measure}: chance can explain the differences between {scores}"
+    elif found is None:
+        text = f"One variant has a score: {best.name}, {results.measure} {best.score:.4f}"
     else:
         one = len(results.config["seeds"]) == 1
         word = "Best" if not one else "Highest" if results.higher else "Lowest"
@@ -74,15 +85,15 @@ def finding_sentence(results: Results) -> str:
             share = f"{ratio(best.macs, reference.macs)} the multiply-adds of " if best.macs and reference.macs else ""
             text += f", at {share}{name}, which" if share else f", where {name}"
             text += f" reached {reference.score:.4f}"
-        text = f"{text}; one seed does not show that it is the best" if one else text
-        if found is not None and found.known:
+        text = f"{text}; one seed does not show that it is the best" if one and not found.known else text
+        if found.known:
             text += f". {difference_sentence(results, best, others[0]).removesuffix('.')}"
     told, pick = [f"{text}.", *mixing_sentence(results)], max if results.higher else min
     if results.baselines:
         name = pick(results.baselines, key=lambda name: results.baselines[name])
         value = results.baselines[name]
         if pick([value, *(variant.score or 0.0 for variant in results.ranked())]) == value:
-            told.append(f"No network here is better than {name}, {value:.4f}.")
+            told.append(f"No network is better than the baseline {name}, {value:.4f}.")
     return " ".join(told)
 
 
@@ -102,7 +113,7 @@ def difference_sentence(results: Results, a: Variant, b: Variant) -> str:
         of, apart = "", "the mixers differ"
     verdict = apart if found.real else "chance can explain it"
     text = f"The {results.measure} of {of}{a.name} is {more} than that of {of}{b.name} ({basis}): {verdict}."
-    return text if found.between_mixers else f"{text} Of the mixers one seed says nothing."
+    return text if found.between_mixers else f"{text} One seed cannot compare the mixers."
 
 
 def mixing_sentence(results: Results) -> list[str]:
@@ -117,20 +128,20 @@ def mixing_sentence(results: Results) -> list[str]:
             return []
         return [
             f"Without mixing ({none.name}) one class is predicted for every sample, as by guessing: {other} is better "
-            "because tokens are mixed at all, which says nothing of how."
+            "because it mixes tokens at all. This does not compare ways of mixing."
         ]
     better = found.value < 0 and found.real
     if better and found.between_mixers:
-        return [f"This data rewards no mixing: {control} is better by {-found.value:.4f}."]
+        return [f"Mixing does not help on this data: {control} is better by {-found.value:.4f}."]
     few = ""
     if found.same:
         close = "predicts the same as"
     elif better:
-        close = f"is, with this seed, by {-found.value:.4f} better than"
+        close = f"is, with this seed, {-found.value:.4f} better than"
     else:
         close = f"is within the critical difference of {found.critical:.4f} from"
-        few = " Two seeds say little of how much seeds vary: take three or more." if found.seeds == (2, 2) else ""
-    return [f"This comparison is no evidence on mixing: {control} {close} {other}.{few}"]
+        few = " Two seeds hardly show how much seeds vary: use three or more." if found.seeds == (2, 2) else ""
+    return [f"This comparison does not test mixing: {control} {close} {other}.{few}"]
 
 
 def notes(results: Results) -> list[str]:
@@ -138,17 +149,19 @@ def notes(results: Results) -> list[str]:
     counted = ", the confusion matrix" if any(run.confusion for v in results.variants for run in v.runs) else ""
     return [
         *failed_runs(results),
+        *map(same_sentence, results.same),
         *_one_class(results),
         *_classes(results),
         *_beside_none(results),
         *uncertainty(results),
         *_cost(results),
         f"The {results.measure}{counted} and the samples shown are of the weights in the run folder: {_kept(results)}. "
-        "tokenmix eval gives the same figure.",
-        "Times are medians of interleaved rounds in one process, so a machine that slows down slows "
-        "all; they hold for this machine and these sizes. Multiply-adds (MACs) are counted from the equations, or of a "
-        "model that has none in a forward pass; 1 MAC is 2 FLOP.",
-        "Memory is the peak held by the allocator above weights, optimiser state and input "
+        "tokenmix eval gives the same numbers.",
+        "Times are medians of interleaved rounds in one process, so a slowdown of the machine affects all variants. "
+        "They hold for this machine and these sizes.",
+        "Multiply-adds (MACs) are counted from the equations, or in a forward pass if a model has none. 1 MAC is 2 "
+        "FLOP.",
+        "Memory is the allocator's peak above weights, optimiser state and input "
         f"(batch {results.step_batch}, precision {results.config['precision']}).",
     ]
 
@@ -169,7 +182,7 @@ def _one_class(results: Results) -> list[str]:
         return []
     return [
         f"One class is predicted for every test sample by {', '.join(found)}: too few steps, or another learning rate; "
-        "their scores say nothing of mixing."
+        "their scores do not test mixing."
     ]
 
 
@@ -219,8 +232,8 @@ def uncertainty(results: Results) -> list[str]:
         found += _resolution(results, ranked[0], ranked[1])
     if len(results.config["seeds"]) == 1:
         found.append(
-            f"One seed was run; another seed moves the {results.measure} too. --seeds 0,1,2 measures by how much; a "
-            "claim needs 10."
+            f"One seed was run. The {results.measure} also varies between seeds: --seeds 0,1,2 measures how much, and "
+            "a claim needs 10."
         )
     ends = [
         v.name
@@ -243,7 +256,7 @@ def uncertainty(results: Results) -> list[str]:
     if short:
         remedy = "give more --epochs" if any(points.values()) else "hold out samples with --validation"
         found.append(
-            f"Fewer than {POINTS} validation scores do not show whether a network still learns: {', '.join(short)}. "
+            f"Fewer than {POINTS} validation scores do not show whether training has converged: {', '.join(short)}. "
             f"See the curves of the training loss, or {remedy}."
         )
     return found
@@ -257,9 +270,8 @@ def _resolution(results: Results, best: Variant, second: Variant) -> list[str]:
         return [f"{best.name} and {second.name} predict the same: no test sample tells them apart."]
     what = "as mixers" if one.between_mixers else "two networks of one seed"
     found = [
-        f"{best.name} and {second.name}, {what}: a difference in {metric} below {one.critical:.4f} may be chance "
-        f"(critical difference at 95 %). A true difference of {one.detectable:.4f} is found in four of five such "
-        "comparisons."
+        f"{best.name} and {second.name}, {what}: the critical difference in {metric} (95 %) is {one.critical:.4f}; a "
+        f"smaller one may be chance. The minimum detectable effect (80 % power) is {one.detectable:.4f}."
     ]
     if one.between_mixers and not one.real and one.value:
         more, question = one.more_seeds(), f"whether {best.name} is {one.value:.4f} better than {second.name}"

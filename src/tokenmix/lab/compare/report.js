@@ -15,8 +15,9 @@ for (const head of document.querySelectorAll("thead th[data-sort]")) {
 for (const button of document.querySelectorAll(".legend button")) {
   button.addEventListener("click", () => {
     const shown = button.getAttribute("aria-pressed") === "false";
-    button.setAttribute("aria-pressed", shown);
-    for (const line of document.querySelectorAll(`.chart .t${button.dataset.index}`)) line.classList.toggle("off", !shown);
+    const { index } = button.dataset;
+    for (const twin of document.querySelectorAll(`.legend button[data-index="${index}"]`)) twin.setAttribute("aria-pressed", shown);
+    for (const line of document.querySelectorAll(`.chart .t${index}`)) line.classList.toggle("off", !shown);
   });
 }
 // Everything is printed, also what is folded.

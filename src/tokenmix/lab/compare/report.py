@@ -87,25 +87,19 @@ class ShownExample:
 
 def tile_url(tile: Tile) -> str:
     """A map as a data URL: signed values as in `signed`, others on their own scale with low values transparent."""
-    values = tile.values.numpy()
+    values, (low, high) = tile.values.numpy(), tile.range
     if tile.signed:
         return _png(signed(values))
-    span = values.max() - values.min()
-    scaled = (values - values.min()) / span if span > 0 else np.zeros_like(values)
+    scaled = (values - low) / (high - low) if high > low else np.zeros_like(values)
     shown = 0.35 + 0.5 * scaled if tile.on_image else np.ones_like(scaled)
-    return _png(_coloured("inferno", scaled, shown))
+    return _png(_coloured(tile.scale, scaled, shown))
 
 
-def color_bars(examples: Sequence[ExampleMaps]) -> list[tuple[str, str, str]]:
-    """Name of the lowest value, colour bar as a data URL, and name of the highest value, for each scale in use."""
-    tiles = [tile for maps in examples for blocks in maps.tiles.values() for block in blocks for tile in block]
-    kinds = {False: ("low", "high", 0.0), True: ("negative", "positive", -1.0)}
-    found = []
-    for kind in sorted({tile.signed for tile in tiles}):
-        low, high, least = kinds[kind]
-        bar = Tile("", torch.linspace(least, 1, 64)[None], signed=kind, on_image=False)
-        found.append((low, tile_url(bar), high))
-    return found
+def color_bars() -> dict[str, str]:
+    """The colour bar of each scale, by its name, as a data URL."""
+    values = torch.linspace(-1, 1, 64)[None]
+    bars = (Tile("", values, signed=signed, on_image=False) for signed in (False, True))
+    return {bar.scale: tile_url(bar) for bar in bars}
 
 
 def signed(values: np.ndarray) -> np.ndarray:
@@ -128,11 +122,9 @@ def make_examples(
     images, task = getattr(data, "images", None), next(iter(trained.values()))
     if type(task).show is not TaskModule.show:
         rows: dict[str, list[Shown]] = {name: [] for name in trained}
-        for batch in data.test_batches(batch_size=number):
+        for batch in data.shown_batches(number):
             for name, one in trained.items():
                 rows[name] += one.eval().show(batch)
-            if len(rows[name]) >= number:
-                break
         return [
             ShownExample(
                 i,
@@ -229,7 +221,7 @@ def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps | 
         bars=partial(bars, results),
         confusions=confusions(results),
         examples=maps,
-        color_bars=color_bars(maps),
+        color_bars=color_bars(),
         tile_url=tile_url,
         shown=shown,
         legend={name: color for example in shown for name, color in example.legend.items()},

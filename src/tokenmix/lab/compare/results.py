@@ -174,6 +174,7 @@ class Results:
         command: command line that repeats it.
         metric: name of the main metric; `higher`: whether more is better.
         reference: name of the variant that the others are compared with.
+        same: mixers that would make the original model again, and have no row of their own.
         unit: plural name of the samples.
         config: the resolved configuration.
         data: the data's own description (data.json).
@@ -208,6 +209,7 @@ class Results:
     baselines: dict[str, float] = field(default_factory=dict)
     sampling: Sampling | None = None
     warning: str = ""
+    same: list[str] = field(default_factory=list)
     schema: int = SCHEMA
 
     def variant(self, name: str) -> Variant | None:
@@ -451,7 +453,8 @@ def table_of(results: Results) -> Table:
     rows += [Row(name, [Cell(shown[0].text(v)), *empty], aside=True) for name, v in results.baselines.items()]
     seeds = results.config["seeds"]
     runs = f"{len(seeds)} seeds, mean ± standard deviation" if len(seeds) > 1 else f"seed {seeds[0]}"
-    what = f"{results.different_samples():,} training {results.unit}, {results.seen:,} counting repeats"
+    repeats = f", {results.seen:,} counting repeats" if results.seen > results.different_samples() else ""
+    what = f"{results.different_samples():,} training {results.unit}{repeats}"
     what = what if results.budget == results.unit else f"equal {results.budget} of training"
     what += f", {results.test:,} for testing"
     title = f"{results.data.get('name', short_name(results.config['data']))}: {what}, {runs}"

@@ -117,13 +117,6 @@ def _mixer_variants(config: CompareConfig) -> dict[str, Values]:
     return {ORIGINAL: {}, **{name: {"swap": name, **where, "train_only": trained[name]} for name in names}}
 
 
-def with_usual_mixers(config: CompareConfig) -> CompareConfig:
-    """The config of a caller who named no mixers, without `self` if it would only replace attention by itself."""
-    if config.config or config.merge or config.insert_after or takes_mixer(config.model.model):
-        return config
-    return config.replace(mixers=tuple(name for name in config.mixers if name != "self"))
-
-
 def takes_mixer(model: str) -> bool:
     """Whether the model of that name has an argument `mixer`."""
     if is_foreign(model) and not model.startswith(TORCHVISION):

@@ -94,11 +94,15 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 @dataclass
 class ChangedModel:
-    """Names of the swapped layers, names of swapped and inserted layers, and notes for the user."""
+    """Names of the swapped layers, names of swapped and inserted layers, and notes for the user.
+
+    `same` says that the swap changed nothing: self-attention in place of self-attention, with all its weights.
+    """
 
     swapped: list[str] = field(default_factory=list)
     mixers: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    same: bool = False
 
 
 def start_and_swap(task: TaskModule, source: Path | None) -> ChangedModel:
@@ -146,6 +150,7 @@ def swap_mixers(task: TaskModule) -> ChangedModel:
         )
         changed.swapped = [row.name for row in report.rows]
         changed.mixers += changed.swapped
+        changed.same = report.mixer == "self" and all(row.whole for row in report.rows)
         first, kept = report.rows[0], ", ".join(report.rows[0].kept) or "none"
         changed.notes.append(
             f"{report.mixer} in place of {first.before} in {_places(report)}; projections kept: {kept}"

@@ -6,17 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from torch import nn
 
-from tokenmix.errors import UserError, needs
+from tokenmix.errors import needs
 from tokenmix.files import Values, read_text, to_html
 from tokenmix.lab.train import run as runs
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.load import load_run
-from tokenmix.lab.train.sources import make_config
+from tokenmix.lab.train.options import TrainOptions
+from tokenmix.lab.train.sources import check_call, make_config
 from tokenmix.registry import Arguments
 from tokenmix.trust import from_caller
 
@@ -94,10 +95,10 @@ class RunResult(os.PathLike[str]):
 
 @from_caller
 def train(
-    config: TrainConfig | None = None,
-    *,
-    data: str | None = None,
     task: str | None = None,
+    *,
+    config: TrainConfig | None = None,
+    data: str | None = None,
     model: str | None = None,
     model_kwargs: Arguments | None = None,
     pretrained: bool | None = None,
@@ -118,14 +119,14 @@ def train(
     device: str | None = None,
     threads: int | None = None,
     quiet: bool = False,
-    **options: Any,
+    **options: Unpack[TrainOptions],
 ) -> RunResult:
     """Train a model by options, as `tokenmix train` does, or continue a run.
 
     Args:
+        task: a name of `tokenmix.list_tasks()`; default: the recipe's or run's task, else image classification.
         config: all options in one object; options given separately override it.
         data: a data set of `tokenmix list data`, or your files, such as "folder:photos".
-        task: a name of `tokenmix.list_tasks()`; default: the recipe's or run's task, else image classification.
         model: the network's name; default: the model of `init_from`, else the task's default.
         model_kwargs: arguments of the model.
         pretrained: start from the published weights of a model of timm or torchvision.
@@ -153,13 +154,12 @@ def train(
         name: value
         for name, value in locals().items()
         if name not in ("config", "task", "recipe", "resume", "quiet", "options") and value is not None
-    } | options
+    } | dict(options)
+    check_call("train", task, config, TrainConfig)
     if isinstance(values.get("model_kwargs"), Mapping):
         values["model_kwargs"] = dict(values["model_kwargs"])
     if config is None:
         config = make_config(task, recipe=recipe, resume=None if resume is None else Path(resume), **values)
-    elif not isinstance(config, TrainConfig):
-        raise UserError(f"train takes options by name, or a TrainConfig; got {config!r}; for example data='digits'")
     else:
         values |= {"task": task or config.task, "recipe": recipe or config.loop.recipe}
         config = config.replace(**values, **({} if resume is None else {"resume": resume}))

@@ -86,6 +86,16 @@ def _load(kind: str, name: str, known: list[str], default: Callable[..., D], tas
     return config
 
 
+def check_call(verb: str, task: object, config: object, kind: type[TaskDocument]) -> None:
+    """Raise `UserError` unless a caller of `verb` gave a task by name, and a config of this kind, or None."""
+    if not isinstance(task, str | None) or not isinstance(config, kind | None):
+        wrong = task if config is None else config
+        raise UserError(
+            f"{verb} takes a task by name, and options by name or a {kind.__name__} as config; got {wrong!r}; "
+            f"for example {verb}('image-classification', data='digits')"
+        )
+
+
 def make_config(
     task: str | None = None, *, recipe: str | None = None, resume: Path | None = None, **values: Any
 ) -> TrainConfig:

@@ -8,6 +8,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -20,7 +21,7 @@ from torch.optim import Optimizer
 
 from tokenmix.errors import UserError, as_user_error, unknown_name
 from tokenmix.files import Values, user_path
-from tokenmix.lab.data.indexed import IndexedDataset, make_loader, subset
+from tokenmix.lab.data.indexed import IndexedDataset, make_loader, spread, subset
 from tokenmix.lab.data.lookup import with_absolute_paths
 from tokenmix.lab.registry import check_model
 from tokenmix.lab.train.checkpoint import initial_weights
@@ -41,6 +42,9 @@ from tokenmix.lab.train.programs import (
 )
 from tokenmix.layers.table import own_mixers
 from tokenmix.registry import TORCHVISION, Arguments, is_elsewhere
+
+SHOWN = 32
+"""Test samples from which a report takes its few."""
 
 
 class TaskData(ABC):
@@ -78,6 +82,10 @@ class TaskData(ABC):
         if part == "test":
             return self.test_batches(batch_size=batch_size)
         return self.train_batches(batch_size=min(batch_size, self.num_train), epoch=0, start=0)
+
+    def shown_batches(self, number: int) -> Iterable[Batch]:
+        """Some test samples for a report, about `number`."""
+        return islice(self.test_batches(batch_size=number), 1)
 
     def save(self, run: Path) -> None:
         """Write data for later commands that a description cannot hold, such as a tokenizer."""
@@ -479,6 +487,16 @@ class IndexedData(TaskData):
     def validation_batches(self, *, batch_size: int) -> Iterable[Batch]:
         assert self.validation is not None
         return self._in_order(self.validation, batch_size)
+
+    def shown_batches(self, number: int) -> Iterable[Batch]:
+        """`number` test samples, evenly spread, and of different classes if each sample has one."""
+        some = spread(self.num_test, SHOWN)
+        batches = self._in_order(self.test.chosen(some), SHOWN)
+        labels = [label for batch in batches for label in batch.get("labels", batch.get("label", ()))]
+        first = {str(label.tolist()): i for i, label in reversed([*enumerate(labels)])}
+        wanted = dict.fromkeys([*sorted(first.values()), *spread(len(some), number).tolist()])
+        chosen = some[sorted([*wanted][:number])]
+        return self._in_order(self.test.chosen(chosen), number)
 
     def _in_order(self, samples: IndexedDataset, batch_size: int) -> Iterable[Batch]:
         size = min(batch_size, self.test_batch or batch_size)
