@@ -1,4 +1,4 @@
-"""The tables and the chart of docs/benchmarks.md, from the results in `dev/benchmarks`: `python docs/benchmarks.py`."""
+"""The tables and the chart of docs/guides/cost.md, from the results in `dev/benchmarks`: `python docs/benchmarks.py`."""
 
 import json
 import re
@@ -17,7 +17,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 from suite.results import Ratio, Results, read_results  # noqa: E402
 
-PAGE, CHART = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "images" / "benchmarks.png"
+PAGE, CHART = ROOT / "docs" / "guides" / "cost.md", ROOT / "docs" / "images" / "benchmarks.png"
 NAMES = {
     "zen2": "AMD Zen 2",
     "zen3": "AMD Zen 3",

@@ -251,7 +251,6 @@ def test_pages_have_titles_of_their_own_and_notebooks_their_outputs(site):
         assert "_files/" in page or notebook.stem == "compare"
     index = (site / "search" / "search_index.js").read_text()
     assert "DESIGN" not in index
-    assert "CHANGELOG.html" not in index
 
 
 @pytest.mark.slow
