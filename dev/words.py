@@ -1,7 +1,8 @@
 """Counts of the pages' sentences, for dev/words.md: `python dev/words.py [COMMIT ...]`; the checkout without a commit.
 
-Of docs/**/*.md: words of all text but code, equations, images and addresses; sentences of running text and lists, without
-tables. A relative clause is counted by its first word: which, who, whose, whom, where, what, and `that` in mid-sentence.
+Of docs/**/*.md: words of all text but code, equations, images and addresses; sentences of running text and lists,
+without tables. A relative clause is counted by its first word: which, who, whose, whom, where, what, and `that` in
+mid-sentence.
 """
 
 import re
