@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=3.0, help="about the time for a case; five rounds at least")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the JSON files; the table goes beside it")
     parser.add_argument(
-        "--keep-memory", action="store_true", help="on Linux, let the allocator keep what is freed (docs/benchmarks.md)"
+        "--keep-memory", action="store_true", help="on Linux, let the allocator keep freed memory (docs/guides/cost.md)"
     )
     parser.add_argument(
         "--one-process", action="store_true", help="all cases in this process, as on a GPU; else each has its own"

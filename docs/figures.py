@@ -16,8 +16,9 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
+from stamps import numbers, stamp
 from torch import Tensor, nn
-from trained import GRID, Trained, test_images
+from trained import GRID, Trained, of_networks, test_images
 
 from tokenmix.lab.inspect import SIGNED
 from tokenmix.layers import (
@@ -389,15 +390,38 @@ def last_scores(model: Any, images: Tensor) -> Scores:
     return carry
 
 
+def measured(name: str) -> dict[str, Any]:
+    """The results in a JSON file of dev."""
+    return json.loads((IMAGES.parents[1] / "dev" / f"{name}.json").read_text())
+
+
 def hybrids(_trained: Trained) -> Figure:
-    """Accuracy on tasks of the probe over the number of self-attention layers, from dev/hybrids.json."""
+    """Accuracy on tasks of the probe over the number of self-attention layers."""
     figure, axes = plt.subplots(figsize=(4.6, 2.6), layout="constrained")
-    found = json.loads((IMAGES.parents[1] / "dev" / "hybrids.json").read_text())["accuracy"]
+    found = measured("hybrids")["accuracy"]
     for i, (name, rows) in enumerate(found.items()):
         means = [sum(row) / len(row) for row in rows]
         axes.plot(range(len(rows)), means, "o-" if i < 2 else "s--", color=(BLUE, ORANGE)[i % 2], label=name)
     axes.set(xlabel="self-attention layers of four", ylabel="accuracy", xticks=range(5), ylim=(0, 1.05))
     axes.legend(frameon=False, loc="lower right")
+    return figure
+
+
+def swap_nano(_trained: Trained) -> Figure:
+    """Accuracy over training steps after a swap: a panel for each mixer, a line for each way of training."""
+    results = measured("swap_nano")
+    figure, panels = plt.subplots(2, 2, figsize=(6.4, 4.6), layout="constrained", sharey=True)
+    for axes, (mixer, ways) in zip(panels.flat, results["accuracy"].items(), strict=True):
+        ticks = [int(steps) for steps in ways["fine-tuning"]]
+        for number, (way, found) in enumerate(ways.items()):
+            runs = torch.tensor(list(found.values()))
+            # Next to each other, since ways of equal accuracy would cover each other.
+            places = [ticks.index(int(steps)) + 0.08 * number for steps in found]
+            axes.errorbar(places, runs.mean(1), runs.std(1), marker="o", markersize=3, linewidth=0.8, label=way)
+        axes.axhline(results["teacher"], color=GREY, linewidth=0.8, linestyle="--", label="teacher")
+        axes.set(title=mixer, xlabel="training steps", ylabel="accuracy")
+        axes.set_xticks(range(len(ticks)), [f"{steps:,}" for steps in ticks])
+    panels[0, 0].legend(frameon=False, fontsize=8)
     return figure
 
 
@@ -416,7 +440,20 @@ FIGURES: dict[str, Callable[[Trained], Figure]] = {
     "less_attention.png": less_attention,
     "attention_residual.png": attention_residual,
     "hybrids.svg": hybrids,
+    "swap_nano.svg": swap_nano,
 }
+NETWORKS = {
+    "self_attention.png": ["self"],
+    "sagan.png": ["sagan"],
+    "external_slots.png": ["external"],
+    "multihead_heads.png": ["multihead-external"],
+    "spatial_gating.png": ["gating"],
+    "gated_mlp.png": ["gating"],
+    "tiny_attention.png": ["gating-attention"],
+    "less_attention.png": ["less"],
+    "attention_residual.png": ["self"],
+}
+"""The trained networks of a figure; the other figures are of numbers alone."""
 
 
 def save(figure: Figure, file: Path) -> None:
@@ -438,7 +475,9 @@ def main(names: Sequence[str], weights: Path | None) -> None:
     with mpl.rc_context(STYLE):
         for name, draw in FIGURES.items():
             if not names or name in names:
-                save(draw(trained), IMAGES / name)
+                figure = draw(trained)
+                stamp(name, of_networks(NETWORKS[name]) if name in NETWORKS else numbers(figure))
+                save(figure, IMAGES / name)
                 print(f"{IMAGES / name}: {(IMAGES / name).stat().st_size / 1000:.0f} kB")
 
 

@@ -1,4 +1,4 @@
-"""What the site has beyond docs/*.md: the repository's own documents, and the notebooks with their outputs."""
+"""What the site has beyond docs/*.md: the notebooks with their outputs."""
 
 import re
 from pathlib import Path
@@ -9,18 +9,10 @@ from nbconvert import MarkdownExporter
 
 __all__ = ["on_files", "on_page_markdown"]
 
-DOCUMENTS = ("CHANGELOG.md", "SECURITY.md")
-# The theme's own mark: a page without a place in the search.
-UNLISTED = "---\nsearch: {exclude: true}\n---\n"
-
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """mkdocs calls this with the files of docs/."""
     root = Path(config.config_file_path).parent
-    for name in DOCUMENTS:
-        files.append(
-            File.generated(config, name, content=UNLISTED + (root / name).read_text().replace("](docs/", "]("))
-        )
     for notebook in sorted((root / "docs/notebooks").glob("*.ipynb")):
         page, resources = MarkdownExporter().from_filename(
             str(notebook), resources={"unique_key": notebook.stem, "output_files_dir": f"{notebook.stem}_files"}
@@ -32,6 +24,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **unused: object) -> str:
-    """Fences without the marks of the tests (`no-run`, `run`), which would end the fence; commands as shell."""
-    unmarked = re.sub(r"^(```\w+) (?:no-)?run$", r"\1", markdown, flags=re.MULTILINE)
+    """Fences without the marks of the tests (`no-run`, `run`, `slow`), which would end the fence; commands as shell."""
+    unmarked = re.sub(r"^(```\w+) (?:no-run|run|slow)$", r"\1", markdown, flags=re.MULTILINE)
     return re.sub(r"^```console$", "```bash", unmarked, flags=re.MULTILINE)

@@ -78,6 +78,8 @@ def pages(report: ProbeReport) -> dict[Path, str]:
 
 
 if __name__ == "__main__":
+    from stamps import digest, stamp
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--measure", action="store_true", help="train all mixers again")
     parser.add_argument("--full", action="store_true", help="with --measure: five seeds")
@@ -96,3 +98,4 @@ if __name__ == "__main__":
         report.seeds,
     )
     shown.plot().savefig(ROOT / "docs" / "images" / "probe.png", dpi=64)
+    stamp("probe.png", digest(json.loads(RESULTS.read_text())))

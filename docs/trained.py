@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from stamps import digest
 from torch import Tensor, nn
 
 from tokenmix.lab.data.images import ImageData, load_images, normalize
 from tokenmix.lab.data.indexed import make_loader
 from tokenmix.models import create_model
 
-__all__ = ["GRID", "Trained", "test_images"]
+__all__ = ["GRID", "Trained", "of_networks", "test_images"]
 
 STEPS, BATCH = 800, 32
 GRID = (14, 14)
@@ -56,8 +57,7 @@ class Trained:
 
     def _load_or_train(self, mixer: str) -> nn.Module:
         torch.manual_seed(0)
-        shape = {"img_size": 28, "patch_size": 2, "in_chans": 1, "num_classes": 10, "depth": 4}
-        model = create_model("mixer_nano", mixer=mixer, mixer_kwargs=MIXERS[mixer], **shape)
+        model = _network(mixer)
         file = None if self.folder is None else self.folder / f"{mixer}.safetensors"
         if file is not None and file.exists():
             model.load_state_dict(load_file(file))
@@ -68,6 +68,17 @@ class Trained:
             file.parent.mkdir(parents=True, exist_ok=True)
             save_file(model.state_dict(), file)
         return model
+
+
+def _network(mixer: str, device: str = "cpu") -> nn.Module:
+    shape = {"img_size": 28, "patch_size": 2, "in_chans": 1, "num_classes": 10, "depth": 4}
+    return create_model("mixer_nano", mixer=mixer, mixer_kwargs=MIXERS[mixer], device=device, **shape)
+
+
+def of_networks(mixers: list[str]) -> str:
+    """A digest of what these networks are: their weights' names and shapes, and the length of their training."""
+    shapes = [{k: list(v.shape) for k, v in _network(mixer, "meta").state_dict().items()} for mixer in mixers]
+    return digest(STEPS, BATCH, shapes)
 
 
 def _train(model: nn.Module) -> None:

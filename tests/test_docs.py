@@ -3,6 +3,7 @@
 import functools
 import importlib
 import inspect
+import itertools
 import os
 import re
 import shlex
@@ -11,8 +12,10 @@ import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import timm
 import torch
 
 from test_public_names import NAMES as PUBLIC
@@ -20,11 +23,13 @@ from tokenmix import layers
 from tokenmix.errors import UserError
 from tokenmix.lab import cli
 from tokenmix.lab.cli import runs
+from tokenmix.lab.data import list_data
 from tokenmix.lab.registry import list_tasks
 from tokenmix.lab.train import sources
 from tokenmix.lab.train.config import CompareConfig, comparison_config
 from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.sources import make_config
+from tokenmix.registry import MODELS
 
 ROOT = Path(__file__).parents[1]
 DOCS, SRC = ROOT / "docs", ROOT / "src"
@@ -83,13 +88,24 @@ def commands(page: Path) -> Iterator[tuple[int, tuple[str, ...]]]:
             yield line, tuple(words[1:])
 
 
+def having(*marks: str) -> list[Any]:
+    """Cases of the pages that have such blocks; slow ones for the commands of ```console slow."""
+    slow = "console slow" in marks
+    kinds = ("console run", "console slow") if slow else ("console run",)
+    return [
+        pytest.param(page, kinds, id=identifier(page) + "-slow" * slow, marks=[pytest.mark.slow] * slow)
+        for page in PAGES
+        if {info for _, info, _ in blocks(page, "python", "console")} & {*marks}
+    ]
+
+
 # What a page adds for the reader's own code is gone when the page ends.
 @pytest.mark.usefixtures("own_names")
-@pytest.mark.parametrize("page", [p for p in PAGES if any(blocks(p, "python"))], ids=identifier)
-def test_code_runs(page, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("page", "marks"), [*having("python", "console run"), *having("console slow")])
+def test_code_runs(page, marks, tmp_path, monkeypatch):
     """Blocks of a page share names and folder, in order: Python, and the commands of blocks ```console run.
 
-    `no-run` needs a reason in the block's first line.
+    The slow tests also run the commands of ```console slow. `no-run` needs a reason in the block's first line.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "my_layers", types.ModuleType("my_layers"))
@@ -97,7 +113,7 @@ def test_code_runs(page, tmp_path, monkeypatch):
     namespace: dict[str, object] = {"__name__": "page"}
     for line, info, code in blocks(page, "python", "console"):
         if info.startswith("console"):
-            for words in typed(code) if info == "console run" else ():
+            for words in typed(code) if info in marks else ():
                 assert cli.main(words) == 0, f"{page}:{line} tokenmix {' '.join(words)}"
             continue
         if "no-run" in info:
@@ -109,9 +125,30 @@ def test_code_runs(page, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("page", [p for p in PAGES if any(commands(p))], ids=identifier)
 def test_commands_exist(page):
+    """Their verbs, options and values by the command's own parser; their models, mixers and data by name."""
     for line, words in commands(page):
         if "..." not in words:
             assert not misuse(words), f"{page}:{line} tokenmix {' '.join(words)}: {misuse(words)}"
+            assert not unknown(words), f"{page}:{line} tokenmix {' '.join(words)}: unknown {unknown(words)}"
+
+
+def unknown(words: tuple[str, ...]) -> set[str]:
+    """The names of models, mixers and data sets in a command that tokenmix and timm lack."""
+    mixers, models = {*layers.MIXERS, "none"}, {entry.name for entry in MODELS}
+    models |= {*timm.list_models()}
+    data = {entry.name for entry in list_data()}
+    found = set()
+    for option, value in itertools.pairwise(words):
+        names = value.split(",")
+        if option in ("--mixers", "--swap", "--insert", "--to"):
+            found |= {name for part in names for name in part.split("+") if ":" not in name} - mixers
+        if option in ("--model", "--teacher") and ":" not in value and not value.startswith("runs/"):
+            found |= {value} - models
+        if option == "--data":
+            found |= {name.partition(":")[0] for name in re.sub(r"(:[^,]*,.*)", "", value).split(",")} - data
+        if option in ("probe", "cost") and not value.startswith(("-", "runs/")) and ":" not in value:
+            found |= {*value.split("+")} - mixers - models
+    return {name for name in found if not name.isupper()}  # MODEL stands for the reader's
 
 
 def shown_comparison(name: str, task: str | None = None) -> CompareConfig:
@@ -251,7 +288,6 @@ def test_pages_have_titles_of_their_own_and_notebooks_their_outputs(site):
         assert "_files/" in page or notebook.stem == "compare"
     index = (site / "search" / "search_index.js").read_text()
     assert "DESIGN" not in index
-    assert "CHANGELOG.html" not in index
 
 
 @pytest.mark.slow
@@ -281,8 +317,6 @@ def test_reference_is_complete():
 
 
 def test_the_page_on_weights_names_the_models_that_have_them() -> None:
-    from tokenmix.registry import MODELS
-
     have = {entry.name for entry in MODELS if (entry.pretrained_cfg or {}).get("hf_hub_id")}
     text = (DOCS / "models/index.md").read_text().partition("## Pretrained weights")[2]
     said = text[: text.index("For the others")]

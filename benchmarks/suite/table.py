@@ -60,7 +60,7 @@ def _summary(results: Sequence[Results]) -> str:
         if not v.met
     ]
     lines = [
-        "Made by `benchmarks/run.py` from the JSON files next to it; how to read it: `docs/benchmarks.md`.",
+        "Made by `benchmarks/run.py` from the JSON files next to it; how to read it: `docs/guides/cost.md`.",
         "",
         told,
         *(["", *missed] if missed else []),

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md: its table is that of the committed results."""
+"""docs/guides/cost.md: its table is that of the committed results."""
 
 import importlib.util
 import re

@@ -56,7 +56,7 @@ def external_attention(
     exactly, because b_k shifts a slot's logits and offset alike. Its gradient is then 0 up to rounding; b_k only
     matters for `"softmax"` and `"sigmoid"`.
 
-    All backends compute `tokenmix.ops.external_blocks.reference`. docs/benchmarks.md compares their times with the two
+    All backends compute `tokenmix.ops.external_blocks.reference`. docs/guides/cost.md compares their times with the two
     plain products.
 
     Args:
