@@ -44,8 +44,10 @@ def test_a_tenth_of_what_is_used() -> None:
     assert [validation_size(*counts) for counts in ((99, None), (60_000, None), (60_000, None, 1200))] == [0, 6000, 120]
     assert validation_size(1_281_167, None) == 10_000
     assert validation_size(100, 7, 20) == 7
-    with pytest.raises(UserError, match="--validation 100 leaves none of the 100 samples to train on; give 10 or less"):
-        validation_size(100, 100)
+    for count, most in ((100, 10), (4, 3), (1, 0)):
+        said = rf"--validation {count} leaves none of the {count} samples to train on; give a number in \[0, {most}\]"
+        with pytest.raises(UserError, match=said):
+            validation_size(count, count)
 
 
 def test_images_are_in_one_part_and_the_limit_is_of_the_others() -> None:

@@ -140,8 +140,8 @@ def check_source(
     """Raise `UserError` if there are no weights or the hub is unreachable; the download would retry for a minute."""
     if not (cfg.has_weights or cfg.state_dict):
         raise UserError(
-            f"{name} has no pretrained weights; train it from random weights or a file of yours (--init-from FILE, in "
-            "Python pretrained_cfg_overlay={'file': FILE}), or give a model of timm that has some, such as resnet18"
+            f"{name} has no pretrained weights; leave --pretrained out, give --init-from FILE (in "
+            "Python pretrained_cfg_overlay={'file': FILE}), or take a model of timm that has some, such as resnet18"
         )
     if cfg.file or cfg.state_dict or not cfg.hf_hub_id:
         return

@@ -175,8 +175,8 @@ def validation_size(count: int, asked: int | None, limit: int | None = None) -> 
         return min(MOST, tenth) if tenth >= LEAST else 0
     if asked >= count:
         raise UserError(
-            f"--validation {asked} leaves none of the {count} samples to train on; give {count // SHARE} or less, or "
-            "0 for none"
+            f"--validation {asked} leaves none of the {count} samples to train on; give a number in "
+            f"[0, {count // SHARE or count - 1}]"
         )
     return asked
 
