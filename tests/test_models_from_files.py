@@ -59,7 +59,10 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr("_socket.getaddrinfo", forbidden("socket.getaddrinfo"))
     monkeypatch.setattr(socket.socket, "connect", forbidden("socket.connect"))
-    monkeypatch.setattr("builtins.input", lambda *_: "yes")
+    monkeypatch.setattr("builtins.input", lambda *_: sys.audit("builtins.input", "") or "yes")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    # transformers copies a folder's code there.
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     monkeypatch.chdir(tmp_path)
@@ -77,6 +80,11 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     [
         ("ImageClassification", {"model_type": "timm_wrapper", "architecture": "hf-hub:me/net"}),
         ("ImageClassification", {"model_type": "timm_wrapper", "architecture": "local-dir:ld"}),
+        pytest.param(
+            "ImageClassification",
+            {"model_type": "timm_wrapper", "architecture": "local-dir:/proc/self/cwd/ld"},
+            marks=pytest.mark.skipif(sys.platform != "linux", reason="no /proc"),
+        ),
         (
             "ImageClassification",
             {
@@ -105,6 +113,18 @@ def test_an_architecture_names_no_code(mapped: str) -> None:
     architecture = {"model_type": "bert", **SMALL, "auto_map": {auto: mapped}, "name_or_path": "ld"}
     model = build_theirs(make_config(model="transformers:theirs"), {**DATA, "architecture": architecture}, auto)
     assert type(model).__module__.startswith("transformers.models.bert")
+
+
+@pytest.mark.parametrize("mapped", ["evil.M", "ld--evil.M", "me/net--evil.M"])
+def test_a_nested_architecture_names_no_code(mapped: str) -> None:
+    backbone = {"model_type": "bert", **SMALL, "auto_map": {"AutoBackbone": mapped}, "_name_or_path": "ld"}
+    architecture = {"model_type": "upernet", "backbone_config": backbone}
+    with pytest.raises(UserError, match="cannot be built by transformers"):
+        build_theirs(
+            make_config(model="transformers:theirs"),
+            {**DATA, "architecture": architecture},
+            "AutoModelForSemanticSegmentation",
+        )
 
 
 @pytest.mark.parametrize("kind", ["evil", "swapped", "bert"])

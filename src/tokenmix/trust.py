@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -114,11 +114,11 @@ def check_typed(text: str, what: str, done: str, remedy: str = "give it as a wor
 
 
 MODULES = (".py", ".pyc")
-SYSTEM = ("/proc", "/sys")
-CONNECTIONS = {"socket.getaddrinfo": 0, "socket.connect": 1}
-"""Events of Python that name a host, and the number of that argument."""
+SYSTEM = ("/proc/", "/sys/")
+EVENTS = {"open": 0, "socket.getaddrinfo": 0, "socket.connect": 1, "builtins.input": 0}
+"""Python's events for a source, with the number of the argument that names it. input() asks whether code may run."""
 
-_readable: ContextVar[tuple[str, ...] | None] = ContextVar("readable", default=None)
+_sealed: ContextVar[tuple[Sequence[str], Sequence[str]] | None] = ContextVar("sealed", default=None)
 
 
 def sealed(*folders: Path) -> AbstractContextManager[None]:
@@ -128,7 +128,14 @@ def sealed(*folders: Path) -> AbstractContextManager[None]:
     opened file of this thread (PEP 578), so no list of fields is needed. Packages may be imported and read.
     """
     _watch()
-    return _held(_readable, tuple(map(os.path.abspath, folders)))
+    packages = [*map(os.path.abspath, sys.path)]
+    # Editable packages and compiled modules may be elsewhere.
+    paths = (getattr(module, "__dict__", {}).get("__path__", ()) for module in [*sys.modules.values()])
+    modules = [*packages, *filter(None, [sys.pycache_prefix]), *{path for each in paths for path in each}]
+    # Data next to an own module is the user's, not a package's.
+    here = Path.cwd()
+    data = [*map(os.path.abspath, folders), *(path for path in packages if not here.is_relative_to(path))]
+    return _held(_sealed, (modules, data))
 
 
 @functools.cache
@@ -137,21 +144,19 @@ def _watch() -> None:
 
 
 def _refuse_sources(event: str, args: tuple[Any, ...]) -> None:
-    if (event != "open" and event not in CONNECTIONS) or (folders := _readable.get()) is None:
+    if event not in EVENTS or (allowed := _sealed.get()) is None:
         return
+    source = args[EVENTS[event]]
     if event == "open":
-        place, _, flags = args
-        if isinstance(place, int) or flags & (os.O_WRONLY | os.O_RDWR) or not os.path.exists(place):
+        if isinstance(source, int) or args[2] & (os.O_WRONLY | os.O_RDWR) or not os.path.exists(source):
             return
-        source, here = os.path.abspath(os.fsdecode(place)), Path.cwd()
-        packages = map(os.path.abspath, sys.path)
-        if not source.endswith(MODULES):
-            # Data next to an own module is the user's, not a package's.
-            packages = (path for path in packages if not here.is_relative_to(path))
-        if any(Path(source).is_relative_to(folder) for folder in (*folders, *packages, *SYSTEM)):
+        source = os.path.abspath(os.fsdecode(source))
+        modules, data = allowed
+        if any(Path(source).is_relative_to(folder) for folder in (modules if source.endswith(MODULES) else data)):
             return
-    else:
-        source = str(args[CONNECTIONS[event]])
+        # /proc/self/cwd leads out of /proc.
+        if os.path.realpath(source).startswith(SYSTEM):
+            return
     raise UserError(
         f"a file names a source of a model: building it reads {source}, which is not opened for its sake; remove the "
         "name of that source from the file"
