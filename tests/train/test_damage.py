@@ -109,9 +109,21 @@ def test_values_that_are_not_finite_are_refused(killed: Path):
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("std", [0.0]), ("std", [-1.0]), ("mean", [float("nan")]), ("std", ["a"]), ("mean", None)]
+    ("key", "value"),
+    [
+        ("std", [0.0]),
+        ("std", [-1.0]),
+        ("mean", [float("nan")]),
+        ("std", ["a"]),
+        ("mean", None),
+        ("mean", 5),
+        ("img_size", 5),
+        ("counts", 5),
+        ("counts", {"train": {"0": [1]}}),
+        ("metrics", [1]),
+    ],
 )
-def test_a_normalization_that_gives_no_numbers_is_refused(killed: Path, key: str, value: object):
+def test_a_description_of_other_types_is_refused(killed: Path, key: str, value: object):
     description = json.loads((killed / "data.json").read_text())
     (killed / "data.json").write_text(json.dumps({**description, key: value}))
     with pytest.raises(UserError, match=r"data\.json is damaged"):

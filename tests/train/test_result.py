@@ -4,6 +4,7 @@ import csv
 import inspect
 import json
 from collections.abc import Callable
+import shutil
 from pathlib import Path
 from typing import Literal, get_origin, get_type_hints
 
@@ -100,6 +101,18 @@ def test_a_mistake_is_one_line(call, message: str):
     with pytest.raises(tokenmix.UserError, match=message) as error:
         call()
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("values", [{"metrics": [1]}, {"monitor": 5}, {"metrics": {"accuracy": "x"}}, {"seconds": "x"}])
+def test_a_result_of_other_types_is_damaged(run: RunResult, tmp_path: Path, values: dict[str, object]):
+    shutil.copytree(run.path, tmp_path / "run")
+    file = tmp_path / "run" / "result.json"
+    whole = json.loads(file.read_text())
+    file.write_text(json.dumps({**whole, **values}))
+    with pytest.raises(tokenmix.UserError):
+        str(RunResult(file.parent))
+    file.write_text(json.dumps({**whole, "metrics": {"accuracy": None}}))
+    assert "test accuracy nan" in str(RunResult(file.parent))
 
 
 def test_inspect_returns_maps_numbers_and_figures(run: RunResult, tmp_path: Path):

@@ -28,25 +28,53 @@ ID = "run_id"
 TOKENIZER = "tokenizer"
 
 Count = Annotated[int, Range(least=0, most=2**31)]
-NUMBERS = ("channels", "ignore", "num_points", "pad_token_id", "seq_len", "vocab_size")
-LISTS: Values = {
-    "classes": str,
-    "part_names": str,
+Amount = Annotated[float, Range(least=0)]
+NUMBERS = ("channels", "ignore", "num_points", "pad_token_id", "seq_len", "train", "validation", "test", "vocab_size")
+DESCRIPTION: Values = {
+    **dict.fromkeys(NUMBERS, Count),
+    **dict.fromkeys(("classes", "metrics", "part_names"), list[str]),
+    "counts": dict[str, dict[str, Count]],
     "crop_pct": Annotated[float, Range(above=0, most=1)],
-    "img_size": Annotated[int, Range(least=1, most=2**14)],
-    "mean": Annotated[float, Range(least=-1e6, most=1e6)],
-    "std": Annotated[float, Range(least=1e-6, most=1e6)],
+    "img_size": list[Annotated[int, Range(least=1, most=2**14)]],
+    "mean": list[Annotated[float, Range(least=-1e6, most=1e6)]],
+    "palette": list[list[Annotated[int, Range(least=0, most=255)]]],
+    "parts": dict[str, list[Count]],
+    "std": list[Annotated[float, Range(least=1e-6, most=1e6)]],
 }
-"""Types of the entries of data.json that tasks may have; for a list, the type of its items."""
+"""Types of entries of data.json, for the tasks that have the entry."""
+RESULT: Values = {
+    **dict.fromkeys(("task", "model", "data", "monitor"), str),
+    **dict.fromkeys(("metrics", "validation", "environment"), Values),
+    **dict.fromkeys(("best_epoch", "epochs", "parameters"), Count),
+    "img_size": DESCRIPTION["img_size"],
+    "seconds": Amount,
+}
+"""Types of entries of result.json."""
 
 
-class _Description(Values):
-    """Content of a data.json; `UserError` for a missing entry."""
+class _Part(Values):
+    """Content of a JSON file, with these types; `UserError` for a missing entry."""
 
-    path: Path
+    def __init__(self, path: Path, types: Values) -> None:
+        super().__init__(read_part(path.parent, path.name))
+        self.path = path
+        try:
+            check_entries(self, types)
+        except UserError as error:
+            raise UserError(f"{path} is damaged: {error}; put a whole one back") from None
 
     def __missing__(self, name: str) -> NoReturn:
         raise UserError(f"{self.path} is damaged: it has no {name}; put a whole one back")
+
+
+def check_entries(values: Values, types: Values) -> None:
+    """Raise `UserError` for an entry of another type, or for statistics or sizes of the wrong length."""
+    for name in values.keys() & types.keys():
+        fitted(types[name], values[name], name)
+    if {"mean", "std"} <= values.keys() and len(values["mean"]) != len(values["std"]):
+        raise UserError("mean and std must have the same length")
+    if len(values.get("img_size") or (0, 0)) != 2:
+        raise UserError("img_size must be two numbers")
 
 
 class RunFolder:
@@ -90,27 +118,12 @@ class RunFolder:
     @cached_property
     def description(self) -> Values:
         """The description of the data in data.json."""
-        values = _Description(read_part(self.path, "data.json"))
-        values.path = self.path / "data.json"
-        try:
-            for name in values.keys() & NUMBERS:
-                fitted(Count, values[name], name)
-            for name in values.keys() & LISTS.keys():
-                # A user's own task may have one value instead of a list.
-                for value in _items(values[name]):
-                    fitted(LISTS[name], value, name)
-            if {"mean", "std"} <= values.keys() and len(_items(values["mean"])) != len(_items(values["std"])):
-                raise UserError("mean and std must have the same length")
-            if isinstance(values.get("img_size"), list) and len(values["img_size"]) != 2:
-                raise UserError("img_size must be two numbers")
-        except UserError as error:
-            raise UserError(f"{values.path} is damaged: {error}; put a whole one back") from None
-        return values
+        return _Part(self.path / "data.json", DESCRIPTION)
 
     @cached_property
     def result(self) -> Values:
         """Content of result.json; `UserError` if another run wrote the file."""
-        result = read_part(self.path, "result.json")
+        result = _Part(self.path / "result.json", RESULT)
         if self.identity and result.get(ID) != self.identity[ID]:
             raise UserError(f"{self.path / 'result.json'} was not written by this run; put the run's own back")
         return result
@@ -209,10 +222,6 @@ def read_part(folder: Path, name: str) -> Values:
     if name == "config.json" and isinstance(values.get("architecture"), str):
         raise UserError(f"{folder} is a model of timm, not a run; give it by name: --model local-dir:{folder}")
     return values
-
-
-def _items(value: object) -> list[object]:
-    return value if isinstance(value, list) else [value]
 
 
 def sha256_of(value: object) -> str:

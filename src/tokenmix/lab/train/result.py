@@ -1,6 +1,7 @@
 """Training by options from Python; the result has numbers, a table and a figure."""
 
 import csv
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.load import load_run
 from tokenmix.lab.train.options import TrainOptions
+from tokenmix.lab.train.schema import fitted
 from tokenmix.lab.train.sources import check_call, make_config
 from tokenmix.registry import Arguments
 from tokenmix.trust import from_caller
@@ -43,8 +45,10 @@ class RunResult(os.PathLike[str]):
 
     @property
     def best(self) -> float:
-        """The monitored metric of the best epoch on the test samples."""
-        return self.metrics[self.result["monitor"]]
+        """The monitored metric of the best epoch on the test samples; NaN if it is not defined."""
+        monitor = self.result["monitor"]
+        value = fitted(float | None, self.metrics.get(monitor), monitor)
+        return math.nan if value is None else value
 
     @cached_property
     def model(self) -> nn.Module:

@@ -27,6 +27,7 @@ WORDS: dict[type, str] = {
     str: "text",
     Path: "a path",
     dict: "a table",
+    list: "a list",
 }
 
 
@@ -108,6 +109,10 @@ def fitted(hint: Any, value: Any, name: str) -> Any:
         raise UserError(f"{name}={value!r} must be {WORDS.get(wanted, wanted.__name__)}")
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{name} must be a finite number, got {value}")
+    if origin is list:
+        return [fitted(args[0], item, name) for item in value]
+    if origin is dict:
+        return {key: fitted(args[1], item, f"{name}.{key}") for key, item in value.items()}
     return value
 
 

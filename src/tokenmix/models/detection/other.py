@@ -140,7 +140,7 @@ def other_detector(
     # For large images, the full table of pairs would exceed memory.
     if type(heads) is RoIHeads:
         heads.__class__ = BlockRoIHeads
-        transform.masks_later = True
+        net.transform.masks_later = True
     if type(getattr(net, "rpn", None)) is RegionProposalNetwork:
         net.rpn.proposal_matcher.__class__, net.rpn.box_similarity = BlockMatcher, Pairs
     return net
