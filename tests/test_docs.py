@@ -133,9 +133,10 @@ def test_commands_exist(page):
 
 
 def unknown(words: tuple[str, ...]) -> set[str]:
-    """The names of models, mixers and data sets in a command that tokenmix and timm lack."""
-    mixers, models = {*layers.MIXERS, "none"}, {entry.name for entry in MODELS}
-    models |= {*timm.list_models()}
+    """The names of models, mixers and data sets in a command that tokenmix and timm lack, and models of another task."""
+    mixers, tasks = {*layers.MIXERS, "none"}, {*list_tasks()} & {*words}
+    ours = {entry.name: entry.tasks for entry in MODELS}
+    models = {name for name, of in ours.items() if tasks <= {*of}} | {*timm.list_models()} - {*ours}
     data = {entry.name for entry in list_data()}
     found = set()
     for option, value in itertools.pairwise(words):
