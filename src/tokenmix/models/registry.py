@@ -140,8 +140,8 @@ def check_source(
     """Raise `UserError` if there are no weights or the hub is unreachable; the download would retry for a minute."""
     if not (cfg.has_weights or cfg.state_dict):
         raise UserError(
-            f"{name} has no pretrained weights; build it with pretrained=False and train it, or give a file of yours "
-            "with pretrained_cfg_overlay={'file': PATH}"
+            f"{name} has no pretrained weights; leave --pretrained out, or give --init-from FILE; in Python give "
+            "pretrained=False, or pretrained_cfg_overlay={'file': FILE}"
         )
     if cfg.file or cfg.state_dict or not cfg.hf_hub_id:
         return
