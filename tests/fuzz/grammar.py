@@ -8,7 +8,8 @@ import io
 import json
 import tarfile
 from dataclasses import dataclass, field
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pyarrow
@@ -16,39 +17,14 @@ from hypothesis import strategies as st
 from PIL import Image
 from pyarrow import parquet
 
-HOSTILE = (
-    "-1",
-    "0",
-    "1",
-    "2",
-    "0.5",
-    "1e400",
-    "-inf",
-    "nan",
-    "inf",
-    "1e-400",
-    "9" * 5000,
-    "1e9",
-    "",
-    " ",
-    "none",
-    "true",
-    "auto",
-    "[/b]",
-    "\x1b[31m",
-    "a\nb",
-    "=cmd()",
-    "../..",
-    "/dev/zero",
-    "/dev/null",
-    "{}",
-    "[]",
-    "None",
-    "1,2",
-    ",",
-    "ä",
-    "\ufeff",
+from tokenmix.lab.train.config import default_config
+from tokenmix.lab.train.schema import Range
+from tokenmix.registry import list_models
+
+WRONG = (
+    "-1 0 1 2 0.5 1e400 -inf nan inf 1e-400 1e9 none true auto [/b] =cmd() ../.. /dev/zero /dev/null {} [] None 1,2 , ä"
 )
+HOSTILE = (*WRONG.split(), "9" * 5000, "", " ", "\x1b[31m", "a\nb", "\ufeff")
 TASKS: dict[str, tuple[str, ...]] = {
     "image-classification": ("--data", "digits", "--model", "vit_nano", "--model-kwargs", "depth=1"),
     "semantic-segmentation": ("--data", "masks:data", "--model", "fpn_seg_nano", "--crop", "32"),
@@ -61,34 +37,38 @@ TASKS: dict[str, tuple[str, ...]] = {
     "text-classification": ("--data", "csv:data.csv#text,label", "--model", "gmlp_text_nano", "--seq-len", "16"),
     "question-answering": ("--data", "squad:data", "--model", "gmlp_text_nano", "--seq-len", "48", "--doc-stride", "8"),
 }
-BUDGET = (
-    "--epochs",
-    "1",
-    "--max-steps",
-    "1",
-    "--limit",
-    "8",
-    "--limit-eval",
-    "4",
-    "--batch-size",
-    "4",
-    "--device",
-    "cpu",
-    "--threads",
-    "1",
-    "--out",
-    "run",
-)
+SMALL = "--epochs 1 --max-steps 1 --limit 8 --limit-eval 4 --batch-size 4 --device cpu --threads 1 --out run"
+BUDGET = tuple(SMALL.split())
 COMPARISON = ("compare", "--mixers", "self", "--data", "digits", *BUDGET[:-2], "--out", "compared")
 # Options whose values would be obeyed at length; only values that are always refused are drawn for them.
-LONG = {"workers": "-1", "devices": "1000000", "num-nodes": "2", "epochs": "0", "max-steps": "0"}
+LONG = {"workers": "-1", "devices": "1000000", "num_nodes": "2", "epochs": "0", "max_steps": "0"}
+NOT_DRAWN = {"task", "data", "out", "recipe", "resume", "device", "threads"}
+# Values of options whose type does not tell them; where two options need each other, both.
+KNOWN = {
+    "devices": ("1",),
+    "insert": ("none", "external --insert-after *"),
+    "insert_after": ("none", "* --insert gating"),
+    "insert_kwargs": ("", "num_slots=8 --insert external --insert-after *"),
+    "logger": ("none",),
+    "max_steps": ("1", "2"),
+    "model_kwargs": ("", "drop_path_rate=0.1", "mixer=self"),
+    "monitor": ("none", "loss", "accuracy"),
+    "num_nodes": ("1",),
+    "opt": ("adamw", "sgd", "lamb", "lion", "adafactor", "muon"),
+    "swap": ("none", "external", "gating", "less"),
+    "swap_drop": ("none", "positions --swap external"),
+    "swap_kwargs": ("", "num_slots=8 --swap external"),
+    "swap_where": ("*", "*0* --swap external"),
+    "train_only": ("all", "mixers --swap external"),
+    "workers": ("0", "1"),
+}
 LAYOUTS: dict[str, tuple[str, ...]] = {
     "image-classification": ("folder:data", "wds:shards/train-{0..1}.tar,shards/val-0.tar"),
     "semantic-segmentation": ("masks:data", "voc:voc", "cityscapes:city"),
     "detection": ("coco:data", "voc:voc"),
     "instance-segmentation": ("coco:data",),
     "point-classification": ("clouds:data", "modelnet:meshes"),
-    "point-segmentation": ("clouds:data",),
+    "point-segmentation": ("clouds:data", "shapenet-part:shapes"),
     "masked-lm": ("text:data", "jsonl:data.jsonl#text", "csv:data.csv#text", "parquet:data.parquet#text"),
     "text-classification": (
         "csv:data.csv#text,label",
@@ -118,14 +98,39 @@ class Case:
 
 
 @st.composite
-def options(draw: Any, names: dict[str, tuple[str, ...]]) -> Case:
-    """A small training with one to three options at values that are mostly wrong."""
-    task = draw(st.sampled_from(sorted(names)))
-    words = ["train", task, *TASKS[task], *BUDGET]
-    for name in draw(st.lists(st.sampled_from(names[task]), min_size=1, max_size=3, unique=True)):
-        flag = "--" + name.replace("_", "-")
-        words += [flag, LONG.get(flag[2:]) or draw(st.sampled_from(HOSTILE))]
-    return Case(tuple(words), small_data(task))
+def options(draw: Any) -> Case:
+    """A small training with one to three options, mostly at values near the defaults, else at wrong ones."""
+    task, careless = draw(st.sampled_from(sorted(TASKS))), draw(st.integers(0, 3)) == 0
+    words, config = ["train", task, *TASKS[task], *BUDGET], default_config(task)
+    hints: dict[str, Any] = {}
+    for part in vars(config).values():
+        hints |= get_type_hints(type(part), include_extras=True)
+    names = sorted(config.flat().keys() - NOT_DRAWN)
+    for name in draw(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True)):
+        nearby = KNOWN.get(name) or near(hints[name], config.flat()[name])
+        if name == "model":
+            nearby = list_models("*_nano", task=task)
+        values = (LONG[name],) if name in LONG else HOSTILE
+        words += ["--" + name.replace("_", "-"), *draw(st.sampled_from(values if careless else nearby)).split(" ")]
+    return Case(tuple(word for word in words if word or careless), small_data(task))
+
+
+def near(hint: Any, default: Any, allowed: Range | None = None) -> list[str]:
+    """Words for an option: all choices of its type, or numbers of its range around its default."""
+    first, *rest = get_args(hint) or (hint,)
+    if get_origin(hint) is Annotated:
+        return near(first, default, next((note for note in rest if isinstance(note, Range)), allowed))
+    if get_origin(hint) in (Union, UnionType):
+        return ["none", *near(first, default, allowed)]
+    if get_origin(hint) is Literal:
+        return [str(choice) for choice in (first, *rest)]
+    if get_origin(hint) is tuple:
+        words = near(first, default[0] if default else None, allowed)
+        return words + [f"{word},{words[0]}" for word in words]
+    if first not in (int, float):
+        return [""] if first is bool else [str(default)] if default else []
+    around = [(default or 1 + 7 * (first is int)) * factor for factor in (0, 0.5, 1, 1.5, 2)]
+    return [str(first(number)) for number in around if number in (allowed or Range())]
 
 
 @st.composite
@@ -346,6 +351,15 @@ def _folders(task: str) -> dict[str, bytes]:
         for part in ("train", "test"):
             for label in ("bed", "chair"):
                 files |= {f"meshes/{label}/{part}/{label}_{i}.off": _cloud("off", i) for i in range(3)}
+    elif task == "point-segmentation":
+        files["shapes/synsetoffset2category.txt"] = b"Chair\t03001627\nBag\t02773838\n"
+        for part in ("train", "val", "test"):
+            names = [f"{synset}/{part}{i}" for synset in ("03001627", "02773838") for i in range(2)]
+            listed = json.dumps([f"shape_data/{name}" for name in names])
+            files[f"shapes/train_test_split/shuffled_{part}_file_list.json"] = listed.encode()
+            for i, name in enumerate(names):
+                rows = [f"{row} 0 0 1 {(12, 4)[i // 2] + i % 2}" for row in _cloud("xyz", i).decode().split("\n")]
+                files[f"shapes/{name}.txt"] = "\n".join(rows).encode()
     return files
 
 

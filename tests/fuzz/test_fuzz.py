@@ -17,12 +17,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from sandbox import run_command
 
-from tokenmix.lab.registry import TASKS
-from tokenmix.lab.train.config import default_config
-
 pytestmark = pytest.mark.slow
 SECONDS, FIRST = float(os.environ.get("FUZZ_SECONDS", "60")), int(os.environ.get("FUZZ_SEED", "0"))
-NOT_DRAWN = {"task", "data", "out", "recipe", "resume", "device", "threads"}
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +55,6 @@ def _write(files: dict[str, bytes], folder: Path) -> None:
 
 
 def _strategies(runs: Path) -> dict[str, Any]:
-    names = {
-        entry.name: tuple(sorted(set(default_config(entry.name).flat()) - NOT_DRAWN))
-        for entry in TASKS
-        if entry.name in grammar.TASKS
-    }
     files = {
         str(path.relative_to(runs)): path.read_bytes()
         for name in ("run", "text", "compared")
@@ -72,7 +63,7 @@ def _strategies(runs: Path) -> dict[str, Any]:
     }
     files = {name: data for name, data in files.items() if "tensorboard" not in name}
     return {
-        "options": grammar.options(names),
+        "options": grammar.options(),
         "verbs": grammar.verbs(),
         "recipes": grammar.recipes(),
         "run folders": grammar.run_folders(files),
@@ -129,4 +120,6 @@ def test_nothing_that_is_typed_or_given_breaks_a_command(kind: str, runs: Path, 
     print(f"\n{kind}: {sum(counts.values())} cases, {dict(counts)}")
     record_property("counts", dict(counts))
     assert counts["clean"] + counts["refused"] > 0
+    if kind == "options" and sum(counts.values()) >= 20:
+        assert counts["clean"] > 0.3 * sum(counts.values()), "most of their values are right"
     assert not failures, "\n\n".join(failures.values())

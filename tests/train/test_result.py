@@ -3,8 +3,8 @@
 import csv
 import inspect
 import json
-from collections.abc import Callable
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, get_origin, get_type_hints
 

@@ -68,6 +68,8 @@ def with_published_weights(config: TrainConfig) -> TrainConfig:
     name = config.model.model
     taken = inspect.signature(load_object(MODELS[name].build)).parameters if name in MODELS else {}
     part = "pretrained_backbone" if "pretrained_backbone" in taken else "pretrained"
+    if name in MODELS and MODELS[name].pretrained_cfg is None and part not in taken:
+        raise UserError(f"{name} has no pretrained weights; leave --pretrained out, or give --init-from FILE")
     return config.replace(model_kwargs={**config.model.model_kwargs, part: True})
 
 
