@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from tokenmix.errors import UserError
-from tokenmix.ops.checks import check_choice, check_chunk_size, check_flags
+from tokenmix.ops.checks import check_choice, check_chunk_size, check_flags, check_optional, check_tensors
 from tokenmix.ops.normalize import slot_offset, widen
 
 AttentionNormalization = Literal["softmax", "double"]
@@ -53,6 +53,8 @@ def attention(
     Reference: Vaswani et al., arXiv 1706.03762, equation 1; for `"double"`, Guo et al., arXiv 2105.02358, equation 6,
     with keys in place of memory slots.
     """
+    check_tensors(query=query, key=key, value=value)
+    check_optional(mask=mask, key_mask=key_mask, bias=bias)
     given = query, key, value, mask, key_mask, bias, causal, scale
     out = None if normalization != "softmax" else _fused(*given, dropout)
     if out is None:
@@ -96,6 +98,8 @@ def attention_probabilities(
     scale: float | None = None,
 ) -> Tensor:
     """The map (B, H, N, S) of `attention`, in the query's dtype; rows sum to 1, rows of masked tokens are 0."""
+    check_tensors(query=query, key=key)
+    check_optional(mask=mask, key_mask=key_mask, bias=bias)
     check_attention_options(normalization, causal)
     logits = (widen(query) * _scale(query, scale)) @ widen(key).transpose(-1, -2)
     if bias is not None:

@@ -99,6 +99,20 @@ def check_tensor(taker: str, value: object) -> None:
     raise UserError(f"{taker} must be a torch.Tensor, got {name}; {remedy}")
 
 
+def check_tensors(**values: object) -> None:
+    """Raise `UserError` for a value that is not a tensor."""
+    for name, value in values.items():
+        if not isinstance(value, Tensor):
+            check_tensor(name, value)
+
+
+def check_optional(**values: Tensor | None) -> None:
+    """Raise `UserError` for a value that is neither None nor a tensor, or for a mask that is not boolean."""
+    for name, value in values.items():
+        if value is not None:
+            check_mask_type(value) if name.endswith("mask") else check_tensor(name, value)
+
+
 def check_mask_type(mask: Tensor) -> None:
     """Raise `UserError` with a conversion hint unless the mask is a boolean tensor."""
     check_tensor("mask", mask)

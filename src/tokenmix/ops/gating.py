@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokenmix.errors import UserError
-from tokenmix.ops.checks import check_choice, check_flags, check_mask_type, check_tensor
+from tokenmix.ops.checks import check_choice, check_flags, check_optional, check_tensor, check_tensors
 
 GateVariant = Literal["split", "multiplicative", "additive", "linear"]
 GateMethod = Literal["dense", "fft"]
@@ -51,6 +51,8 @@ def spatial_gate(
     Reference: Liu et al., Pay Attention to MLPs, arXiv 2105.08050, section 2.1 and table 3.
     """
     check_tensor("z of a spatial gate", z)
+    check_tensors(weight=weight, bias=bias)
+    check_optional(mask=mask, addend=addend)
     check_choice("variant", variant, ("split", "multiplicative", "additive", "linear"))
     check_choice("method", method, ("dense", "fft"))
     check_flags(causal=causal)
@@ -69,7 +71,6 @@ def spatial_gate(
             "weight by tokenmix.ops.resize_gate"
         )
     if mask is not None:
-        check_mask_type(mask)
         if mask.shape not in ((size, n), (1, n)):
             raise UserError(f"mask must be (B, N) = {(size, n)}, got {tuple(mask.shape)}; give one bool for each token")
         mask = mask.expand(size, n)
@@ -150,6 +151,7 @@ def toeplitz_matrix(weight: Tensor, n: int) -> Tensor:
 
     Shape: (2m-1,) to (n, n). n < m gives the leading block of the m x m matrix, from the middle of w.
     """
+    check_tensors(weight=weight)
     _check_length(weight, n)
     # Concatenated rows of length 2n, read as rows of length 2n-1, shift by one entry per row. Unlike `unfold` this
     # exports with dynamic n; unlike a gather its gradient is a plain sum.

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tokenmix.errors import UserError
 from tokenmix.ops.attention import attention, fused_kernels_enabled
+from tokenmix.ops.checks import check_optional, check_tensors
 from tokenmix.ops.normalize import widen
 
 
@@ -73,6 +74,8 @@ def transform_scores(
 
     Reference: Zhang et al., You Only Need Less Attention at Each Stage in Vision Transformers, arXiv 2406.00427.
     """
+    check_tensors(scores=scores, theta=theta, psi=psi)
+    check_optional(theta_bias=theta_bias, psi_bias=psi_bias, mask=mask)
     num_tokens = scores.shape[-1]
     theta, psi = _leading(theta, num_tokens), _leading(psi, num_tokens)
     left_out = None if mask is None else ~(mask[:, None, :, None] & mask[:, None, None, :])
@@ -112,6 +115,7 @@ def transform_factored(
     Returns:
         Q' and K', (B, H, N, r + 2).
     """
+    check_tensors(query=query, key=key)
     return next_scores(Scores(query, key), theta, theta_bias, psi, psi_bias, mask=mask).joined()[:2]
 
 
@@ -131,6 +135,9 @@ def next_scores(
     A dense part D becomes U D W^T + (U 1) b^T + c 1^T and includes the common factors. Arguments are as in
     `transform_factored`.
     """
+    _check_kind(scores)
+    check_tensors(theta=theta, theta_bias=theta_bias, psi=psi, psi_bias=psi_bias)
+    check_optional(mask=mask)
     num_tokens = scores.query.shape[-2]
     theta, psi = _leading(theta, num_tokens), _leading(psi, num_tokens)
     left_out = None if mask is None else ~mask[:, None, :, None]
@@ -171,6 +178,7 @@ def attention_from_scores(scores: Scores, value: Tensor, *, mask: Tensor | None 
         mask: (B, N) bool, True = the token takes part; other rows are 0.
         dropout: rate on the attention map, in training and evaluation alike.
     """
+    _check_kind(scores)
     left, right, dense = scores.common_query, scores.common_key, scores.dense
     # Under torch.func, a tensor does not show whether an outer transform tracks it.
     if left is not None and right is not None and dense is None and not (torch.is_grad_enabled() or _recorded()):
@@ -194,17 +202,21 @@ def check_scores(scores: Scores | None, expected: tuple[int, int, int]) -> Score
             "LessAttention(scores_from='previous') has no query and key: call mix(x, carry) with the scores that "
             "SelfAttention.mix returned, or build it with scores_from='own'"
         )
-    if not isinstance(scores, Scores):
-        raise UserError(
-            f"LessAttention takes the Scores that SelfAttention.mix returned, got {type(scores).__name__}; a dense map "
-            "A becomes Scores(A[..., :0], A[..., :0], A)"
-        )
+    _check_kind(scores)
     if tuple(scores.query.shape[:3]) != expected:
         raise UserError(
             f"LessAttention needs scores of (B, H, N) = {expected}, got {tuple(scores.query.shape[:3])}; give both "
             "layers the same num_heads, and use AttentionResidual between stages"
         )
     return scores
+
+
+def _check_kind(scores: object) -> None:
+    if not isinstance(scores, Scores):
+        raise UserError(
+            f"scores must be the Scores that SelfAttention.mix returned, got {type(scores).__name__}; a dense map A "
+            "becomes Scores(A[..., :0], A[..., :0], A)"
+        )
 
 
 def _recorded() -> bool:
@@ -300,7 +312,13 @@ def attention_residual(
 
     Reference: Zhang et al., arXiv 2406.00427.
     """
-    scores = scores.joined() if isinstance(scores, Scores) else scores
+    check_tensors(query_weight=query_weight, norm_weight=norm_weight, norm_bias=norm_bias)
+    check_tensors(head_weight=head_weight, layer_scale=layer_scale)
+    check_optional(key_weight=key_weight, mask=mask)
+    if isinstance(scores, Scores):
+        scores = scores.joined()
+    else:
+        check_tensors(scores=scores)
     num_tokens = (scores.query if isinstance(scores, Scores) else scores).shape[-2]
     if num_tokens != grid[0] * grid[1]:
         raise UserError(

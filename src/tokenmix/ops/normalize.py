@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from tokenmix.errors import UserError
-from tokenmix.ops.checks import check_mask_type, check_whole
+from tokenmix.ops.checks import check_mask_type, check_tensors, check_whole
 
 
 def slot_offset(logits: Tensor, *, mask: Tensor | None = None) -> Tensor:
@@ -21,6 +21,7 @@ def slot_offset(logits: Tensor, *, mask: Tensor | None = None) -> Tensor:
     Returns:
         L (..., S), float32 for half precision; -inf if all tokens are masked.
     """
+    check_tensors(logits=logits)
     wide = widen(logits)
     if mask is not None:
         wide = wide.masked_fill(_left_out(mask, logits), -torch.inf)
@@ -53,6 +54,7 @@ def double_normalize(logits: Tensor, *, mask: Tensor | None = None, num_steps: i
     Reference: Guo et al., Beyond Self-attention: External Attention using Two Linear Layers, arXiv 2105.02358, equation
     6.
     """
+    check_tensors(logits=logits)
     check_whole(num_steps=num_steps)
     wide = widen(logits)
     if mask is not None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tokenmix.errors import UserError
+from tokenmix.ops.checks import check_tensors
 
 
 def resize_gate(
@@ -32,6 +33,7 @@ def resize_gate(
     Returns:
         weight and bias for new_grid, in the dtypes of the inputs, without gradients.
     """
+    check_tensors(weight=weight, bias=bias)
     old, new, n = tuple(old_grid), tuple(new_grid), prod(old_grid)
     if len(old) != len(new) or min(*old, *new) < 1:
         raise UserError(f"grids must have equally many positive axes, got {old} and {new}; give (h, w) twice")
@@ -75,6 +77,7 @@ def resize_score_transform(
     Returns:
         (n', n') and (n',), or (H, n', n') and (H, n'), with n' = h' * w'.
     """
+    check_tensors(weight=weight, bias=bias)
     old, new = tuple(old_grid), tuple(new_grid)
     if weight.dim() == 2:
         return resize_gate(weight, bias, old, new)
