@@ -185,10 +185,18 @@ def test_a_state_of_other_options_is_one_line(copied: Path, name: str, value: An
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("std", 1e-300), ("std", 1e300), ("mean", 1e30), ("mean", float("nan")), ("std", 1e-7)]
+    ("name", "value"),
+    [
+        ("std", [1e-300]),
+        ("std", [1e300]),
+        ("mean", [1e30]),
+        ("mean", [float("nan")]),
+        ("std", [1e-7]),
+        ("crop_pct", "x"),
+    ],
 )
-def test_absurd_statistics_are_refused(copied: Path, name: str, value: float) -> None:
-    edit(copied / "one" / "data.json", lambda data: data.update({name: [value] * len(data[name])}))
+def test_absurd_statistics_are_refused(copied: Path, name: str, value: object) -> None:
+    edit(copied / "one" / "data.json", lambda data: data.update({name: value}))
     with pytest.raises(UserError, match=r"data\.json is damaged"):
         evaluate(copied / "one")
 

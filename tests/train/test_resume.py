@@ -167,6 +167,8 @@ def test_a_finished_run_is_not_resumed(whole):
 def test_resume_needs_a_run_and_a_checkpoint(tmp_path, whole):
     with pytest.raises(UserError, match=r"is not a run folder: it has no config\.json"):
         runs.train(make_config(resume=tmp_path))
+    with pytest.raises(UserError, match=rf"best is not a run folder: it has no config\.json; give {whole}$"):
+        runs.train(make_config(resume=whole / "checkpoints" / "best"))
     (tmp_path / "config.json").write_bytes((whole / "config.json").read_bytes())
     with pytest.raises(UserError, match="stopped before its first checkpoint"):
         runs.train(make_config(resume=tmp_path))

@@ -141,7 +141,9 @@ def test_a_value_that_cannot_be_read_is_left_out(
 def test_columns_of_lists_are_refused_before_they_are_read(tmp_path: Path, columns: Any):
     with pytest.raises(UserError, match=r"neither text nor a label; name another column"):
         load_labelled(write(tmp_path, columns))
-    with pytest.raises(UserError, match=r"has no column 'other'; it has 'text', 'label'"):
+    with pytest.raises(
+        UserError, match=r"no column 'other'; it has 'text', 'label': name columns after the path, as in #"
+    ):
         load_text(f"{write(tmp_path, columns)}#other").train.__iter__().__next__()
 
 

@@ -21,6 +21,7 @@ import tokenmix
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.files import Values, to_json, user_path
 from tokenmix.lab.data.lookup import is_url, parse_spec
+from tokenmix.lab.registry import DATA_SETS
 from tokenmix.lab.train.config import CompareConfig, TrainConfig
 from tokenmix.lab.train.schema import Document, option
 from tokenmix.registry import MODELS, Arguments
@@ -87,7 +88,8 @@ def stray(word: str, args: Sequence[str]) -> UserError:
     before = list(args[: args.index(word)]) if word in args else []
     place = next((i for i in reversed(range(len(before))) if before[i].startswith("-")), None)
     if place is None:
-        return UserError(f"{word!r} belongs to no option; leave it out")
+        option = "--data" if word.partition(":")[0] in DATA_SETS else "--OPTION"
+        return UserError(f"{word!r} belongs to no option; give {option} {word}, or leave it out")
     option, first = before[place], before[place + 1 :]
     if not first:
         return UserError(f"{option} takes no value, got {word!r}; leave {word!r} out")

@@ -10,7 +10,7 @@ import tyro
 from tokenmix.errors import UserError, printable
 from tokenmix.lab.cli.parsing import Printed, check_data, check_files, check_mixers, parse_into, parse_known, stray
 from tokenmix.lab.data.lookup import data_sets
-from tokenmix.lab.registry import TASKS, check_model
+from tokenmix.lab.registry import DATA_SETS, TASKS, check_model
 from tokenmix.lab.train.config import CompareConfig, TaskDocument, TrainConfig
 from tokenmix.lab.train.folder import RunFolder, is_run
 from tokenmix.lab.train.launch import number_in
@@ -36,7 +36,7 @@ class Train:
     @classmethod
     def parse(cls, prog: str, args: Sequence[str]) -> "Train":
         """A run with its task's options; other options come from the recipe or the resumed run."""
-        task = args[0] if args and not args[0].startswith("-") else None
+        task = _task(prog, args)
         source = parse_known(Source, prog, args)
         base = base_config(task, source.recipe, source.resume, None if source.model else source.init_from)
         return cls(merge_kwargs(base, _parse_config(TrainConfig, prog, args, base, cls.__doc__ or "")))
@@ -74,11 +74,7 @@ class Compare:
 
     @classmethod
     def parse(cls, prog: str, args: Sequence[str]) -> "Compare":
-        if "--task" in args[:-1]:
-            raise UserError(
-                f"the task is the first word: {prog} {args[args.index('--task') + 1]} ...; leave --task out"
-            )
-        task = args[0] if args and not args[0].startswith("-") else None
+        task = _task(prog, args)
         args = [_axis(word, after) for word, after in zip(args, [*args[1:], ""])]
         source = parse_known(Source, prog, args)
         start = None if source.model else source.init_from
@@ -98,6 +94,16 @@ class Compare:
         from tokenmix.lab.compare.compare import compare
 
         compare(config=self.config)
+
+
+def _task(prog: str, args: Sequence[str]) -> str | None:
+    """The task, which is the first word; `UserError` for --task, or for data in its place."""
+    if "--task" in args[:-1]:
+        raise UserError(f"the task is the first word: {prog} {args[args.index('--task') + 1]} ...; leave --task out")
+    task = args[0] if args and not args[0].startswith("-") else None
+    if task is not None and task not in TASKS and task.partition(":")[0] in DATA_SETS:
+        raise UserError(f"{task!r} is no task but data; give --data {task}")
+    return task
 
 
 def _axis(word: str, after: str) -> str:

@@ -208,7 +208,9 @@ def read_part(folder: Path, name: str) -> Values:
             raise UserError(f"{folder} is a comparison, not a run; give one of its runs, such as {first}")
         if (folder / "config.json").exists():
             raise UserError(f"{folder} has no {name}; restore it from a copy, or start a new run")
-        raise UserError(f"{folder} is not a run folder: it has no {name}; give a folder that tokenmix train wrote")
+        run = RunFolder.of_weights(folder)
+        remedy = "a folder that tokenmix train wrote" if run is None else str(run.path)
+        raise UserError(f"{folder} is not a run folder: it has no {name}; give {remedy}")
     try:
         values = read_json(folder / name)
     except (ValueError, RecursionError):

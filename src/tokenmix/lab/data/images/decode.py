@@ -310,8 +310,8 @@ def _file(source: str | Path | bytes) -> BinaryIO:
     try:
         return open_regular(Path(source))
     except UserError:
-        what = "a folder" if os.path.isdir(source) else "a pipe or a device"
-        raise UnreadableImage(f"is {what}, not a file") from None
+        folder = f"is a folder: name the files in it, as in {source}/*"
+        raise UnreadableImage(folder if os.path.isdir(source) else "is a pipe or a device, not a file") from None
 
 
 @contextlib.contextmanager

@@ -182,9 +182,7 @@ def _parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
             schema = file.schema_arrow
         missing = [name for name in columns or ("text",) if name not in schema.names]
         if missing:
-            raise UserError(
-                f"{path} has no column {missing[0]!r}; it has {', '.join(map(repr, schema.names)) or 'none'}"
-            )
+            raise _no_column(path, missing[0], schema.names)
         wanted = [name for name in columns or ("text", "label") if name in schema.names]
         for name in wanted:
             kind = schema.field(name).type
@@ -300,13 +298,18 @@ class Table:
             raise waiting[0][1] if waiting else UserError(f"{self.name} has no rows; write it again or leave it out")
 
 
+def _no_column(where: Path | str, name: str, known: Iterable[str]) -> UserError:
+    names = ", ".join(map(repr, known)) or "none"
+    return UserError(f"{where} has no column {name!r}; it has {names}: name columns after the path, as in #text,label")
+
+
 def _values(where: str, row: Values | UserError, columns: Sequence[str], label: str | None) -> tuple[list[str], str]:
     """As `Table._read`; `UserError` for an incomplete row."""
     if isinstance(row, UserError):
         raise row
     for name in (*columns, *([] if label is None else [label])):
         if name not in row:
-            raise UserError(f"{where} has no column {name!r}; it has {', '.join(map(repr, row)) or 'none'}")
+            raise _no_column(where, name, row)
     for name in columns:
         if not isinstance(row[name], str):
             raise UserError(
