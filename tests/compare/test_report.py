@@ -531,6 +531,7 @@ def test_results_of_an_older_version_have_no_other_metrics(results: Results, tmp
     [
         ("instance_miou", "instance mIoU"),
         ("balanced_accuracy", "balanced accuracy"),
+        ("class_iou of sea", "IoU of sea"),
         ("box_per_class of my_map", "box mAP of my_map"),
         ("top5", "top-5"),
     ],

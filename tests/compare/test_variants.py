@@ -234,7 +234,7 @@ def test_a_wrong_row_of_a_file_is_named_before_anything_is_written(tmp_path: Pat
     file = tmp_path / "mine.toml"
     file.write_text(f'data = "digits"\nlimit = 64\nbatch_size = 16\nmax_steps = 1\ncontrols = false\n{table}\n')
     with pytest.raises(UserError, match=message) as raised:
-        tokenmix.compare(file, out=tmp_path / "out", device="cpu", quiet=True)
+        tokenmix.compare(config=file, out=tmp_path / "out", device="cpu", quiet=True)
     assert "[variants." in str(raised.value)
     assert "mine.toml" in str(raised.value)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.toml"]
@@ -244,4 +244,4 @@ def test_a_row_and_a_mixer_have_two_names(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('data = "digits"\nmixers = ["self"]\n[variants.self]\nlr = 1e-2\n')
     with pytest.raises(UserError, match=r"\[variants.self\] of .*: one of the mixers has this name; give the variant"):
-        tokenmix.compare(file, out=tmp_path / "out", quiet=True)
+        tokenmix.compare(config=file, out=tmp_path / "out", quiet=True)

@@ -128,6 +128,7 @@ def test_inspect_returns_maps_numbers_and_figures(run: RunResult, tmp_path: Path
     assert found.answer is not None
     assert not list(tmp_path.glob("*/"))
     assert found.path is None
+    assert len(repr(found)) < 300, "without maps"
     assert found.best is not None
     assert found.best["entropy"] == min(block["entropy"] for block in found.blocks)
     saved = tokenmix.inspect(run.path, file, out=tmp_path / "out").path

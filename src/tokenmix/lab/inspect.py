@@ -298,6 +298,8 @@ class Inspection:
         answer = "" if self.answer is None else f", prediction {self.answer}"
         return f"{self.target}{trained} on {self.file}{answer}"
 
+    __repr__ = __str__
+
     def _repr_html_(self) -> str:
         return to_html(self.rows(), str(self))
 

@@ -202,6 +202,8 @@ class CostTable:
     def __str__(self) -> str:
         return "\n".join([to_text(cost_rows(self)), "", *self._lines()])
 
+    __repr__ = __str__
+
     def _repr_html_(self) -> str:
         return to_html(cost_rows(self), " ".join(f"{line}." for line in self._lines()))
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmix.lab.compare.results import metric_name
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.train.metrics import Rows, joined
 from tokenmix.lab.train.task import TaskData, TaskModule
@@ -30,7 +31,7 @@ def fit_baselines(task: TaskModule, data: TaskData) -> dict[str, float]:
     start = time.monotonic()
     for name, rows in (*_fitted(task, data), *task.plain_answers(data).items()):
         scores[name] = float(task.metrics[task.monitor](rows))
-        log(f"{name}: {task.monitor} {scores[name]:.4f} in {time.monotonic() - start:.0f} s")
+        log(f"{name}: {metric_name(task.monitor)} {scores[name]:.4f} in {time.monotonic() - start:.0f} s")
         start = time.monotonic()
     return scores
 

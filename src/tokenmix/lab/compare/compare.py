@@ -27,7 +27,7 @@ from tokenmix.lab.compare.costs import measure_slowdown, measure_variants, skele
 from tokenmix.lab.compare.grid import choose_cells, copy_runs, merge_settings, split_grid, write_grid
 from tokenmix.lab.compare.notes import budget_sentence, failed_runs, finding_sentence, notes, same_sentence, uncertainty
 from tokenmix.lab.compare.report import ComparisonResult, ExampleMaps, make_examples, write_report
-from tokenmix.lab.compare.results import Results, Run, Variant, metrics_of, table_of
+from tokenmix.lab.compare.results import Results, Run, Variant, metric_name, metrics_of, table_of
 from tokenmix.lab.compare.variants import (
     claim_folder,
     naming,
@@ -377,7 +377,7 @@ def _train_all(
                 else:
                     result, metric = cell.run.result, cell.run.result["monitor"]
                     score = result[part].get(metric)
-                    told = f"{'validation ' * (part == 'validation')}{metric} "
+                    told = f"{'validation ' * (part == 'validation')}{metric_name(metric)} "
                     told += "is not defined" if score is None else f"{score:.4f}"
                     told += f" in {result['seconds']:.0f} s of training"
                 line = f"[{ended}/{len(cells)}] {_label(cell)}: {told}"

@@ -37,7 +37,7 @@ WORDS = {
 def metric_name(key: str) -> str:
     """Usual name of a metric, as in "macro F1" and "recall of dog"."""
     metric, of, part = key.partition(OF)
-    words = metric.replace("per_class", "map").split("_")
+    words = metric.replace("per_class", "map").replace("class_iou", "iou").split("_")
     return " ".join(WORDS.get(word, word) for word in words) + of + part
 
 
