@@ -133,7 +133,7 @@ def test_commands_exist(page):
 
 
 def unknown(words: tuple[str, ...]) -> set[str]:
-    """Names of models, mixers and data sets in a command that tokenmix and timm lack, and models of another task."""
+    """The names of models, mixers and data sets in a command that do not exist, and of models of another task."""
     mixers, tasks = {*layers.MIXERS, "none"}, {*list_tasks()} & {*words}
     ours = {entry.name: entry.tasks for entry in MODELS}
     models = {name for name, of in ours.items() if tasks <= {*of}} | {*timm.list_models()} - {*ours}
