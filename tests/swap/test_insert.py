@@ -245,6 +245,15 @@ def test_refusals(after: Any, mixer: Any, message: str):
         insert("resnet18", "layer3", "external")  # type: ignore[arg-type]
 
 
+def test_another_layout_than_in_the_example_is_refused():
+    model = tokenmix.create_model("gmlp_text_nano", predict="labelled", vocab_size=300)
+    words = torch.ones(2, 16, dtype=torch.long)
+    insert(model, "lm_head", "external", example_inputs=(words,))
+    # With labels, the head gets the masked positions alone.
+    with pytest.raises(UserError, match=r"got \(32, 300\); insert after modules that give the same"):
+        model(words, labels=words)
+
+
 def test_outputs_that_are_no_tensor_and_modules_that_are_not_called():
     class Odd(nn.Module):
         def __init__(self) -> None:

@@ -51,6 +51,11 @@ class InsertedBlock(nn.Module):
         self.gamma = None if bare else nn.Parameter(torch.zeros(mixer.dim, **factory))
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.dim() < 3:
+            raise UserError(
+                f"an inserted block of {self.mixer.dim} channels takes tokens (B, N, C) or a map "
+                f"(B, C, ...), got {tuple(x.shape)}; insert after modules that give the same layout in training"
+            )
         first = self.layout == "channels-first"
         tokens = x.flatten(2).transpose(1, 2) if first else x.flatten(1, -2)
         finite = tokens.nan_to_num(0.0, 0.0, 0.0)
