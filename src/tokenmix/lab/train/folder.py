@@ -29,9 +29,9 @@ TOKENIZER = "tokenizer"
 
 Count = Annotated[int, Range(least=0, most=2**31)]
 Amount = Annotated[float, Range(least=0)]
-NUMBERS = ("channels", "ignore", "num_points", "pad_token_id", "seq_len", "train", "validation", "test", "vocab_size")
+NUMBERS = ("answer_words", "channels", "doc_stride", "ignore", "num_points", "pad_token_id", "seq_len", "vocab_size")
 DESCRIPTION: Values = {
-    **dict.fromkeys(NUMBERS, Count),
+    **dict.fromkeys((*NUMBERS, "train", "validation", "test"), Count),
     **dict.fromkeys(("classes", "metrics", "part_names"), list[str]),
     "counts": dict[str, dict[str, Count]],
     "crop_pct": Annotated[float, Range(above=0, most=1)],
