@@ -46,7 +46,7 @@ from tokenmix.lab.train.distributed import (
     process_group,
     raise_on_all_ranks,
 )
-from tokenmix.lab.train.folder import DESCRIPTION, ID, RunFolder, check_entries
+from tokenmix.lab.train.folder import ID, RunFolder
 from tokenmix.lab.train.load import (
     check_own_mixers,
     freeze_all_but,
@@ -307,7 +307,6 @@ def _prepare(config: TrainConfig, run: RunFolder) -> Session:
     notes, config = plan_notes(config, plan, data.num_train, data.unit), with_epochs(config, plan)
     # As JSON returns it, so that a run that continues reads the same values as its first start.
     description = json.loads(to_json(data.describe()))
-    check_entries(description, DESCRIPTION)
     seed_everything(config.loop.seed, 0, 0)
     if checkpoint is None:
         model = kind.model_from_config(with_published_weights(config), description)
