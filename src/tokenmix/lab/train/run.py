@@ -447,6 +447,14 @@ def _one_line_errors(run: Path) -> Iterator[None]:
             "out of memory; lower --batch-size, raise --accumulate, or split each image over several processes with "
             f"--token-parallel; {_kept(run)}"
         ) from None
+    except ValueError as error:
+        # PyTorch has no class for BatchNorm's refusal.
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise UserError(
+            "BatchNorm needs more than one value per channel in training; raise --batch-size, lower --accumulate, or "
+            f"give larger samples; {_kept(run)}"
+        ) from None
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
