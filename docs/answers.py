@@ -1,17 +1,19 @@
-"""The pictures of what trained networks predict: `python docs/predictions.py FOLDER [NAME ...]`.
+"""The pictures of what trained networks predict: `python docs/answers.py FOLDER [NAME ...]`.
 
 FOLDER has the run folders of the commands in `RUNS`, by name. A missing one is an error that shows its command.
 """
 
 import argparse
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 from figures import IMAGES, STYLE, bare, label, save, signed
 from matplotlib.figure import Figure
+from PIL import Image
 from stamps import digest, stamp
 
 from tokenmix.lab.compare.report import make_examples
@@ -19,8 +21,16 @@ from tokenmix.lab.inspect import toeplitz_share
 from tokenmix.lab.train.load import load_task
 
 RECIPES = IMAGES.parents[1] / "recipes"
+GANS = {"none": "resnet_gan", "SAGAN": "sagan", "external attention": "eagan"}
+GAN = (
+    "tokenmix train image-generation --data fashion-mnist --img-size 32 --limit 12800 --limit-eval 500 --batch-size 32"
+    " --epochs 4 --lr-g 5e-4 --lr-d 1e-3 --ema 0.995 --precision bf16-mixed --model"
+)
 RUNS = {
     "climates": "tokenmix compare --config compare_climates --seeds 0",
+    "trees": "tokenmix compare --config compare_trees --seeds 0 --mixers external",
+    "parts": "tokenmix compare --config compare_parts --seeds 0",
+    **{f"gan-{name}": f"{GAN} {name}_nano" for name in GANS.values()},
     "gates": "tokenmix train masked-lm --data english --model gmlp_text_nano --seq-len 64"
     " --model-kwargs gate=dense initializer_range=0.08 --batch-size 32 --epochs 100 --max-steps 1200"
     " --warmup-steps 100 --limit-eval 2000 --lr 5e-3 --opt-eps 1e-6 --min-lr 0 --schedule linear"
@@ -36,23 +46,28 @@ def folder(runs: Path, name: str) -> Path:
     return runs / name
 
 
-def climates(runs: Path) -> Figure:
-    """A column for each of the first three test tiles of Blue Marble: the tile, the truth, three predictions."""
-    names = {"none": "none", "self-attention": "self", "external attention": "external-S8"}
-    tasks = {title: load_task(folder(runs, "climates") / "runs" / f"{name}-seed0") for title, name in names.items()}
+def answers(runs: Path, comparison: str, names: Mapping[str, str], number: int = 3, side: float = 1.1) -> Figure:
+    """A column for each of some test samples: the sample, the truth, and the predictions of runs with seed 0.
+
+    Pictures are `side` inches wide.
+    """
+    tasks = {title: load_task(folder(runs, comparison) / "runs" / f"{name}-seed0") for title, name in names.items()}
     first = next(iter(tasks.values()))
-    found = make_examples(tasks, type(first).load_data(first.config, like=first.data), 3)
-    rows = {"image": [one.input for one in found], "truth": [one.truth for one in found]}
+    found = make_examples(tasks, type(first).load_data(first.config, like=first.data), number)
+    rows = {"sample": [one.input for one in found], "truth": [one.truth for one in found]}
     rows |= {title: [one.predictions[title] for one in found] for title in names}
-    figure, axes = plt.subplots(len(rows), 3, figsize=(3.7, 4.9), layout="constrained")
+    rows = {title: pictures for title, pictures in rows.items() if pictures[0] is not None}
+    size = (1 + side * number, side * len(rows))
+    figure, axes = plt.subplots(len(rows), number, squeeze=False, figsize=size, layout="constrained")
     for line, (title, pictures) in zip(axes, rows.items(), strict=True):
         for place, picture in zip(line, pictures, strict=True):
-            place.imshow(picture, interpolation="nearest")
+            place.imshow(picture, interpolation="antialiased")
             bare(place)
         label(line[0], title.replace(" ", "\n"))
     colours = {name: colour for one in found for name, colour in one.legend.items()}
     patches = [mpl.patches.Patch(facecolor=c, edgecolor="#777777", linewidth=0.5, label=n) for n, c in colours.items()]
-    figure.legend(handles=patches, loc="outside lower center", ncols=4, frameon=False, fontsize=7, columnspacing=1)
+    if patches:
+        figure.legend(handles=patches, loc="outside lower center", ncols=4, frameon=False, fontsize=7, columnspacing=1)
     return figure
 
 
@@ -67,8 +82,27 @@ def gates(runs: Path) -> Figure:
     return figure
 
 
+def garments(runs: Path) -> Figure:
+    """The last samples of three GANs, three of each class."""
+    figure, places = plt.subplots(1, len(GANS), figsize=(3.6, 2.8), layout="constrained")
+    for place, (title, name) in zip(places, GANS.items(), strict=True):
+        grid = Image.open(max((folder(runs, f"gan-{name}") / "samples").glob("step-*.png")))
+        place.imshow(grid.crop((0, 0, 3 * 34 + 2, grid.height)), cmap="gray", extent=(0, 3, 10, 0))
+        place.set(title=title.replace(" ", "\n"), xticks=[], yticks=[])
+    classes = load_task(runs / f"gan-{name}").data["classes"]
+    places[0].set_yticks([row + 0.5 for row in range(10)], classes)
+    places[0].tick_params(length=0)
+    return figure
+
+
+HEADS = {"none": "none", "self-attention": "self", "external attention": "external-S8"}
+BOXES = {"external attention": "external"}
+PARTS = {"offset attention": "offset", "external attention": "external"}
 PICTURES: dict[str, tuple[Callable[[Path], Figure], list[str]]] = {
-    "segmentation_answers.png": (climates, ["climates"]),
+    "segmentation_answers.png": (partial(answers, comparison="climates", names=HEADS), ["climates"]),
+    "detection_trees.png": (partial(answers, comparison="trees", names=BOXES, number=1, side=1.8), ["trees"]),
+    "points_parts.png": (partial(answers, comparison="parts", names=PARTS), ["parts"]),
+    "generation_fashion_mnist.png": (garments, [f"gan-{name}" for name in GANS.values()]),
     "text_gates.png": (gates, ["gates"]),
 }
 """A file of docs/images -> what draws it, and its folders."""

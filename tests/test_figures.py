@@ -42,7 +42,7 @@ def tables() -> ModuleType:
 
 
 def test_every_picture_has_its_program(program, stamps) -> None:
-    made = {*program("figures").FIGURES, *program("predictions").PICTURES, "probe.png", "benchmarks.png"}
+    made = {*program("figures").FIGURES, *program("answers").PICTURES, "probe.png", "benchmarks.png"}
     assert {*stamps} == made
     assert {file.name for file in (DOCS / "images").iterdir()} == made | BY_COMMAND
 
@@ -64,13 +64,13 @@ def test_maps_are_of_networks_of_today(program, stamps) -> None:
 
 
 def test_predictions_are_of_runs_of_today(program, stamps) -> None:
-    predictions = program("predictions")
-    for name, (_, folders) in predictions.PICTURES.items():
-        assert stamps[name] == predictions.of_runs(folders), f"draw again: python docs/predictions.py FOLDER {name}"
+    answers = program("answers")
+    for name, (_, folders) in answers.PICTURES.items():
+        assert stamps[name] == answers.of_runs(folders), f"draw again: python docs/answers.py FOLDER {name}"
 
 
 def test_the_commands_of_the_runs_exist(program) -> None:
-    for command in program("predictions").RUNS.values():
+    for command in program("answers").RUNS.values():
         words = tuple(shlex.split(command)[1:])
         assert not misuse(words), command
         assert not unknown(words), command
@@ -85,12 +85,12 @@ def test_charts_have_the_committed_results(program, stamps) -> None:
 
 def test_a_change_of_the_data_is_seen_and_a_comment_is_not(program, tmp_path, monkeypatch) -> None:
     """The digest of a run is that of its recipe's values."""
-    predictions = program("predictions")
-    monkeypatch.setattr(predictions, "RECIPES", tmp_path)
+    answers = program("answers")
+    monkeypatch.setattr(answers, "RECIPES", tmp_path)
     recipe = tmp_path / "compare_climates.toml"
     recipe.write_text("epochs = 5\n")
-    before = predictions.of_runs(["climates"])
+    before = answers.of_runs(["climates"])
     recipe.write_text("# five are enough\nepochs = 5\n")
-    assert predictions.of_runs(["climates"]) == before
+    assert answers.of_runs(["climates"]) == before
     recipe.write_text("epochs = 6\n")
-    assert predictions.of_runs(["climates"]) != before
+    assert answers.of_runs(["climates"]) != before
