@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from safetensors.torch import save_file
 from torch import nn
@@ -16,8 +17,10 @@ from transformers import BertConfig, BertModel
 
 from tokenmix.errors import UserError
 from tokenmix.lab.swapping import open_folder
+from tokenmix.lab.tasks.classification.task import ImageClassification
 from tokenmix.lab.tasks.foreign import build_theirs
 from tokenmix.lab.tasks.text.tokenizer import save_tokenizer, train_tokenizer
+from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.load import load_run, rebuilt
 from tokenmix.lab.train.run import train
 from tokenmix.lab.train.sources import make_config
@@ -175,6 +178,24 @@ def test_a_users_own_function_reads_what_it_likes() -> None:
     config = make_config(model=f"{__name__}:own", model_kwargs={"place": "ld/config.json"})
     with typed(config):
         assert isinstance(rebuilt(config, DATA), nn.Sequential)
+
+
+class OwnTask(ImageClassification):
+    @classmethod
+    def build_model(cls, config: TrainConfig, data: Any) -> nn.Module:
+        return own(len(data["classes"]), "ld/config.json")
+
+
+def own_net(pretrained: bool = False, num_classes: int = 2, **_: Any) -> nn.Module:
+    return own(num_classes, "ld/config.json")
+
+
+def test_a_users_own_task_and_own_model_of_timm_read_what_they_like(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(timm.models._registry._model_entrypoints, "own_net", own_net)
+    monkeypatch.setitem(timm.models._registry._model_to_module, "own_net", __name__)
+    assert isinstance(rebuilt(make_config(model="own_net"), DATA), nn.Sequential)
+    monkeypatch.setattr(TrainConfig, "task_class", OwnTask)
+    assert isinstance(rebuilt(make_config(model="vit_nano"), DATA), nn.Sequential)
 
 
 def test_every_call_of_transformers_refuses_code() -> None:

@@ -76,13 +76,14 @@ def with_published_weights(config: TrainConfig) -> TrainConfig:
 def rebuilt(config: TrainConfig, description: Values) -> nn.Module:
     """The model of a run, without published weights. Nothing is fetched; torchvision may read what it has fetched.
 
-    Code of the user's builds its model as it likes.
+    Code of the user's, of the model or of the task, builds it as it likes.
     """
-    name, given = config.model.model, config.model.model_kwargs
+    name, given, kind = config.model.model, config.model.model_kwargs, config.task_class
+    users = is_users(name) or not kind.build_model.__module__.startswith("tokenmix.")
     whole = "weights" if name.startswith(TORCHVISION) else None
     kwargs = {key: value for key, value in given.items() if key != whole and not key.startswith("pretrained")}
-    with nullcontext() if is_users(name) else sealed(Path(torch.hub.get_dir())):
-        return config.task_class.model_from_config(config.replace(pretrained=False, model_kwargs=kwargs), description)
+    with nullcontext() if users else sealed(Path(torch.hub.get_dir())):
+        return kind.model_from_config(config.replace(pretrained=False, model_kwargs=kwargs), description)
 
 
 def stored_types(config: TrainConfig) -> tuple[torch.dtype, ...]:
