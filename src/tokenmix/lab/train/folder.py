@@ -58,23 +58,23 @@ class _Part(Values):
     def __init__(self, path: Path, types: Values) -> None:
         super().__init__(read_part(path.parent, path.name))
         self.path = path
-        try:
-            check_entries(self, types)
-        except UserError as error:
-            raise UserError(f"{path} is damaged: {error}; put a whole one back") from None
+        check_entries(self, types, f"{path} is damaged: ", "; put a whole one back")
 
     def __missing__(self, name: str) -> NoReturn:
         raise UserError(f"{self.path} is damaged: it has no {name}; put a whole one back")
 
 
-def check_entries(values: Values, types: Values) -> None:
-    """Raise `UserError` for an entry of another type, or for statistics or sizes of the wrong length."""
-    for name in values.keys() & types.keys():
-        fitted(types[name], values[name], name)
-    if {"mean", "std"} <= values.keys() and len(values["mean"]) != len(values["std"]):
-        raise UserError("mean and std must have the same length")
-    if len(values.get("img_size") or (0, 0)) != 2:
-        raise UserError("img_size must be two numbers")
+def check_entries(values: Values, types: Values, before: str, after: str) -> None:
+    """Raise `UserError` between these texts for an entry of another type, or statistics or sizes of a wrong length."""
+    try:
+        for name in values.keys() & types.keys():
+            fitted(types[name], values[name], name)
+        if {"mean", "std"} <= values.keys() and len(values["mean"]) != len(values["std"]):
+            raise UserError("mean and std must have the same length")
+        if len(values.get("img_size") or (0, 0)) != 2:
+            raise UserError("img_size must be two numbers")
+    except UserError as error:
+        raise UserError(f"{before}{error}{after}") from None
 
 
 class RunFolder:

@@ -307,7 +307,7 @@ def _prepare(config: TrainConfig, run: RunFolder) -> Session:
     notes, config = plan_notes(config, plan, data.num_train, data.unit), with_epochs(config, plan)
     # As JSON returns it, so that a run that continues reads the same values as its first start.
     description = json.loads(to_json(data.describe()))
-    check_entries(description, DESCRIPTION)
+    check_entries(description, DESCRIPTION, "describe() of the data: ", "; correct this entry, or give it another name")
     seed_everything(config.loop.seed, 0, 0)
     if checkpoint is None:
         model = kind.model_from_config(with_published_weights(config), description)
