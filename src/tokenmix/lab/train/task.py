@@ -494,7 +494,9 @@ class IndexedData(TaskData):
         batches = self._in_order(self.test.chosen(some), SHOWN)
         labels = [label for batch in batches for label in batch.get("labels", batch.get("label", ()))]
         first = {str(label.tolist()): i for i, label in reversed([*enumerate(labels)])}
-        wanted = dict.fromkeys([*sorted(first.values()), *spread(len(some), number).tolist()])
+        places = sorted(first.values())
+        different = [places[i] for i in spread(len(places), number)]
+        wanted = dict.fromkeys([*different, *spread(len(some), number).tolist()])
         chosen = some[sorted([*wanted][:number])]
         return self._in_order(self.test.chosen(chosen), number)
 
