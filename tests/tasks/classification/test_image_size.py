@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -110,3 +111,8 @@ def test_sizes_in_words():
     assert size_note(input_sizes(Staged())) == "images of 16 x 32 px, patches of 2 px, 128, then 32 tokens"
     assert size_note(input_sizes(object(), [8, 8])) == "images of 8 x 8 px"
     assert input_sizes(object()) == {}
+
+
+@pytest.mark.parametrize("other", [(3, 8, 8), "small", 0.5])
+def test_an_attribute_of_another_meaning_is_no_size(other: object):
+    assert input_sizes(SimpleNamespace(img_size=other)) == {}

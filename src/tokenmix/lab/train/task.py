@@ -121,10 +121,11 @@ def input_sizes(model: nn.Module, img_size: Sequence[int] | None = None) -> Valu
     tokens: Any = [height * width for height, width in grids] or getattr(model, "num_tokens", None)
     if tokens is None and hasattr(embed, "num_patches"):
         tokens = embed.num_patches + (getattr(model, "num_prefix_tokens", 0) or 0)
-    if size is None:
-        return {}
     patch = patch[0] if isinstance(patch, Sequence) else patch
     size = [size, size] if isinstance(size, int) else size
+    # A user's model may have another meaning of img_size.
+    if not isinstance(size, Sequence) or len(size) != 2 or not all(isinstance(side, int) for side in size):
+        return {}
     found = {"img_size": list(size), "patch_size": patch, "num_tokens": tokens}
     return {name: value for name, value in found.items() if value is not None}
 
