@@ -20,7 +20,6 @@ from tokenmix.lab.train import trainer
 from tokenmix.lab.train.checkpoint import read_checkpoint, read_weights, save_weights
 from tokenmix.lab.train.run import evaluate, train
 from tokenmix.lab.train.sources import make_config
-from tokenmix.lab.train.task import IndexedData
 
 CONFIG = make_config(
     **DIGITS,
@@ -129,12 +128,6 @@ def test_a_description_of_other_types_is_refused(killed: Path, key: str, value: 
     (killed / "data.json").write_text(json.dumps({**description, key: value}))
     with pytest.raises(UserError, match=r"data\.json is damaged"):
         evaluate(killed, device="cpu")
-
-
-def test_a_task_that_describes_its_data_with_other_types_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(IndexedData, "describe", lambda _: {"classes": ["a"], "img_size": 8})
-    with pytest.raises(UserError, match=r"^describe\(\) of the data: img_size=8 must be a list; correct"):
-        train(CONFIG.replace(out=tmp_path / "run"), quiet=True)
 
 
 def test_weights_of_others_need_no_checksum(tmp_path: Path):

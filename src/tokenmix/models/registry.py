@@ -63,7 +63,7 @@ def create_model(name: str, **kwargs: object) -> nn.Module:
     accepted = {*parameters, *(FACTORY if in_timm else ())}
     unknown = sorted(set(kwargs) - accepted)
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        raise UserError(f"model {name!r} has no argument {unknown[0]!r}; it takes {', '.join(sorted(accepted))}")
+        raise UserError(f"model {name!r} has no argument {unknown[0]!r}; it takes {', '.join(sorted(parameters))}")
     if in_timm:
         register_with_timm(entry)
         return by_timm(name, **kwargs)

@@ -241,6 +241,7 @@ def test_a_damaged_shard_is_one_clear_line(shards: Callable[..., str], tmp_path:
         ("wds:a,b,c", "wds needs one pattern"),
         ("wds:/no/*.tar", "no file fits it"),
         ("wds:/no/a-{0..3.tar", "does not exist"),
+        ("wds:/", "/ is no file"),
         ("wds:/no/a-{0..99999999}{0..99999999}.tar", "these are more than 500 shards"),
     ],
 )

@@ -633,6 +633,14 @@ def test_a_run_with_an_inserted_block(runs: dict[str, Path], tmp_path: Path):
     assert predict(run, [tmp_path / "plain.png"])
 
 
+def test_a_start_from_a_run_keeps_its_image_size(runs: dict[str, Path], tmp_path: Path) -> None:
+    none = dict.fromkeys(("min_size", "max_size", "img_size"))
+    start, given = (config(tmp_path, init_from=runs["boxes"], **{**none, **size}) for size in ({}, {"min_size": 32}))
+    kept, own = (Detection.with_absolute_paths(one).options for one in (start, given))
+    assert (kept.min_size, kept.max_size, kept.img_size) == ((64,), 64, None)
+    assert (own.min_size, own.max_size) == ((32,), None)
+
+
 @pytest.mark.parametrize("kind", ["boxes", "masks"])
 def test_predictions_are_kept(runs: dict[str, Path], kind: str) -> None:
     check_predictions(runs[kind], {"map", "map_50", "map_75", "map_small", "mar"})

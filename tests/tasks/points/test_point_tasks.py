@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -130,6 +131,17 @@ def test_answers_files(run: Path, folder: Path, tmp_path: Path, capsys: pytest.C
     assert guessed["category_from"] == "guess"
     with pytest.raises(UserError, match="unknown category 'rods'"):
         runs.predict(run, [f"rods={file}"])
+
+
+@pytest.mark.parametrize("parts", [{}, {"rod": [99], "ball": [0]}])
+def test_parts_that_do_not_fit_are_damage(run: Path, tmp_path: Path, parts: dict[str, list[int]]) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    described = json.loads((copy / "data.json").read_text())
+    (copy / "data.json").write_text(json.dumps({**described, "parts": parts}))
+    if parts_are_learnt(run):
+        with pytest.raises(UserError, match=r"data\.json is damaged: .* does not have its parts"):
+            load_task(copy)
 
 
 def test_larger_files_are_answered_point_by_point(run: Path, tmp_path: Path) -> None:

@@ -369,6 +369,12 @@ def test_mistakes(changes, message, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_too_few_values_for_batch_norm_are_one_line(tmp_path):
+    config = CONFIG.replace(model="fpn_seg_nano", crop=32, batch_size=1, max_steps=1, out=tmp_path / "run")
+    with pytest.raises(UserError, match="BatchNorm needs more than one value per channel in training; raise --batch-"):
+        train(config.replace(model_kwargs={}), quiet=True)
+
+
 def test_a_file_that_is_no_image(run, tmp_path):
     file = tmp_path / "torn.png"
     file.write_bytes(b"\x89PNG")

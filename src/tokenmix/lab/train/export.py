@@ -191,7 +191,7 @@ def _card(task: TaskModule, form: HubForm, result: Values, command: Sequence[str
     chosen = f"the best by {task.monitor} on {held:,} {unit} held out of training" if held else "the last"
     about = (
         f"`{result['model']}` of tokenmix for {result['task']}: {result['parameters']:,} parameters, trained on "
-        f"{data['train']:,} {unit} of `{name}` for {result['epochs']} epochs."
+        f"{data['train']:,} {unit} of `{name}` for {result['epochs']} epoch{'s' * (result['epochs'] != 1)}."
     )
     about += f" The input is {size_note(sizes)}." if sizes else ""
     where = f"Measured on {data['test']:,} test {unit} of `{name}`, after epoch {result['best_epoch']}, {chosen}"

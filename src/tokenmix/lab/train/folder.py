@@ -16,6 +16,7 @@ from typing import Annotated, NoReturn, Self, TypeVar
 from tokenmix.errors import UserError
 from tokenmix.files import Values, read_json, user_path
 from tokenmix.lab.data.fetch import log
+from tokenmix.lab.registry import TASKS
 from tokenmix.lab.train.config import TaskDocument, TrainConfig, default_config
 from tokenmix.lab.train.schema import Range, fitted
 from tokenmix.registry import MODELS, list_models
@@ -29,9 +30,9 @@ TOKENIZER = "tokenizer"
 
 Count = Annotated[int, Range(least=0, most=2**31)]
 Amount = Annotated[float, Range(least=0)]
-NUMBERS = ("channels", "ignore", "num_points", "pad_token_id", "seq_len", "train", "validation", "test", "vocab_size")
+NUMBERS = ("answer_words", "channels", "doc_stride", "ignore", "num_points", "pad_token_id", "seq_len", "vocab_size")
 DESCRIPTION: Values = {
-    **dict.fromkeys(NUMBERS, Count),
+    **dict.fromkeys((*NUMBERS, "train", "validation", "test"), Count),
     **dict.fromkeys(("classes", "metrics", "part_names"), list[str]),
     "counts": dict[str, dict[str, Count]],
     "crop_pct": Annotated[float, Range(above=0, most=1)],
@@ -41,7 +42,7 @@ DESCRIPTION: Values = {
     "parts": dict[str, list[Count]],
     "std": list[Annotated[float, Range(least=1e-6, most=1e6)]],
 }
-"""Types of entries of data.json, for the tasks that have the entry."""
+"""Types of entries of data.json, for those of our tasks that have the entry."""
 RESULT: Values = {
     **dict.fromkeys(("task", "model", "data", "monitor"), str),
     **dict.fromkeys(("metrics", "validation", "environment"), Values),
@@ -58,23 +59,18 @@ class _Part(Values):
     def __init__(self, path: Path, types: Values) -> None:
         super().__init__(read_part(path.parent, path.name))
         self.path = path
-        check_entries(self, types, f"{path} is damaged: ", "; put a whole one back")
+        try:
+            for name in self.keys() & types.keys():
+                fitted(types[name], self[name], name)
+            if {"mean", "std"} <= types.keys() & self.keys() and len(self["mean"]) != len(self["std"]):
+                raise UserError("mean and std must have the same length")
+            if "img_size" in types and len(self.get("img_size") or (0, 0)) != 2:
+                raise UserError("img_size must be two numbers")
+        except UserError as error:
+            raise UserError(f"{path} is damaged: {error}; put a whole one back") from None
 
     def __missing__(self, name: str) -> NoReturn:
         raise UserError(f"{self.path} is damaged: it has no {name}; put a whole one back")
-
-
-def check_entries(values: Values, types: Values, before: str, after: str) -> None:
-    """Raise `UserError` between these texts for an entry of another type, or statistics or sizes of a wrong length."""
-    try:
-        for name in values.keys() & types.keys():
-            fitted(types[name], values[name], name)
-        if {"mean", "std"} <= values.keys() and len(values["mean"]) != len(values["std"]):
-            raise UserError("mean and std must have the same length")
-        if len(values.get("img_size") or (0, 0)) != 2:
-            raise UserError("img_size must be two numbers")
-    except UserError as error:
-        raise UserError(f"{before}{error}{after}") from None
 
 
 class RunFolder:
@@ -118,7 +114,8 @@ class RunFolder:
     @cached_property
     def description(self) -> Values:
         """The description of the data in data.json."""
-        return _Part(self.path / "data.json", DESCRIPTION)
+        ours = str(TASKS[self.saved_config.task].task).startswith("tokenmix.")
+        return _Part(self.path / "data.json", DESCRIPTION if ours else {})
 
     @cached_property
     def result(self) -> Values:

@@ -46,7 +46,7 @@ from tokenmix.lab.train.distributed import (
     process_group,
     raise_on_all_ranks,
 )
-from tokenmix.lab.train.folder import DESCRIPTION, ID, RunFolder, check_entries
+from tokenmix.lab.train.folder import ID, RunFolder
 from tokenmix.lab.train.load import (
     check_own_mixers,
     freeze_all_but,
@@ -307,7 +307,6 @@ def _prepare(config: TrainConfig, run: RunFolder) -> Session:
     notes, config = plan_notes(config, plan, data.num_train, data.unit), with_epochs(config, plan)
     # As JSON returns it, so that a run that continues reads the same values as its first start.
     description = json.loads(to_json(data.describe()))
-    check_entries(description, DESCRIPTION, "describe() of the data: ", "; correct this entry, or give it another name")
     seed_everything(config.loop.seed, 0, 0)
     if checkpoint is None:
         model = kind.model_from_config(with_published_weights(config), description)
@@ -447,6 +446,14 @@ def _one_line_errors(run: Path) -> Iterator[None]:
         raise UserError(
             "out of memory; lower --batch-size, raise --accumulate, or split each image over several processes with "
             f"--token-parallel; {_kept(run)}"
+        ) from None
+    except ValueError as error:
+        # PyTorch has no class for BatchNorm's refusal.
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise UserError(
+            "BatchNorm needs more than one value per channel in training; raise --batch-size, lower --accumulate, or "
+            f"give larger samples; {_kept(run)}"
         ) from None
     except OSError as error:
         if error.errno not in DISK_ERRORS:

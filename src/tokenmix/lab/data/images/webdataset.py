@@ -64,7 +64,8 @@ def expand(pattern: str, root: Path | None = None) -> list[Path]:
     paths = local_copies(names, cache_root(root)) if is_url(pattern) else [Path(name) for name in names]
     missing = [path for path in paths if not path.is_file()]
     if missing or not paths:
-        what = f"{missing[0]} does not exist ({len(missing)} of {len(paths)} shards)" if paths else "no file fits it"
+        wrong = "is no file" if missing and missing[0].exists() else "does not exist"
+        what = f"{missing[0]} {wrong} ({len(missing)} of {len(paths)} shards)" if paths else "no file fits it"
         raise UserError(f"wds:{pattern}: {what}; {USAGE}")
     return paths
 

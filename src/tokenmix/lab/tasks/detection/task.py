@@ -31,6 +31,7 @@ from tokenmix.lab.tasks.images import (
     window_starts,
 )
 from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.metrics import Metric, Rows, joined
 from tokenmix.lab.train.programs import Batch, Description, Shown, View
 from tokenmix.lab.train.task import IndexedData, check_names
@@ -202,6 +203,16 @@ class ObjectTask(ImageTask):
             return other_detector(config.model.model, masks=cls.want == "masks", **given, **config.model.model_kwargs)
         given |= {"image_mean": data["mean"], "image_std": data["std"], "img_size": tuple(data["img_size"])}
         return create_model(config.model.model, **given, **config.model.model_kwargs)
+
+    @classmethod
+    def with_absolute_paths(cls, config: TrainConfig) -> TrainConfig:
+        """Also with the image size of the --init-from run, unless a size is given."""
+        config = super().with_absolute_paths(config)
+        run = None if config.loop.init_from is None else RunFolder.of_weights(config.loop.init_from)
+        sizes = ("img_size", "min_size", "max_size")
+        if run is None or any(getattr(config.options, name) for name in sizes):
+            return config
+        return config.replace(**{name: getattr(run.saved_config.options, name, None) for name in sizes})
 
     @classmethod
     def check(cls, config: TrainConfig, batch_size: int) -> None:

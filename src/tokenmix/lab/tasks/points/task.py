@@ -241,7 +241,10 @@ class PointSegmentation(PointTask):
         super().__init__(model, config, data)
         allowed = torch.zeros(len(data["classes"]), len(data["part_names"]), dtype=torch.bool)
         for row, name in zip(allowed, data["classes"]):
-            row[data["parts"][name]] = True
+            places = data["parts"].get(name)
+            if places is None or any(place >= len(row) for place in places):
+                raise UserError(f"data.json is damaged: {name!r} does not have its parts in it; put a whole one back")
+            row[places] = True
         self.register_buffer("allowed", allowed, persistent=False)
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
