@@ -236,7 +236,7 @@ def is_transformers(model: str) -> bool:
 
 
 def is_users(model: str) -> bool:
-    """Whether code of the user builds the model: "module:factory", or a name that a plug-in registered, also in timm."""
+    """Whether code of the user builds the model: "module:factory", or a name that a plug-in registered, in timm too."""
     if model in MODELS:
         build = MODELS[model].build
         return not (build if isinstance(build, str) else build.__module__).startswith("tokenmix.")

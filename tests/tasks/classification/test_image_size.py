@@ -8,9 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from torch import nn
 
+import tokenmix
 from tokenmix.errors import UserError
+from tokenmix.lab.registry import TASKS, TaskEntry
+from tokenmix.lab.tasks.classification.task import ImageClassification
 from tokenmix.lab.train import load_run
+from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.run import predict, train
 from tokenmix.lab.train.sources import make_config
 from tokenmix.lab.train.task import input_sizes, size_note
@@ -105,6 +110,28 @@ def test_patches_that_do_not_fit_are_found_before_any_image_is_read(
 
 class Staged:
     img_size, patch_size, grid_sizes, num_tokens = (16, 32), 2, [(8, 16), (4, 8)], 32
+
+
+class OneSide(ImageClassification):
+    """A user's task, whose description of the data has one number for the size."""
+
+    @classmethod
+    def load_data(cls, config: TrainConfig, like: Any = None) -> Any:
+        data = super().load_data(config)
+        described = data.describe() | {"img_size": 8}
+        data.describe = lambda: described  # type: ignore[method-assign]
+        return data
+
+    @classmethod
+    def build_model(cls, config: TrainConfig, data: Any) -> nn.Module:
+        return tokenmix.create_model(config.model.model, num_classes=10, in_chans=1, img_size=data["img_size"])
+
+
+def test_a_size_of_a_users_own_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    options = "tokenmix.lab.tasks.classification:ClassificationOptions"
+    monkeypatch.setitem(TASKS._entries, "own", TaskEntry(name="own", about="own", task=OneSide, options=options))
+    run = train(make_config("own", **SHORT | {"model_kwargs": {}}, data="digits", out=tmp_path / "run"), quiet=True)
+    assert load_run(run)[0].img_size == (8, 8)
 
 
 def test_sizes_in_words():

@@ -48,7 +48,10 @@ def load_task(run: Path | RunFolder, options: Arguments | None = None) -> TaskMo
         raise UserError(f"{folder.path} has not finished its first epoch; {folder.to_continue}")
     build, stored = functools.partial(rebuilt, config, description), None
     changed = config.swap.swap is not None or config.swap.insert is not None
-    if (max(description.get("img_size") or [0]) > LARGE or "architecture" in description) and not changed:
+    size = description.get("img_size")
+    # A user's own task may describe another kind of size.
+    large = isinstance(size, list) and max(size) > LARGE
+    if (large or "architecture" in description) and not changed:
         # Weights per token of large images, or an architecture from a file, may exceed the memory.
         with torch.device("meta"):
             shapes = build()
