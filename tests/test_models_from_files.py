@@ -130,6 +130,12 @@ def test_a_nested_architecture_names_no_code(mapped: str) -> None:
         )
 
 
+def test_a_class_may_have_the_name_of_a_file() -> None:
+    Path("a").touch()
+    data = {**DATA, "architecture": {"model_type": "vit", **SMALL}}
+    assert isinstance(build_theirs(make_config(), data, "AutoModelForImageClassification"), nn.Module)
+
+
 @pytest.mark.parametrize("kind", ["evil", "swapped", "bert"])
 def test_a_folder_names_no_code(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path("theirs")
