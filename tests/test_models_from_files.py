@@ -24,6 +24,7 @@ from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.load import load_run, rebuilt
 from tokenmix.lab.train.run import train
 from tokenmix.lab.train.sources import make_config
+from tokenmix.layers.local import IdentityMixer
 from tokenmix.trust import typed
 from verbs import refused
 
@@ -194,6 +195,18 @@ class OwnTask(ImageClassification):
 
 def own_net(pretrained: bool = False, num_classes: int = 2, **_: Any) -> nn.Module:
     return own(num_classes, "ld/config.json")
+
+
+class OwnMixer(IdentityMixer):
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        Path("ld/config.json").read_text()
+
+
+def test_a_users_own_mixer_reads_what_it_likes() -> None:
+    config = make_config(model="mixer_nano", model_kwargs={"mixer": f"{__name__}:OwnMixer"})
+    with typed(config):
+        assert isinstance(rebuilt(config, DATA), nn.Module)
 
 
 def test_a_users_own_task_and_own_model_of_timm_read_what_they_like(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -244,7 +244,7 @@ def is_users(model: str) -> bool:
         return is_foreign(model) and not model.startswith(TORCHVISION)
     import timm
 
-    return timm.is_model(named) and not timm.model_entrypoint(named).__module__.startswith("timm.")
+    return timm.is_model(named) and not timm.model_entrypoint(named).__module__.startswith(("timm.", "tokenmix."))
 
 
 def is_elsewhere(model: str) -> bool:

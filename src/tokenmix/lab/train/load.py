@@ -20,7 +20,7 @@ from tokenmix.layers.table import checked_own_mixers, own_mixers
 from tokenmix.registry import MODELS, TORCHVISION, Arguments, is_users, load_object
 from tokenmix.swap import InsertReport, SwapReport, insert, swap_attention
 from tokenmix.swap.inserting import INSERTED
-from tokenmix.trust import from_caller, sealed
+from tokenmix.trust import from_caller, sealed, unsealed
 
 LARGE = 1024
 """Largest image side in pixels for which a model is built before its weights are checked."""
@@ -82,10 +82,10 @@ def rebuilt(config: TrainConfig, description: Values) -> nn.Module:
     Code of the user's, of the model or of the task, builds it as it likes.
     """
     name, given, kind = config.model.model, config.model.model_kwargs, config.task_class
-    users = is_users(name) or not kind.build_model.__module__.startswith("tokenmix.")
     whole = "weights" if name.startswith(TORCHVISION) else None
     kwargs = {key: value for key, value in given.items() if key != whole and not key.startswith("pretrained")}
-    with nullcontext() if users else sealed(Path(torch.hub.get_dir())):
+    closed = nullcontext() if is_users(name) else sealed(Path(torch.hub.get_dir()))
+    with closed, unsealed(kind.build_model):
         return kind.model_from_config(config.replace(pretrained=False, model_kwargs=kwargs), description)
 
 
