@@ -16,6 +16,7 @@ from tokenmix.lab.registry import TASKS, TaskEntry
 from tokenmix.lab.tasks.classification.task import ImageClassification
 from tokenmix.lab.train import load_run
 from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.run import predict, train
 from tokenmix.lab.train.sources import make_config
 from tokenmix.lab.train.task import input_sizes, size_note
@@ -73,6 +74,8 @@ def test_weights_inside_a_run_are_those_of_the_run(
     result = json.loads((second / "result.json").read_text())
     assert (result["model"], result["img_size"]) == ("vit_nano", [24, 24])
     assert capsys.readouterr().err == ""
+    monkeypatch.chdir(first)
+    assert RunFolder.of_weights(Path("resnet50")) is None, "a name is not a file of this run"
 
 
 def test_photographs_in_grey(photographs: Path, tmp_path: Path):
