@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from safetensors.torch import save_file
 from torch import nn
@@ -16,11 +17,14 @@ from transformers import BertConfig, BertModel
 
 from tokenmix.errors import UserError
 from tokenmix.lab.swapping import open_folder
+from tokenmix.lab.tasks.classification.task import ImageClassification
 from tokenmix.lab.tasks.foreign import build_theirs
 from tokenmix.lab.tasks.text.tokenizer import save_tokenizer, train_tokenizer
+from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.load import load_run, rebuilt
 from tokenmix.lab.train.run import train
 from tokenmix.lab.train.sources import make_config
+from tokenmix.layers.local import IdentityMixer
 from tokenmix.trust import typed
 from verbs import refused
 
@@ -127,6 +131,12 @@ def test_a_nested_architecture_names_no_code(mapped: str) -> None:
         )
 
 
+def test_a_class_may_have_the_name_of_a_file() -> None:
+    Path("a").touch()
+    data = {**DATA, "architecture": {"model_type": "vit", **SMALL}}
+    assert isinstance(build_theirs(make_config(), data, "AutoModelForImageClassification"), nn.Module)
+
+
 @pytest.mark.parametrize("kind", ["evil", "swapped", "bert"])
 def test_a_folder_names_no_code(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path("theirs")
@@ -175,6 +185,36 @@ def test_a_users_own_function_reads_what_it_likes() -> None:
     config = make_config(model=f"{__name__}:own", model_kwargs={"place": "ld/config.json"})
     with typed(config):
         assert isinstance(rebuilt(config, DATA), nn.Sequential)
+
+
+class OwnTask(ImageClassification):
+    @classmethod
+    def build_model(cls, config: TrainConfig, data: Any) -> nn.Module:
+        return own(len(data["classes"]), "ld/config.json")
+
+
+def own_net(pretrained: bool = False, num_classes: int = 2, **_: Any) -> nn.Module:
+    return own(num_classes, "ld/config.json")
+
+
+class OwnMixer(IdentityMixer):
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        Path("ld/config.json").read_text()
+
+
+def test_a_users_own_mixer_reads_what_it_likes() -> None:
+    config = make_config(model="mixer_nano", model_kwargs={"mixer": f"{__name__}:OwnMixer"})
+    with typed(config):
+        assert isinstance(rebuilt(config, DATA), nn.Module)
+
+
+def test_a_users_own_task_and_own_model_of_timm_read_what_they_like(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(timm.models._registry._model_entrypoints, "own_net", own_net)
+    monkeypatch.setitem(timm.models._registry._model_to_module, "own_net", __name__)
+    assert isinstance(rebuilt(make_config(model="own_net"), DATA), nn.Sequential)
+    monkeypatch.setattr(TrainConfig, "task_class", OwnTask)
+    assert isinstance(rebuilt(make_config(model="vit_nano"), DATA), nn.Sequential)
 
 
 def test_every_call_of_transformers_refuses_code() -> None:

@@ -236,11 +236,15 @@ def is_transformers(model: str) -> bool:
 
 
 def is_users(model: str) -> bool:
-    """Whether code of the user builds the model: "module:factory", or a name that a plug-in registered."""
+    """Whether code of the user builds the model: "module:factory", or a name that a plug-in registered, in timm too."""
     if model in MODELS:
         build = MODELS[model].build
         return not (build if isinstance(build, str) else build.__module__).startswith("tokenmix.")
-    return is_foreign(model) and not model.startswith(TORCHVISION)
+    if ":" in (named := without_timm(model)):
+        return is_foreign(model) and not model.startswith(TORCHVISION)
+    import timm
+
+    return timm.is_model(named) and not timm.model_entrypoint(named).__module__.startswith(("timm.", "tokenmix."))
 
 
 def is_elsewhere(model: str) -> bool:

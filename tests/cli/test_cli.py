@@ -97,6 +97,12 @@ def test_info_counts_what_the_model_has(capsys):
     assert summary["macs"] > sum(block["mixer macs"] for block in summary["blocks"])
 
 
+def test_eval_prints_other_metrics_of_the_same_names(run, capsys, monkeypatch):
+    monkeypatch.setattr("tokenmix.lab.train.run.evaluate", lambda *_, **__: {"confusion": 0.25, "recall": 0.5})
+    assert main(["eval", str(run)]) == 0
+    assert re.search(r"confusion +0\.25", capsys.readouterr().out)
+
+
 def test_a_run_folder_is_enough(run, picture, capsys):
     capsys.readouterr()
     assert main(["eval", str(run)]) == 0

@@ -341,17 +341,21 @@ def test_images_shown_are_agreed_and_disputed_ones_of_different_classes():
 
 
 class ByClass(IndexedDataset[dict[str, torch.Tensor]]):
-    """100 samples, sorted by their three classes."""
+    """100 samples, sorted by their three classes, or each of its own class."""
+
+    def __init__(self, size: int = 40) -> None:
+        self.size = size
 
     def __len__(self) -> int:
         return 100
 
     def read(self, indices: torch.Tensor, epoch: int) -> dict[str, torch.Tensor]:
-        return {"index": indices, "label": indices // 40}
+        return {"index": indices, "label": indices // self.size}
 
 
-def test_samples_shown_are_of_all_classes_and_spread():
-    data = IndexedData(ByClass(), ByClass(), None, config=TrainConfig(), description={}, test_batch=1)
+@pytest.mark.parametrize(("size", "labels"), [(40, {0, 1, 2}), (1, {0, 25, 50, 75})])
+def test_samples_shown_are_of_all_classes_and_spread(size: int, labels: set[int]):
+    data = IndexedData(ByClass(), ByClass(size), None, config=TrainConfig(), description={}, test_batch=1)
     shown = [int(batch["label"]) for batch in data.shown_batches(4)]
     assert len(shown) == 4
-    assert set(shown) == {0, 1, 2}
+    assert set(shown) == labels

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tokenmix.errors import OwnMixerError, UserError, as_user_error, one_line, unknown_name
 from tokenmix.layers.base import Capabilities, GridMixer, Mixer
 from tokenmix.registry import TIMM, TORCHVISION, Arguments, import_object
-from tokenmix.trust import from_caller
+from tokenmix.trust import from_caller, unsealed
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,8 @@ def build_mixer(layer: type[Mixer], label: str, dim: int, num_tokens: int | None
         raise UserError(f"{label} learns a matrix over tokens: give num_tokens, for example num_tokens=196")
     given = {"dim": dim, **({"num_tokens": num_tokens} if takes_number else {}), **kwargs}
     shown = ", ".join(f"{key}={value!r}" for key, value in given.items())
-    with as_user_error(f"{label} cannot be built with these arguments: ", f"; change one of {shown}, or the class"):
+    failed = as_user_error(f"{label} cannot be built with these arguments: ", f"; change one of {shown}, or the class")
+    with failed, unsealed(layer):
         built = layer(dim, num_tokens, **kwargs) if takes_number else layer(dim, **kwargs)
     if getattr(built, "dim", None) is None:
         raise OwnMixerError(f"{label} has no self.dim; set self.dim = dim in its constructor")

@@ -102,8 +102,7 @@ def check_tensor(taker: str, value: object) -> None:
 def check_tensors(**values: object) -> None:
     """Raise `UserError` for a value that is not a tensor."""
     for name, value in values.items():
-        if not isinstance(value, Tensor):
-            check_tensor(name, value)
+        check_tensor(name, value)
 
 
 def check_optional(**values: Tensor | None) -> None:

@@ -2,14 +2,21 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from torch import nn
 
+import tokenmix
 from tokenmix.errors import UserError
+from tokenmix.lab.registry import TASKS, TaskEntry
+from tokenmix.lab.tasks.classification.task import ImageClassification
 from tokenmix.lab.train import load_run
+from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.run import predict, train
 from tokenmix.lab.train.sources import make_config
 from tokenmix.lab.train.task import input_sizes, size_note
@@ -67,6 +74,8 @@ def test_weights_inside_a_run_are_those_of_the_run(
     result = json.loads((second / "result.json").read_text())
     assert (result["model"], result["img_size"]) == ("vit_nano", [24, 24])
     assert capsys.readouterr().err == ""
+    monkeypatch.chdir(first)
+    assert RunFolder.of_weights(Path("resnet50")) is None, "a name is not a file of this run"
 
 
 def test_photographs_in_grey(photographs: Path, tmp_path: Path):
@@ -106,7 +115,34 @@ class Staged:
     img_size, patch_size, grid_sizes, num_tokens = (16, 32), 2, [(8, 16), (4, 8)], 32
 
 
+class OneSide(ImageClassification):
+    """A user's task, whose description of the data has one number for the size."""
+
+    @classmethod
+    def load_data(cls, config: TrainConfig, like: Any = None) -> Any:
+        data = super().load_data(config)
+        described = data.describe() | {"img_size": 8}
+        data.describe = lambda: described  # type: ignore[method-assign]
+        return data
+
+    @classmethod
+    def build_model(cls, config: TrainConfig, data: Any) -> nn.Module:
+        return tokenmix.create_model(config.model.model, num_classes=10, in_chans=1, img_size=data["img_size"])
+
+
+def test_a_size_of_a_users_own_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    options = "tokenmix.lab.tasks.classification:ClassificationOptions"
+    monkeypatch.setitem(TASKS._entries, "own", TaskEntry(name="own", about="own", task=OneSide, options=options))
+    run = train(make_config("own", **SHORT | {"model_kwargs": {}}, data="digits", out=tmp_path / "run"), quiet=True)
+    assert load_run(run)[0].img_size == (8, 8)
+
+
 def test_sizes_in_words():
     assert size_note(input_sizes(Staged())) == "images of 16 x 32 px, patches of 2 px, 128, then 32 tokens"
     assert size_note(input_sizes(object(), [8, 8])) == "images of 8 x 8 px"
     assert input_sizes(object()) == {}
+
+
+@pytest.mark.parametrize("other", [(3, 8, 8), "small", 0.5])
+def test_an_attribute_of_another_meaning_is_no_size(other: object):
+    assert input_sizes(SimpleNamespace(img_size=other)) == {}

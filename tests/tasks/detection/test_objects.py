@@ -381,9 +381,9 @@ def test_a_run_has_its_numbers(kind: str, runs: dict[str, Path]):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"min_size": 24}, "photographs of 64 x 64 px are scaled down by 2.7 to 24 x 24 px"),
+        ({"min_size": 24}, "photographs of 64 x 64 px are scaled down by 2.7 to 24 x 24 px; a larger --min-size keeps"),
         ({"min_size": 24, "window": 48}, ""),
-        ({"min_size": None, "img_size": 20}, "scaled down by 3.2 to 20 x 20 px"),
+        ({"min_size": None, "img_size": 20}, "scaled down by 3.2 to 20 x 20 px; a larger --img-size"),
         ({}, ""),
     ],
 )

@@ -163,12 +163,12 @@ class Eval(RunCommand):
         from tokenmix.lab.train.run import evaluate
 
         result = evaluate(self.run_folder, self.data, options=vars(self.options), optimized=self.optimize)
-        matrix = result.get("confusion", [])
-        if not self.json and 0 < len(matrix) <= MOST_CLASSES:
-            classes = list(result["recall"])
+        matrix, recall = result.get("confusion"), result.get("recall")
+        # A user's own task may have other metrics of these names.
+        if not self.json and isinstance(matrix, list) and isinstance(recall, dict) and len(matrix) <= MOST_CLASSES:
             result["confusion"] = {
-                f"true {name}": {other: count for other, count in zip(classes, row) if count}
-                for name, row in zip(classes, matrix)
+                f"true {name}": {other: count for other, count in zip(recall, row) if count}
+                for name, row in zip(recall, matrix)
             }
         self.print(result)
 

@@ -1,6 +1,5 @@
 """Models from elsewhere; of transformers by `--model transformers:FOLDER`, or transformers:OWNER/NAME of the hub."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -118,9 +117,10 @@ def build_theirs(config: TrainConfig, data: Description, auto: str, **sizes: obj
     settings = {**data["architecture"], **class_fields(data), **kwargs}
     if not pretrained:
         settings |= {name: size for name, size in sizes.items() if name in settings and name not in kwargs}
-    # Compiled readers of weights open them unseen by `sealed`.
-    for text in filter(os.path.isfile, texts_in(settings)):
-        check_typed(text, "a file", "opened")
+    # The compiled reader of such files opens them unseen by `sealed`.
+    for text in texts_in(settings):
+        if text.endswith(".safetensors"):
+            check_typed(text, "a file", "opened")
     kind = getattr(transformers, auto)
     folder = folder_of(config.model.model) if pretrained else None
     with (

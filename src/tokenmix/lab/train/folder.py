@@ -91,7 +91,7 @@ class RunFolder:
     def of_weights(cls, source: Path) -> Self | None:
         """The run folder of these weights, also of a checkpoint or file in it; None for weights of another library."""
         place = Path(os.path.abspath(source))
-        place = place if place.is_dir() else place.parent
+        place = place.parent if place.is_file() else place
         place = place.parents[1] if place.parent.name == "checkpoints" else place
         return cls(place) if all((place / name).exists() for name in ("config.json", "data.json")) else None
 
@@ -113,8 +113,10 @@ class RunFolder:
 
     @cached_property
     def description(self) -> Values:
-        """The description of the data in data.json."""
-        ours = str(TASKS[self.saved_config.task].task).startswith("tokenmix.")
+        """The description of the data in data.json; a start from its weights needs neither config nor task."""
+        config = self.setup.get("config")
+        task = str(config.get("task")) if isinstance(config, dict) else ""
+        ours = task in TASKS and str(TASKS[task].task).startswith("tokenmix.")
         return _Part(self.path / "data.json", DESCRIPTION if ours else {})
 
     @cached_property

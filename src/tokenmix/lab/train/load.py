@@ -20,7 +20,7 @@ from tokenmix.layers.table import checked_own_mixers, own_mixers
 from tokenmix.registry import MODELS, TORCHVISION, Arguments, is_users, load_object
 from tokenmix.swap import InsertReport, SwapReport, insert, swap_attention
 from tokenmix.swap.inserting import INSERTED
-from tokenmix.trust import from_caller, sealed
+from tokenmix.trust import from_caller, sealed, unsealed
 
 LARGE = 1024
 """Largest image side in pixels for which a model is built before its weights are checked."""
@@ -48,7 +48,10 @@ def load_task(run: Path | RunFolder, options: Arguments | None = None) -> TaskMo
         raise UserError(f"{folder.path} has not finished its first epoch; {folder.to_continue}")
     build, stored = functools.partial(rebuilt, config, description), None
     changed = config.swap.swap is not None or config.swap.insert is not None
-    if (max(description.get("img_size") or [0]) > LARGE or "architecture" in description) and not changed:
+    size = description.get("img_size")
+    # A user's own task may describe another kind of size.
+    large = isinstance(size, list) and max(size) > LARGE
+    if (large or "architecture" in description) and not changed:
         # Weights per token of large images, or an architecture from a file, may exceed the memory.
         with torch.device("meta"):
             shapes = build()
@@ -76,13 +79,14 @@ def with_published_weights(config: TrainConfig) -> TrainConfig:
 def rebuilt(config: TrainConfig, description: Values) -> nn.Module:
     """The model of a run, without published weights. Nothing is fetched; torchvision may read what it has fetched.
 
-    Code of the user's builds its model as it likes.
+    Code of the user's, of the model or of the task, builds it as it likes.
     """
-    name, given = config.model.model, config.model.model_kwargs
+    name, given, kind = config.model.model, config.model.model_kwargs, config.task_class
     whole = "weights" if name.startswith(TORCHVISION) else None
     kwargs = {key: value for key, value in given.items() if key != whole and not key.startswith("pretrained")}
-    with nullcontext() if is_users(name) else sealed(Path(torch.hub.get_dir())):
-        return config.task_class.model_from_config(config.replace(pretrained=False, model_kwargs=kwargs), description)
+    closed = nullcontext() if is_users(name) else sealed(Path(torch.hub.get_dir()))
+    with closed, unsealed(kind.build_model):
+        return kind.model_from_config(config.replace(pretrained=False, model_kwargs=kwargs), description)
 
 
 def stored_types(config: TrainConfig) -> tuple[torch.dtype, ...]:

@@ -33,7 +33,6 @@ class Options(TypedDict, total=False):
     distill: float
     temperature: float
     distill_from: Literal["logits", "layers"]
-    img_size: int | Sequence[int] | None
     in_chans: Literal[1, 3] | None
     crop_pct: float | None
     augment: str
@@ -92,6 +91,7 @@ class Options(TypedDict, total=False):
 class TrainOptions(Options, total=False):
     """Options of `tokenmix.train`."""
 
+    img_size: int | None
     swap_where: str
     swap_kwargs: dict[str, Any]
     insert_kwargs: dict[str, Any]
@@ -109,6 +109,7 @@ class CompareOptions(Options, total=False):
     run_cpus: int | None
     run_gpus: float | None
     slurm: dict[str, Any]
+    img_size: int | Sequence[int] | None
     sizes: str | Sequence[str]
     patch: int | Sequence[int]
     tune: str | None

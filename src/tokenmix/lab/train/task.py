@@ -121,10 +121,11 @@ def input_sizes(model: nn.Module, img_size: Sequence[int] | None = None) -> Valu
     tokens: Any = [height * width for height, width in grids] or getattr(model, "num_tokens", None)
     if tokens is None and hasattr(embed, "num_patches"):
         tokens = embed.num_patches + (getattr(model, "num_prefix_tokens", 0) or 0)
-    if size is None:
-        return {}
     patch = patch[0] if isinstance(patch, Sequence) else patch
     size = [size, size] if isinstance(size, int) else size
+    # A user's model may have another meaning of img_size.
+    if not isinstance(size, Sequence) or len(size) != 2 or not all(isinstance(side, int) for side in size):
+        return {}
     found = {"img_size": list(size), "patch_size": patch, "num_tokens": tokens}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -494,7 +495,9 @@ class IndexedData(TaskData):
         batches = self._in_order(self.test.chosen(some), SHOWN)
         labels = [label for batch in batches for label in batch.get("labels", batch.get("label", ()))]
         first = {str(label.tolist()): i for i, label in reversed([*enumerate(labels)])}
-        wanted = dict.fromkeys([*sorted(first.values()), *spread(len(some), number).tolist()])
+        places = sorted(first.values())
+        different = [places[i] for i in spread(len(places), number)]
+        wanted = dict.fromkeys([*different, *spread(len(some), number).tolist()])
         chosen = some[sorted([*wanted][:number])]
         return self._in_order(self.test.chosen(chosen), number)
 

@@ -37,7 +37,9 @@ SIZES_SEEN, SHRINKING = 16, 2
 STATISTICS_SAMPLE = 2048
 
 
-def warn_of_shrinking(size_at: Callable[[int], Sequence[int]], count: int, size: tuple[int, int]) -> None:
+def warn_of_shrinking(
+    size_at: Callable[[int], Sequence[int]], count: int, size: tuple[int, int], option: str = "--img-size"
+) -> None:
     """Warn on stderr if `size` shows less than half of the images' pixels per side; `size_at` gives (height, width)."""
     found: list[Sequence[int]] = []
     for index in {place * count // SIZES_SEEN for place in range(SIZES_SEEN)} if count else ():
@@ -50,7 +52,7 @@ def warn_of_shrinking(size_at: Callable[[int], Sequence[int]], count: int, size:
     if scale > SHRINKING:
         _log_once(
             f"photographs of {height} x {width} px are scaled down by {scale:.1f} to {size[0]} x {size[1]} px; "
-            "a larger --img-size keeps more of them, where the model takes it"
+            f"a larger {option} keeps more of them, where the model takes it"
         )
 
 

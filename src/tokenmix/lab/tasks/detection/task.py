@@ -170,9 +170,12 @@ class ObjectTask(ImageTask):
             entry = MODELS[config.model.model]
             side = entry.arguments.get("img_size", _builder_arguments(config.model.model)["img_size"].default)
         if like is None:
-            most = options.window  # None is the whole image
+            most, option = options.window, "--min-size" if options.min_size else "--img-size"
             warn_of_shrinking(
-                lambda index: data.train.scene(index).image[0, :most, :most].shape, len(data.train), (side, side)
+                lambda index: data.train.scene(index).image[0, :most, :most].shape,  # None is the whole image
+                len(data.train),
+                (side, side),
+                option,
             )
         own = {"mean": list(mean), "std": list(std), "img_size": [side, side]}
         described = {
