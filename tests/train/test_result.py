@@ -95,6 +95,7 @@ def test_editors_complete_all_options(
     [
         (lambda: tokenmix.train("digits"), r"unknown task 'digits'; known: detection, "),
         (lambda: tokenmix.train(TrainConfig()), r"takes a task by name.*got TrainConfig\(.{,40}; for example"),
+        (lambda: tokenmix.compare(5, config="compare_swap"), r"takes a task by name.*got 5; for example"),
         (lambda: tokenmix.train(dta="digits"), r"did you mean data"),
         (lambda: tokenmix.train(model=nn.Linear(1, 1)), r"model takes a name, got a Linear.*module:factory"),
         (lambda: tokenmix.inspect(nn.Linear(1, 1)), r"got a Linear; .*attention_maps"),

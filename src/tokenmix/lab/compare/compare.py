@@ -151,9 +151,9 @@ def compare(
         UserError: a mistake that is found before the first training, or no run finished.
     """
     values = {name: value for name, value in locals().items() if name not in ("config", "task", "quiet", "options")}
+    check_call("compare", task, None if isinstance(config, str | Path) else config, CompareConfig)
     if isinstance(config, str | Path):
         config = load_comparison(str(config), task)
-    check_call("compare", task, config, CompareConfig)
     given: Values = {name: value for name, value in values.items() if value is not None} | dict(options)
     for name in ("mixers", "seeds"):
         if name in given and not isinstance(given[name], str | int):

@@ -89,8 +89,9 @@ def _load(kind: str, name: str, known: list[str], default: Callable[..., D], tas
 
 def check_call(verb: str, task: object, config: object, kind: type[TaskDocument]) -> None:
     """Raise `UserError` unless a caller of `verb` gave a task by name, and a config of this kind, or None."""
-    if not isinstance(task, str | None) or not isinstance(config, kind | None):
-        wrong = reprlib.repr(task if config is None else config)
+    named = isinstance(task, str | None)
+    if not named or not isinstance(config, kind | None):
+        wrong = reprlib.repr(config if named else task)
         raise UserError(
             f"{verb} takes a task by name, and options by name or a {kind.__name__} as config; got {wrong}; "
             f"for example {verb}('image-classification', data='digits')"
