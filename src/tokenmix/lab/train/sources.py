@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.files import user_path
-from tokenmix.lab.registry import RECIPES
+from tokenmix.lab.registry import RECIPES, TASKS, list_tasks
 from tokenmix.lab.train.config import CompareConfig, TaskDocument, TrainConfig, comparison_config, default_config
 from tokenmix.lab.train.folder import RunFolder, read_document
 from tokenmix.registry import list_models
@@ -96,6 +96,9 @@ def check_call(verb: str, task: object, config: object, kind: type[TaskDocument]
             f"{verb} takes a task by name, and options by name or a {kind.__name__} as config; got {wrong}; "
             f"for example {verb}('image-classification', data='digits')"
         )
+    if isinstance(task, str) and task not in TASKS:
+        given = "config" if task.endswith(".toml") else "data"
+        raise UserError(f"{unknown_name('task', task, list_tasks())}; or give it by name: {verb}({given}={task!r})")
 
 
 def make_config(
