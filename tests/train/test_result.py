@@ -93,7 +93,7 @@ def test_editors_complete_all_options(
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: tokenmix.train("digits"), r"unknown task 'digits'; known: .*; or give it by name: train\(data='digits'\)"),
+        (lambda: tokenmix.train("digits"), r"unknown task 'digits'; .*; or give it by name: train\(data='digits'\)"),
         (lambda: tokenmix.compare("mine.toml"), r"unknown task 'mine.toml'; .* compare\(config='mine.toml'\)"),
         (lambda: tokenmix.train(TrainConfig()), r"takes a task by name.*got TrainConfig\(.{,40}; for example"),
         (lambda: tokenmix.compare(5, config="compare_swap"), r"takes a task by name.*got 5; for example"),
