@@ -107,7 +107,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 )
 def test_an_architecture_names_no_source(auto: str, architecture: dict[str, Any]) -> None:
     config = make_config(model="transformers:theirs")
-    with pytest.raises(UserError, match="a file names a "):
+    with pytest.raises(UserError, match=r"(file|model) names a "):
         build_theirs(config, {**DATA, "architecture": architecture}, f"AutoModelFor{auto}")
 
 
@@ -172,7 +172,7 @@ def test_a_run_opens_without_the_weights_that_it_started_with(tmp_path: Path) ->
 )
 def test_a_run_fetches_no_weights_for_a_backbone(model: str, kwargs: dict[str, Any]) -> None:
     config = make_config(task="semantic-segmentation", model=model, model_kwargs=kwargs)
-    with pytest.raises(UserError, match=r"a file names a source of a model: building it reads \S+\.\S+, which"):
+    with pytest.raises(UserError, match=r"a model names a source: building it reads \S+\.\S+, which"):
         rebuilt(config, DATA)
 
 

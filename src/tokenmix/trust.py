@@ -163,8 +163,7 @@ def _refuse_sources(event: str, args: tuple[Any, ...]) -> None:
         if os.path.realpath(source).startswith(SYSTEM):
             return
     raise UserError(
-        f"a file names a source of a model: building it reads {source}, which is not opened for its sake; remove the "
-        "name of that source from the file"
+        f"the description of a model names a source: building it reads {source}, which is refused; remove its name"
     )
 
 

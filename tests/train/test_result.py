@@ -119,6 +119,9 @@ def test_a_result_of_other_types_is_damaged(run: RunResult, tmp_path: Path, valu
         str(RunResult(file.parent))
     file.write_text(json.dumps({**whole, "metrics": {"accuracy": None}}))
     assert "test accuracy nan" in str(RunResult(file.parent))
+    (file.parent / "metrics.csv").write_text("step,loss\n1,x\n")
+    with pytest.raises(tokenmix.UserError, match=r"metrics\.csv is damaged \(.*could not convert"):
+        RunResult(file.parent).history()
 
 
 def test_inspect_returns_maps_numbers_and_figures(run: RunResult, tmp_path: Path):

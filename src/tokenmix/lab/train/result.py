@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from torch import nn
 
-from tokenmix.errors import needs
+from tokenmix.errors import as_user_error, needs
 from tokenmix.files import Values, read_text, to_html
 from tokenmix.lab.train import run as runs
 from tokenmix.lab.train.config import TrainConfig
@@ -57,8 +57,10 @@ class RunResult(os.PathLike[str]):
 
     def history(self) -> list[dict[str, float | None]]:
         """The rows of metrics.csv: step, epoch, losses, learning rate, throughput and validation metrics."""
-        rows = csv.DictReader(read_text(self.path / "metrics.csv").splitlines())
-        return [{name: float(text) if text else None for name, text in row.items()} for row in rows]
+        file = self.path / "metrics.csv"
+        rows = csv.DictReader(read_text(file).splitlines())
+        with as_user_error(f"{file} is damaged (", "); put a whole one back", ValueError, TypeError):
+            return [{name: float(text) if text else None for name, text in row.items()} for row in rows]
 
     def to_pandas(self) -> "pd.DataFrame":
         """`history()` as a table; needs pandas."""
