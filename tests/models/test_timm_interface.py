@@ -280,6 +280,16 @@ def test_a_folder_in_the_hubs_form(name, tmp_path: Path) -> None:
     assert torch.equal(loaded(batch), model(batch))
 
 
+@pytest.mark.parametrize("config", [None, "{}", "[1]"])
+def test_a_folder_in_another_form_is_one_line(config: str | None, tmp_path: Path) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    with pytest.raises(
+        UserError, match=r"local-dir:\S+ cannot be opened \(.*\); give a folder that timm's save_for_hf"
+    ):
+        create_model(f"local-dir:{tmp_path}")
+
+
 @pytest.mark.parametrize("name", NANO)
 def test_an_argument_that_nobody_has(name) -> None:
     with pytest.raises(UserError, match="no argument 'img_sise'"):

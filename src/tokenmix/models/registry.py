@@ -182,7 +182,10 @@ def _check_places(name: str, kwargs: Arguments) -> None:
 def timm_model(name: str, given: Arguments) -> Any:
     """A timm model with these arguments; errors of downloads become one line."""
     if not given.get("pretrained"):
-        return by_timm(name, **given)
+        remedy = "); give a folder that timm's save_for_hf wrote, or connect to the internet"
+        unopened = as_user_error(f"{name} cannot be opened (", remedy)
+        with unopened if ":" in name else nullcontext():
+            return by_timm(name, **given)
     _check_places(name, given)
     if ":" not in name:
         place = given.get("pretrained_cfg"), given.get("pretrained_cfg_overlay")
