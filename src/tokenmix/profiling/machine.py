@@ -10,7 +10,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -241,7 +241,7 @@ class Timing:
     median: float
     q1: float
     q3: float
-    runs: tuple[float, ...]
+    runs: tuple[float, ...] = field(repr=False)
 
     @classmethod
     def of(cls, runs: list[float]) -> "Timing":

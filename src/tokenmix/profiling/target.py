@@ -205,7 +205,10 @@ def targets_for(
     accepted = {key for name in mixers for key in inspect.signature(get_spec(name).layer).parameters}
     if unknown := sorted(set(kwargs) - accepted):
         known = ", ".join(sorted(accepted - _OF_THE_TABLE))
-        raise UserError(f"none of {', '.join(mixers)} has an argument {unknown[0]!r}; they take {known}")
+        raise UserError(
+            f"none of {', '.join(mixers)} has an argument {unknown[0]!r}; they take {known}; "
+            "numbers of tokens are given as sizes"
+        )
     return {name: partial(mixer_with_input, name, dim, dtype=dtype, **kwargs) for name in mixers}, True
 
 
