@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from tokenmix.lab.tasks.text.task import TextTask
+    from tokenmix.lab.train.task import TaskModule
 
 TILES = 15
 MOST_PREFIX = 8
@@ -328,20 +329,22 @@ def inspect(target: str | Path, file: str | Path | None = None, *, out: str | Pa
             f"inspect takes a run folder or a model's name, got a {type(target).__name__}; "
             "tokenmix.lab.inspect.attention_maps takes a module and images"
         )
-    found = _inspect(target, file)
-    return found if out is None else replace(found, path=found.write(out))
-
-
-def _inspect(target: str | Path, file: str | Path | None) -> Inspection:
     task = load_task(user_path(target)) if is_run(str(target)) else None
     of = MODELS[str(target)].tasks[0] if task is None else task.config.task
     kind = get_task(of)
     if kind.looks_at == "nothing":
         raise UserError(f"{target} is of {of}; inspect works on models of images and text")
-    if kind.looks_at == "text":
-        if task is None:
-            raise UserError(f"{str(target)!r} is a text model; inspect a run of it: tokenmix inspect RUN [SENTENCE]")
-        return _inspect_text(cast("TextTask", task), str(target), None if file is None else str(file))
+    if kind.looks_at == "images":
+        found = _inspect_image(kind, task, target, file)
+    elif task is None:
+        raise UserError(f"{str(target)!r} is a text model; inspect a run of it: tokenmix inspect RUN [SENTENCE]")
+    else:
+        found = _inspect_text(cast("TextTask", task), str(target), None if file is None else str(file))
+    return found if out is None else replace(found, path=found.write(out))
+
+
+def _inspect_image(kind: Any, task: "TaskModule | None", target: str | Path, file: str | Path | None) -> Inspection:
+    """The maps of an image by a run's model, or by a new model of that name without a run."""
     model: Any = create_model(str(target)).eval() if task is None else task.model.cpu().float().eval()
     if task is None:
         half = [0.5] * model.in_chans
