@@ -335,9 +335,9 @@ def _prepare(config: TrainConfig, run: RunFolder) -> Session:
     if checkpoint is None:
         session.notes += [*([size_note(sizes)] if sizes else []), *changed.notes, *notes]
         if distributed_info().first:
-            setup = {"config": dataclasses.asdict(config), "command": sys.argv, "environment": environment()}
+            setup = {"config": dataclasses.asdict(config), "monitor": task.monitor, "command": sys.argv}
             with _one_line_errors(run.path):
-                write_json(run.path / "config.json", {ID: secrets.token_hex(16), **setup})
+                write_json(run.path / "config.json", {ID: secrets.token_hex(16), **setup, "environment": environment()})
                 write_json(run.path / "data.json", description)
                 data.save(run.path)
     else:
@@ -346,6 +346,8 @@ def _prepare(config: TrainConfig, run: RunFolder) -> Session:
                 f"the data {config.data.data!r} is not what {run.path} was started with; put that back, or start a new "
                 f"run with --init-from {run.path}"
             )
+        # A later version may have another default.
+        task.watch(run.setup.get("monitor", task.monitor))
         put_weights(task.model, checkpoint.weights, run.path / "checkpoints" / "last", stored_types(config))
         at = checkpoint.progress
         if at.epoch > plan.epochs or at.batch > plan.batches(0) or at.step > plan.total_steps:
