@@ -115,7 +115,7 @@ class PointTask(TaskModule):
     @classmethod
     def check(cls, config: TrainConfig, batch_size: int) -> None:
         super().check(config, batch_size)
-        if batch_size < 2:
+        if batch_size < 2 and not is_foreign(config.model.model):
             raise UserError("BatchNorm needs at least two clouds in training; give --batch-size 2 or more")
 
     @classmethod
