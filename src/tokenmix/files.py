@@ -35,15 +35,15 @@ DISK_ERRORS = {
     errno.ENOSPC: "free space on the disk",
     errno.EDQUOT: "free space in your quota",
     errno.EFBIG: "raise the limit on file sizes (ulimit -f)",
-    errno.EACCES: "give a folder that you may write with --out",
-    errno.EPERM: "give a folder that you may write with --out",
-    errno.EROFS: "give a folder that you may write with --out",
-    errno.ENOTDIR: "give another folder with --out",
+    errno.EACCES: "give as out a folder that you may write",
+    errno.EPERM: "give as out a folder that you may write",
+    errno.EROFS: "give as out a folder that you may write",
+    errno.ENOTDIR: "give another folder as out",
 }
 
 
 def disk_remedy(error: OSError) -> str:
-    return DISK_ERRORS.get(error.errno or 0, "give another place with --out")
+    return DISK_ERRORS.get(error.errno or 0, "give another place as out")
 
 
 def user_path(text: str | Path) -> Path:
@@ -99,7 +99,7 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DiskError(f"cannot make the folder {path} ({error.strerror}); give another with --out") from None
+        raise DiskError(f"cannot make the folder {path} ({error.strerror}); give another as out") from None
 
 
 # Files left by `one_writer`, and the prefix of half-written files.

@@ -267,12 +267,12 @@ def test_mistakes_are_told_at_once(names: list[str], tokens: list[int], message:
         ("external --threads 1000000", "CPUs here, got 1000000"),
         (
             "external --tokens 99999999999999999999",
-            "at most 268,435,456, got 99999999999999999999; give a smaller --tokens",
+            "at most 268,435,456, got 99999999999999999999; give less",
         ),
-        ("gating --tokens 10000000000", "at most 268,435,456, got 10000000000; give a smaller --tokens"),
-        ("external --tokens 4 --dim 10000000000000", "at most 1,048,576, got 10000000000000; give a smaller --dim"),
+        ("gating --tokens 10000000000", "at most 268,435,456, got 10000000000; give less"),
+        ("external --tokens 4 --dim 10000000000000", "at most 1,048,576, got 10000000000000; give less"),
         ("external --tokens 4 --dim 99999999999999999999", "at most 1,048,576"),
-        ("vit_tiny_patch16_224 --img-size 1000000", "at most 65,536, got 1000000; give a smaller --img-size"),
+        ("vit_tiny_patch16_224 --img-size 1000000", "at most 65,536, got 1000000; give less"),
         ("gmlp_nano --img-size 32,33", "not a multiple of the patch size"),
         ("external --dim 0", "at least 1, got 0"),
         ("external --dim -8", "at least 1, got -8"),
@@ -389,3 +389,10 @@ def test_a_class_of_the_users_is_a_model_by_name_and_must_be_built_else():
 def test_modules_in_a_list_are_named_by_their_classes():
     models = [tokenmix.create_model("vit_nano"), tokenmix.create_model("mixer_nano")]
     assert tokenmix.cost(models, [32], repeats=1).names == ["MixerNet", "MixerNet 2"]
+
+
+@pytest.mark.parametrize("wrong", [{"sizes": 0}, {"sizes": 1 << 40}, {"dim": 1 << 40}, {"out": __file__}])
+def test_errors_name_no_option_of_the_command(wrong: dict[str, Any]):
+    with pytest.raises(UserError) as caught:
+        cost_table("external", **wrong)
+    assert "--" not in str(caught.value)

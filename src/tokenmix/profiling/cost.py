@@ -100,7 +100,7 @@ def cost(
     if device not in ("cpu", "cuda"):
         raise UserError(f"unknown device {device!r}; costs are measured on cpu or cuda")
     if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("no CUDA device is available; omit --device cuda")
+        raise UserError("no CUDA device is available; measure on cpu")
     place, dtype = torch.device(device), DTYPES[precision]
     if dim is not None and not 1 <= dim <= LARGEST_DIM:
         raise UserError(f"dim must be at least 1, got {dim}" if dim < 1 else _too_many("dim", dim, LARGEST_DIM))
@@ -117,8 +117,8 @@ def cost(
         sizes = TOKENS if mixers else targets[reference](device="meta").x.shape[2]
     sizes = [sizes] if isinstance(sizes, int) else sizes
     if not sizes or min(sizes) < 1:
-        raise UserError(f"sizes must be positive numbers, got {list(sizes)}; for example --tokens 196,1024,4096")
-    what, largest = ("tokens", LARGEST_TOKENS) if mixers else ("img-size", LARGEST_SIDE)
+        raise UserError(f"sizes must be positive numbers, got {list(sizes)}; for example 196, 1024 and 4096")
+    what, largest = ("a number of tokens", LARGEST_TOKENS) if mixers else ("the side of an image", LARGEST_SIDE)
     if max(sizes) > largest:
         raise UserError(_too_many(what, max(sizes), largest))
     sizes = sorted(set(sizes))
@@ -161,7 +161,7 @@ cost_table = cost
 
 
 def _too_many(what: str, given: int, largest: int) -> str:
-    return f"{what} can be at most {largest:,}, got {given}; give a smaller --{what}"
+    return f"{what} can be at most {largest:,}, got {given}; give less"
 
 
 def _measure(
