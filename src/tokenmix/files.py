@@ -35,9 +35,7 @@ DISK_ERRORS = {
     errno.ENOSPC: "free space on the disk",
     errno.EDQUOT: "free space in your quota",
     errno.EFBIG: "raise the limit on file sizes (ulimit -f)",
-    errno.EACCES: "give as out a folder that you may write",
-    errno.EPERM: "give as out a folder that you may write",
-    errno.EROFS: "give as out a folder that you may write",
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "give as out a folder that you may write"),
     errno.ENOTDIR: "give another folder as out",
 }
 
@@ -152,9 +150,7 @@ def _locked(folder: Path) -> Iterator[None]:
                 writer = file.read(200).decode(errors="replace")
         except (OSError, UserError):
             writer = "another process"
-        raise UserError(
-            f"{folder} is being written by {writer}; wait for it, or give another folder by --out"
-        ) from None
+        raise UserError(f"{folder} is being written by {writer}; wait for it, or give another folder as out") from None
     except OSError as error:
         raise DiskError(f"{error.strerror}: {path}; {disk_remedy(error)}") from None
     try:

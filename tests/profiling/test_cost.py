@@ -245,7 +245,7 @@ def test_ceilings_are_those_of_the_type_asked_for():
     assert 0 < found.macs_per_second < math.inf
 
 
-@pytest.mark.parametrize(("names", "tokens", "message"), [(["externl"], [16], "external"), (["self"], [0], r"\[0\]")])
+@pytest.mark.parametrize(("names", "tokens", "message"), [(["externl"], [16], "external"), (["self"], [0], "got 0")])
 def test_mistakes_are_told_at_once(names: list[str], tokens: list[int], message: str):
     with pytest.raises(UserError, match=message):
         cost_table(names, tokens)
@@ -267,15 +267,15 @@ def test_mistakes_are_told_at_once(names: list[str], tokens: list[int], message:
         ("external --threads 1000000", "CPUs here, got 1000000"),
         (
             "external --tokens 99999999999999999999",
-            "at most 268,435,456, got 99999999999999999999; give less",
+            "at most 268,435,456, got 99999999999999999999",
         ),
-        ("gating --tokens 10000000000", "at most 268,435,456, got 10000000000; give less"),
-        ("external --tokens 4 --dim 10000000000000", "at most 1,048,576, got 10000000000000; give less"),
+        ("gating --tokens 10000000000", "at most 268,435,456, got 10000000000"),
+        ("external --tokens 4 --dim 10000000000000", "at most 1,048,576, got 10000000000000"),
         ("external --tokens 4 --dim 99999999999999999999", "at most 1,048,576"),
-        ("vit_tiny_patch16_224 --img-size 1000000", "at most 65,536, got 1000000; give less"),
+        ("vit_tiny_patch16_224 --img-size 1000000", "at most 65,536, got 1000000"),
         ("gmlp_nano --img-size 32,33", "not a multiple of the patch size"),
-        ("external --dim 0", "at least 1, got 0"),
-        ("external --dim -8", "at least 1, got -8"),
+        ("external --dim 0", "at least 1 and at most 1,048,576, got 0"),
+        ("external --dim -8", "at least 1 and at most 1,048,576, got -8"),
         ("external --dim x", "--dim cannot be 'x'; give none or a whole number"),
         ("external --tokens 64,abc", "--tokens: 'abc' is not a whole number; separate values by commas"),
         ("residaul --tokens 64", "unknown mixer or model 'residaul'"),
