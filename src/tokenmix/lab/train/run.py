@@ -57,6 +57,7 @@ from tokenmix.lab.train.load import (
     with_published_weights,
 )
 from tokenmix.lab.train.plan import (
+    batch_norm_errors,
     check_config,
     check_device,
     distills_layers,
@@ -432,7 +433,8 @@ def _write_result(session: Session, run: RunFolder, best: Values, final: Values)
 def _one_line_errors(run: Path) -> Iterator[None]:
     """Report external causes that stop a run in one line: what is kept, and how to continue."""
     try:
-        yield
+        with batch_norm_errors():
+            yield
     except KeyboardInterrupt:
         if not distributed_info().first:
             raise PeerFailure(130) from None
@@ -448,14 +450,6 @@ def _one_line_errors(run: Path) -> Iterator[None]:
         raise UserError(
             "out of memory; lower --batch-size, raise --accumulate, or split each image over several processes with "
             f"--token-parallel; {_kept(run)}"
-        ) from None
-    except ValueError as error:
-        # PyTorch has no class for BatchNorm's refusal.
-        if "more than 1 value per channel" not in str(error):
-            raise
-        raise UserError(
-            "BatchNorm needs more than one value per channel in training; raise --batch-size, lower --accumulate, or "
-            f"give larger samples; {_kept(run)}"
         ) from None
     except OSError as error:
         if error.errno not in DISK_ERRORS:
