@@ -137,22 +137,22 @@ def page(text: str) -> str:
 
 
 def chart() -> Figure:
-    """Ratios with quartiles: a row for each comparison, a colour for each machine."""
+    """Ratios with quartiles: a row for each comparison, a colour for each machine; narrow for phones."""
     found = [(NAMES.get(name, name), against_packages(results)) for name, results in machines()]
     keys = list(reversed(found[0][1]))
-    figure = Figure(figsize=(8, 0.3 * len(keys) + 1), layout="constrained")
+    figure = Figure(figsize=(5, 0.4 * len(keys) + 1.2), layout="constrained")
     axes = figure.add_subplot()
     for number, (title, rows) in enumerate(found):
-        here = [(y + 0.14 * (len(found) / 2 - number), rows[key][0]) for y, key in enumerate(keys) if key in rows]
+        here = [(y + 0.14 * ((len(found) - 1) / 2 - number), rows[key][0]) for y, key in enumerate(keys) if key in rows]
         medians = [ratio.median for _, ratio in here]
         spread = [[r.median - r.q1 for _, r in here], [r.q3 - r.median for _, r in here]]
         axes.errorbar(
             medians, [y for y, _ in here], xerr=spread, fmt="o", ms=4, lw=1, color=COLOURS[number], label=title
         )
     axes.axvline(1, color="#777777", lw=1)
-    axes.set_yticks(range(len(keys)), [f"{case}  |  {other}" for case, other in keys])
-    axes.set_xlabel("time of tokenmix / time of the other package")
-    figure.legend(loc="outside upper center", ncols=len(found), frameon=False)
+    axes.set_yticks(range(len(keys)), [f"{case}\n{other}" for case, other in keys])
+    axes.set_xlabel("time: tokenmix / other package")
+    figure.legend(loc="outside upper center", ncols=3, frameon=False)
     axes.set_ylim(-0.6, len(keys) - 0.4)
     axes.grid(axis="y", lw=0.3)
     return figure
@@ -163,6 +163,6 @@ if __name__ == "__main__":
 
     PAGE.write_text(page(PAGE.read_text()))
     with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
-        chart().savefig(buffer := BytesIO(), dpi=110, facecolor="white")
+        chart().savefig(buffer := BytesIO(), dpi=120, facecolor="white")
     Image.open(buffer).convert("RGB").quantize(64).save(CHART, optimize=True)
     stamp("benchmarks.png", digest(table()))

@@ -172,7 +172,7 @@ def test_a_run_opens_without_the_weights_that_it_started_with(tmp_path: Path) ->
 )
 def test_a_run_fetches_no_weights_for_a_backbone(model: str, kwargs: dict[str, Any]) -> None:
     config = make_config(task="semantic-segmentation", model=model, model_kwargs=kwargs)
-    with pytest.raises(UserError, match=r"a model names a source: building it reads \S+\.\S+, which"):
+    with pytest.raises(UserError, match=r"names a source: building it reads \S+\.\S+, which .*--model module:function"):
         rebuilt(config, DATA)
 
 

@@ -35,15 +35,13 @@ DISK_ERRORS = {
     errno.ENOSPC: "free space on the disk",
     errno.EDQUOT: "free space in your quota",
     errno.EFBIG: "raise the limit on file sizes (ulimit -f)",
-    errno.EACCES: "give a folder that you may write with --out",
-    errno.EPERM: "give a folder that you may write with --out",
-    errno.EROFS: "give a folder that you may write with --out",
-    errno.ENOTDIR: "give another folder with --out",
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "give as out a folder that you may write"),
+    errno.ENOTDIR: "give another folder as out",
 }
 
 
 def disk_remedy(error: OSError) -> str:
-    return DISK_ERRORS.get(error.errno or 0, "give another place with --out")
+    return DISK_ERRORS.get(error.errno or 0, "give another place as out")
 
 
 def user_path(text: str | Path) -> Path:
@@ -99,7 +97,7 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DiskError(f"cannot make the folder {path} ({error.strerror}); give another with --out") from None
+        raise DiskError(f"cannot make the folder {path} ({error.strerror}); give another as out") from None
 
 
 # Files left by `one_writer`, and the prefix of half-written files.
@@ -152,9 +150,7 @@ def _locked(folder: Path) -> Iterator[None]:
                 writer = file.read(200).decode(errors="replace")
         except (OSError, UserError):
             writer = "another process"
-        raise UserError(
-            f"{folder} is being written by {writer}; wait for it, or give another folder by --out"
-        ) from None
+        raise UserError(f"{folder} is being written by {writer}; wait for it, or give another folder as out") from None
     except OSError as error:
         raise DiskError(f"{error.strerror}: {path}; {disk_remedy(error)}") from None
     try:

@@ -142,6 +142,10 @@ def _load_models() -> None:
 
 
 MODELS: Registry[ModelEntry] = Registry("model", _load_models)
+NO_WEIGHTS = (
+    "has no pretrained weights; leave --pretrained out, or give --init-from FILE, in create_model "
+    "pretrained_cfg_overlay={'file': FILE}"
+)
 
 _imported: list[str] = []
 

@@ -163,7 +163,8 @@ def _refuse_sources(event: str, args: tuple[Any, ...]) -> None:
         if os.path.realpath(source).startswith(SYSTEM):
             return
     raise UserError(
-        f"the description of a model names a source: building it reads {source}, which is refused; remove its name"
+        f"the description of a model names a source: building it reads {source}, which is refused; remove its "
+        "name, or build the model in a function of yours: --model module:function"
     )
 
 

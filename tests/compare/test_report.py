@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 
 from tokenmix.errors import UserError
 from tokenmix.lab.compare.charts import Axis, Series, bars, cost_charts, line_chart, place_labels, scatter_chart, ticks
@@ -569,3 +570,11 @@ def test_confusion_says_what_was_taken_for_what(results: Results, tmp_path: Path
     assert '<td class="wrong l5" title="cat taken for dog: 1 of 4">1</td>' in text
     assert '<td class="right l10" title="dog taken for dog: 4 of 4">4</td>' in text
     assert "dog taken for cat" not in text
+
+
+def test_the_table_of_a_terminal_loses_no_character(results: Results):
+    long = replace(results.variants[0], name="my_layers:AnAttentionWithAName" + "LongerThanATerminal" * 2)
+    said = io.StringIO()
+    Console(file=said, width=80).print(table_of(replace(results, variants=[long, *results.variants[1:]])).rich())
+    assert "…" not in said.getvalue()
+    assert "0.8200 ± 0.0283" in said.getvalue()

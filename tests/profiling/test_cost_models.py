@@ -2,10 +2,12 @@
 
 import json
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from timm.models import save_for_hf
 from torch import nn
 
 from tokenmix import create_model
@@ -185,3 +187,10 @@ def test_a_model_in_hand_is_measured_next_to_one_by_name():
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     with pytest.raises(UserError, match="Linear: its input is no image; give a model of images"):
         cost_table({"mine": nn.Linear(3, 4)})
+
+
+def test_a_model_of_a_folder_is_measured(tmp_path: Path) -> None:
+    """A ResNet, which has no argument for the size of images."""
+    save_for_hf(create_model("test_resnet"), tmp_path, safe_serialization=True)
+    row = cost_table(f"local-dir:{tmp_path}", 32, repeats=1).rows[0]
+    assert row.macs == model_with_image("test_resnet", 32).counts()["macs"]

@@ -183,6 +183,7 @@ def test_layers_are_learned_without_labels(teacher: Path, tmp_path: Path) -> Non
     losses = rows(run, "val_layer_loss")
     result = json.loads((run / "result.json").read_text())
     assert losses[-1] < 0.8 * losses[0]
+    assert result["monitor"] == "layer_loss"
     assert result["validation"]["layer_loss"] == min(losses)
     assert 0 < result["metrics"]["layer_loss"] < 1, "of the test samples"
     before, after = read_weights(teacher), read_weights(run)

@@ -15,8 +15,10 @@ from processes import finish, start
 from runs import Killed, rows, stopped_at
 from tokenmix.errors import UserError
 from tokenmix.lab import cli
+from tokenmix.lab.tasks.classes import ClassTask
 from tokenmix.lab.train import record, trainer
 from tokenmix.lab.train import run as runs
+from tokenmix.lab.train.export import export_to_hub
 from tokenmix.lab.train.sources import make_config
 
 # Everything that keeps a state: dropout, stochastic depth, mixup, EMA, accumulation over an epoch of 5 steps.
@@ -217,3 +219,19 @@ def test_processes_that_load_images_say_nothing_at_ctrl_c(capfd: pytest.CaptureF
         press_ctrl_c()
         assert request.asked
     assert "stopping after this step" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("stored", "kept"), [({"monitor": "accuracy"}, "accuracy"), ({}, "loss")])
+def test_a_run_keeps_its_metric_when_another_becomes_usual(tmp_path, monkeypatch, stored, kept):
+    """Folders of earlier versions store no metric."""
+    run = tmp_path / "run"
+    with stopped_at(6), pytest.raises(Killed):
+        runs.train(CONFIG.replace(out=run), quiet=True)
+    setup = json.loads((run / "config.json").read_text())
+    assert setup.pop("monitor") == "accuracy"
+    (run / "config.json").write_text(json.dumps(setup | stored))
+    monkeypatch.setattr(ClassTask, "usual_monitor", lambda self: "loss")
+    runs.train(make_config(resume=run), quiet=True)
+    assert json.loads((run / "result.json").read_text())["monitor"] == kept
+    monkeypatch.undo()
+    assert f"the best by {kept} on" in (Path(export_to_hub(run)) / "README.md").read_text()

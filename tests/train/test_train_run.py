@@ -320,7 +320,7 @@ def test_refused_permission_is_one_line(tmp_path, monkeypatch):
         raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     monkeypatch.setattr("tokenmix.files.write_bytes", refused)
-    with pytest.raises(DiskError, match=r"Permission denied: .*config\.json.*--out"):
+    with pytest.raises(DiskError, match=r"Permission denied: .*config\.json.* as out a folder"):
         train(config(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
@@ -427,6 +427,6 @@ def test_weights_that_cannot_be_fetched_are_one_line(tmp_path: Path, monkeypatch
     with pytest.raises(UserError, match="vit_nano has no pretrained weights"):
         train(config(tmp_path / "run", pretrained=True), quiet=True)
     for task, model in (("masked-lm", "gmlp_text_nano"), ("point-classification", "pct_cls_nano")):
-        with pytest.raises(UserError, match=f"{model} has no pretrained weights; leave --pretrained out"):
+        with pytest.raises(UserError, match=f"{model} has no pretrained weights; .*--init-from FILE, in create_model"):
             with_published_weights(make_config(task, model=model, data="text:x", pretrained=True))
     assert not (tmp_path / "run").exists()

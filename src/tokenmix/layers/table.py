@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tokenmix.errors import OwnMixerError, UserError, as_user_error, one_line, unknown_name
 from tokenmix.layers.base import Capabilities, GridMixer, Mixer
-from tokenmix.registry import TIMM, TORCHVISION, Arguments, import_object
+from tokenmix.registry import TORCHVISION, Arguments, import_object, is_foreign
 from tokenmix.trust import from_caller, unsealed
 
 
@@ -82,7 +82,7 @@ def spec_of(name: str, layer: object, about: str = "", fixed: Arguments | None =
 
 def is_mixer(name: str) -> bool:
     """Whether `get_spec` accepts the name: a name in the table, or "module:Class"."""
-    return name in MIXERS or (":" in name and not name.startswith((TIMM, TORCHVISION)))
+    return name in MIXERS or (is_foreign(name) and not name.startswith(TORCHVISION))
 
 
 @from_caller

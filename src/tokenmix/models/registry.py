@@ -24,7 +24,7 @@ from tokenmix import checkpoints
 from tokenmix.environment import warn_untested
 from tokenmix.errors import UserError, as_user_error, unknown_name
 from tokenmix.models.interface import Classifier, pair
-from tokenmix.registry import MODELS, Arguments, ModelEntry, load_object, without_timm
+from tokenmix.registry import MODELS, NO_WEIGHTS, Arguments, ModelEntry, load_object, without_timm
 from tokenmix.trust import check_typed, from_caller, texts_in, typed
 
 # Arguments of timm's factory: for the location of weights, and all, in addition to a model's arguments.
@@ -139,10 +139,7 @@ def check_source(
 ) -> None:
     """Raise `UserError` if there are no weights or the hub is unreachable; the download would retry for a minute."""
     if not (cfg.has_weights or cfg.state_dict):
-        raise UserError(
-            f"{name} has no pretrained weights; leave --pretrained out, give --init-from FILE (in "
-            "Python pretrained_cfg_overlay={'file': FILE}), or take a model of timm that has some, such as resnet18"
-        )
+        raise UserError(f"{name} {NO_WEIGHTS}")
     if cfg.file or cfg.state_dict or not cfg.hf_hub_id:
         return
     repo = cfg.hf_hub_id.split("@")[0]

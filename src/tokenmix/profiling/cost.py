@@ -100,10 +100,10 @@ def cost(
     if device not in ("cpu", "cuda"):
         raise UserError(f"unknown device {device!r}; costs are measured on cpu or cuda")
     if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("no CUDA device is available; omit --device cuda")
+        raise UserError("no CUDA device is available; measure on cpu")
     place, dtype = torch.device(device), DTYPES[precision]
-    if dim is not None and not 1 <= dim <= LARGEST_DIM:
-        raise UserError(f"dim must be at least 1, got {dim}" if dim < 1 else _too_many("dim", dim, LARGEST_DIM))
+    if dim is not None:
+        _check_range("dim", [dim], LARGEST_DIM)
     if not isinstance(names, Mapping):
         names = named([names] if isinstance(names, str | nn.Module | type) else names)
     targets, mixers = targets_for(names, dim=dim or DIM, dtype=dtype, kwargs=kwargs)
@@ -116,11 +116,8 @@ def cost(
     if sizes is None:
         sizes = TOKENS if mixers else targets[reference](device="meta").x.shape[2]
     sizes = [sizes] if isinstance(sizes, int) else sizes
-    if not sizes or min(sizes) < 1:
-        raise UserError(f"sizes must be positive numbers, got {list(sizes)}; for example --tokens 196,1024,4096")
-    what, largest = ("tokens", LARGEST_TOKENS) if mixers else ("img-size", LARGEST_SIDE)
-    if max(sizes) > largest:
-        raise UserError(_too_many(what, max(sizes), largest))
+    what, largest = ("numbers of tokens", LARGEST_TOKENS) if mixers else ("sides of images", LARGEST_SIDE)
+    _check_range(what, sizes, largest)
     sizes = sorted(set(sizes))
     if out is not None:
         # Fail before minutes of measurement.
@@ -160,8 +157,10 @@ cost_table = cost
 """`tokenmix.cost` by the name that it has in `tokenmix.profiling`, where `cost` is this module."""
 
 
-def _too_many(what: str, given: int, largest: int) -> str:
-    return f"{what} can be at most {largest:,}, got {given}; give a smaller --{what}"
+def _check_range(what: str, given: Sequence[int], largest: int) -> None:
+    if not given or min(given) < 1 or max(given) > largest:
+        told = ", ".join(map(str, given)) or "none"
+        raise UserError(f"{what} must be at least 1 and at most {largest:,}, got {told}")
 
 
 def _measure(

@@ -19,37 +19,37 @@ MARKERS = "osD^vPX*"
 
 
 def draw_cost(table: "CostTable") -> Figure:
-    """Forward time on the left, peak memory of a forward pass on the right; the reference dashed, crossings marked."""
-    figure = Figure(figsize=(10.5, 4.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    """Forward time above peak memory of a forward pass, narrow for phones; the reference dashed, crossings marked."""
+    figure = Figure(figsize=(5, 7.2), layout="constrained")
+    upper, lower = figure.subplots(2)
     for i, name in enumerate(table.names):
         rows = [row for row in table.rows if row.name == name and row.forward is not None]
         # With its exponent in the legend.
         power, size_of = table.exponents[name], "N" if table.axis == "tokens" else "pixels"
         label = name if power is None else f"{name}  ~ {size_of}$^{{{power:.2f}}}$"
-        _line(left, i, rows, [row.forward.median * 1e3 for row in rows if row.forward], label)
-        _line(right, i, rows, [max(1, row.forward_memory or 0) for row in rows], name)
+        _line(upper, i, rows, [row.forward.median * 1e3 for row in rows if row.forward], label)
+        _line(lower, i, rows, [max(1, row.forward_memory or 0) for row in rows], name)
     noisy = [(row.size, row.forward.median * 1e3) for row in table.rows if row.forward and "forward" in row.unsteady]
     if noisy:
-        left.plot(*zip(*noisy), "o", markersize=3.5, color="white", zorder=5)
-        left.annotate("hollow: noisy, see ~", (1, 0), xycoords="axes fraction", ha="right", va="bottom", fontsize=8)
+        upper.plot(*zip(*noisy), "o", markersize=3.5, color="white", zorder=5)
+        upper.annotate("hollow: noisy, see ~", (1, 0), xycoords="axes fraction", ha="right", va="bottom", fontsize=9)
     # A ring at each crossing with the reference, labelled with the size.
     reference = [(r.size, r.forward.median * 1e3) for r in table.rows if r.name == table.reference and r.forward]
     for i, name in enumerate(table.names):
         for crossing in filter(None, chain.from_iterable(table.faster.get(name) or ())):
             place = crossing, float(np.exp(np.interp(np.log(crossing), *np.log(reference).T)))
             style = {"color": COLOURS[i % len(COLOURS)]}
-            left.plot(*place, "o", markersize=13, markerfacecolor="none", **style)
-            left.annotate(f"{crossing:,}", place, (9, -11), textcoords="offset points", fontsize=9, **style)
-    _finish(left, table, "forward pass, ms")
-    _finish(right, table, "peak memory of a forward pass")
-    left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: milliseconds(value / 1e3)))
-    right.set_yscale("log", base=2)
-    right.yaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
+            upper.plot(*place, "o", markersize=13, markerfacecolor="none", **style)
+            upper.annotate(f"{crossing:,}", place, (9, -11), textcoords="offset points", fontsize=9, **style)
+    _finish(upper, table, "forward pass, ms")
+    _finish(lower, table, "peak memory of a forward pass")
+    upper.yaxis.set_major_formatter(FuncFormatter(lambda value, _: milliseconds(value / 1e3)))
+    lower.set_yscale("log", base=2)
+    lower.yaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
     if any(row.forward for row in table.rows):
-        _refine(left, 10, (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0))
-        _refine(right, 2, (1.0, 1.25, 1.5, 1.75))
-        left.legend(frameon=False, fontsize=9)
+        _refine(upper, 10, (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0))
+        _refine(lower, 2, (1.0, 1.25, 1.5, 1.75))
+        upper.legend(frameon=False)
     return figure
 
 

@@ -146,9 +146,9 @@ def model_with_image(
         with torch.device(device):
             try:
                 built = open_model(name, size) if given is None else copy.deepcopy(given)
-            except TypeError as error:
+            except (TypeError, UserError) as error:
                 # Convolutional networks lack the argument: they accept any size.
-                if "img_size" not in str(error) and "image_size" not in str(error):
+                if "unexpected keyword argument" not in str(error):
                     raise
                 built = open_model(name)
         own = example_of(built, None)
@@ -170,11 +170,10 @@ def model_with_image(
         raise
     except (AssertionError, ValueError, RuntimeError) as error:
         if isinstance(error, UserError):
-            raise UserError(f"{name}: {error}") from None
+            raise UserError(f"{name}: {str(error).removeprefix(f'{name} ')}") from None
         reason = "its tensors would be too large" if overflowed(error) else " ".join(str(error).split())
         raise UserError(
-            f"{name} does not take images of {size} x {size} px: {reason or type(error).__name__}; give another "
-            "--img-size"
+            f"{name} does not take images of {size} x {size} px: {reason or type(error).__name__}; give another size"
         ) from None
     return made
 

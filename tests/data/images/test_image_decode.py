@@ -16,6 +16,7 @@ from PIL import Image, ImageFile, ImageOps, PngImagePlugin
 from tokenmix.errors import UserError
 from tokenmix.lab.data.images import read_image
 from tokenmix.lab.data.images.decode import _cover, decode, decode_numbers, decode_part, decode_stored, stored_size
+from tokenmix.lab.data.reading import UnreadableImage
 
 
 def read(image: Image.Image, path: Path, channels: int = 3, size: int | tuple[int, int] = 8, **options) -> torch.Tensor:
@@ -302,6 +303,16 @@ def test_too_many_pixels_are_refused_before_they_are_read(tmp_path: Path, monkey
     monkeypatch.setattr("tokenmix.lab.data.images.decode.MAX_PIXELS", 50)
     with pytest.raises(UserError, match="8 x 8 pixels, more than 50"):
         read(Image.new("L", (8, 8)), tmp_path / "a.png")
+
+
+@pytest.mark.parametrize(("kind", "times"), [("AVIF", 3), ("JPEG2000", 6), ("WEBP", 4)])
+def test_formats_that_are_decoded_whole_have_a_lower_limit(kind: str, times: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tokenmix.lab.data.images.decode.MAX_PIXELS", times * 63)
+    file, first = io.BytesIO(), Image.new("RGB", (8, 8), "red")
+    more = {"save_all": True, "append_images": [Image.new("RGB", (8, 8))]} if kind == "WEBP" else {}
+    first.save(file, kind, **more)
+    with pytest.raises(UnreadableImage, match=r"8 x 8 pixels, more than 63 .*convert it to PNG, TIFF or JPEG"):
+        decode(file.getvalue(), 3, (8, 8))
 
 
 @pytest.mark.parametrize("mode", ["I;16", "RGBA", "F"])

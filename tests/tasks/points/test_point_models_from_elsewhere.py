@@ -42,6 +42,11 @@ def test_a_model_trains_and_opens_again(name: str, folder: Path, tmp_path: Path)
     assert answer["file"].endswith("0.npz")
 
 
+def test_a_network_without_batch_norm_trains_on_one_cloud_at_a_time(folder: Path, tmp_path: Path) -> None:
+    with typed("toy_points:Attending"):
+        train(theirs(folder, tmp_path / "run", "Attending", batch_size=1, max_steps=2), quiet=True)
+
+
 def test_attention_is_swapped_and_blocks_are_inserted(folder: Path, tmp_path: Path) -> None:
     shared: dict[str, Any] = {
         "data": f"clouds:{folder}",

@@ -17,6 +17,7 @@ from predictions import check_predictions
 from tokenmix.errors import UserError
 from tokenmix.lab import cli
 from tokenmix.lab.compare.baselines import fit_baselines
+from tokenmix.lab.compare.compare import compare
 from tokenmix.lab.tasks.points.data.clouds import scale_axes
 from tokenmix.lab.tasks.points.task import PointClassification, PointSegmentation, cloud_iou
 from tokenmix.lab.train import run as runs
@@ -265,7 +266,7 @@ def test_normals_stay_at_right_angles_to_what_is_stretched() -> None:
         ({"model": "vit_nano"}, "vit_nano is a model of image-classification"),
         ({"mixup": 0.2}, "has no option mixup, which is one of image-classification"),
         ({"augment": "rand-m9"}, "give one of none, light"),
-        ({"batch_size": 1}, "needs at least two clouds"),
+        ({"batch_size": 1}, "BatchNorm needs more than one value .*; no checkpoint was written"),
         ({"votes": 0}, "votes must be at least 1, got 0"),
         ({"points": 3}, "unknown option of point-classification 'points'; did you mean num_points"),
         ({"features": "xyz+normals"}, "without normals"),
@@ -338,3 +339,21 @@ def test_predictions_are_kept(run: Path) -> None:
     classes = {"accuracy", "balanced_accuracy", "macro_f1", "ece", "loss", "auc", "f1"}
     parts = {"instance_miou", "category_miou", "part_miou", "accuracy", "loss"}
     check_predictions(run, parts if parts_are_learnt(run) else classes)
+
+
+def test_a_comparison_on_one_cloud_at_a_time_is_refused_in_one_line(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="BatchNorm needs more than one value"):
+        compare(
+            task="point-classification",
+            data=f"clouds:{folder}",
+            model="pct_cls_nano",
+            model_kwargs={**TINY, "centres": (12, 6)},
+            mixers=["self"],
+            num_points=48,
+            batch_size=1,
+            epochs=1,
+            device="cpu",
+            jobs=1,
+            out=tmp_path,
+            quiet=True,
+        )

@@ -79,8 +79,8 @@ def summarize_foreign(name: str, sizes: Arguments, model_kwargs: Arguments) -> V
     else:
         try:
             model = create_on_meta(name, **model_kwargs, **({} if size is None else {"img_size": size}))
-        except TypeError as error:  # Convolutional networks lack this argument.
-            if "img_size" not in str(error):
+        except (TypeError, UserError) as error:  # Convolutional networks lack this argument.
+            if "unexpected keyword argument 'img_size'" not in str(error):
                 raise
             model = create_on_meta(name, **model_kwargs)
         example: Any = example_of(model, size)

@@ -362,12 +362,12 @@ class Table:
     title: str = ""
 
     def rich(self) -> rich.table.Table:
-        """For the terminal, 80 columns wide if names are short; the best of a column is bold and green."""
-        table = rich.table.Table(title=self.title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        table.add_column("variant", no_wrap=True)
+        """For the terminal: the best of a column is bold and green; what is too long wraps, the widest column first."""
+        table = rich.table.Table(title=self.title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0))
+        table.add_column("variant", overflow="fold")
         shown = [i for i, heading in enumerate(self.headings) if heading.short]
         for i in shown:
-            table.add_column(self.headings[i].short, justify="right", no_wrap=True)
+            table.add_column(self.headings[i].short.replace(" ", "\n"), justify="right", overflow="fold")
         for row in self.rows:
             texts = (f"[bold green]{c.text}[/]" if c.best else c.text for c in (row.cells[i] for i in shown))
             table.add_row(f"[italic]{row.name}[/]" if row.aside else row.name, *texts)

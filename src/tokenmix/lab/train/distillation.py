@@ -87,9 +87,8 @@ class DistillingTask(TaskModule, ABC):
                     f"the teacher {self.options.teacher} has no layer {other!r}; distill_from=layers pairs layers by "
                     "name, so the teacher is the run that --init-from names"
                 )
-            if self.config.loop.monitor is None:
-                self.monitor, self.mode = "layer_loss", "min"
             self.metrics["layer_loss"] = Metric.mean(lambda rows: rows["layer_loss"], higher_is_better=False)
+            self.watch(self.config.loop.monitor or "layer_loss")
         self.teacher, self.swapped = teacher.eval().requires_grad_(False), swapped
 
     def distilled(

@@ -188,7 +188,7 @@ def _card(task: TaskModule, form: HubForm, result: Values, command: Sequence[str
     cells = {key: "not defined" if value is None else f"{value:.4g}" for key, value in numbers.items()}
     rows = "".join(f"| {key} | {cell} |\n" for key, cell in cells.items())
     sizes, held = input_sizes(task.model, data.get("img_size")), data.get("validation", 0)
-    chosen = f"the best by {task.monitor} on {held:,} {unit} held out of training" if held else "the last"
+    chosen = f"the best by {result['monitor']} on {held:,} {unit} held out of training" if held else "the last"
     about = (
         f"`{result['model']}` of tokenmix for {result['task']}: {result['parameters']:,} parameters, trained on "
         f"{data['train']:,} {unit} of `{name}` for {result['epochs']} epoch{'s' * (result['epochs'] != 1)}."

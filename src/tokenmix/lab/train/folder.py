@@ -97,8 +97,8 @@ class RunFolder:
 
     @cached_property
     def setup(self) -> Values:
-        """Config, command and environment, as written."""
-        return read_part(self.path, "config.json")
+        """Config, command, environment and metric of the best epoch, as written."""
+        return _Part(self.path / "config.json", {"monitor": str})
 
     @cached_property
     def saved_config(self) -> TrainConfig:

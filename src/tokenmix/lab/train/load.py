@@ -17,7 +17,7 @@ from tokenmix.lab.train.config import SwapConfig, TrainConfig
 from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.task import TaskModule
 from tokenmix.layers.table import checked_own_mixers, own_mixers
-from tokenmix.registry import MODELS, TORCHVISION, Arguments, is_users, load_object
+from tokenmix.registry import MODELS, NO_WEIGHTS, TORCHVISION, Arguments, is_users, load_object
 from tokenmix.swap import InsertReport, SwapReport, insert, swap_attention
 from tokenmix.swap.inserting import INSERTED
 from tokenmix.trust import from_caller, sealed, unsealed
@@ -72,7 +72,7 @@ def with_published_weights(config: TrainConfig) -> TrainConfig:
     taken = inspect.signature(load_object(MODELS[name].build)).parameters if name in MODELS else {}
     part = "pretrained_backbone" if "pretrained_backbone" in taken else "pretrained"
     if name in MODELS and MODELS[name].pretrained_cfg is None and part not in taken:
-        raise UserError(f"{name} has no pretrained weights; leave --pretrained out, or give --init-from FILE")
+        raise UserError(f"{name} {NO_WEIGHTS}")
     return config.replace(model_kwargs={**config.model.model_kwargs, part: True})
 
 

@@ -111,6 +111,21 @@ def check_config(config: TrainConfig) -> None:
         check_optimizer(optim.opt, optim.opt_eps)
 
 
+@contextmanager
+def batch_norm_errors() -> Iterator[None]:
+    """Raise `UserError` if BatchNorm refuses a training batch in the block."""
+    try:
+        yield
+    except ValueError as error:
+        # PyTorch has no class for this error.
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise UserError(
+            "BatchNorm needs more than one value per channel in training; raise --batch-size, lower --accumulate, or "
+            "give larger samples"
+        ) from None
+
+
 def check_optimizer(name: str, eps: float | None = None) -> None:
     """Raise `UserError` unless timm has an optimiser of this name, and the optimiser takes `eps` if given."""
     # Imported here: timm takes seconds, and only training needs it.

@@ -57,6 +57,7 @@ from tokenmix.lab.train.load import (
     with_published_weights,
 )
 from tokenmix.lab.train.plan import (
+    batch_norm_errors,
     check_config,
     check_device,
     distills_layers,
@@ -335,9 +336,9 @@ def _prepare(config: TrainConfig, run: RunFolder) -> Session:
     if checkpoint is None:
         session.notes += [*([size_note(sizes)] if sizes else []), *changed.notes, *notes]
         if distributed_info().first:
-            setup = {"config": dataclasses.asdict(config), "command": sys.argv, "environment": environment()}
+            setup = {"config": dataclasses.asdict(config), "monitor": task.monitor, "command": sys.argv}
             with _one_line_errors(run.path):
-                write_json(run.path / "config.json", {ID: secrets.token_hex(16), **setup})
+                write_json(run.path / "config.json", {ID: secrets.token_hex(16), **setup, "environment": environment()})
                 write_json(run.path / "data.json", description)
                 data.save(run.path)
     else:
@@ -346,6 +347,8 @@ def _prepare(config: TrainConfig, run: RunFolder) -> Session:
                 f"the data {config.data.data!r} is not what {run.path} was started with; put that back, or start a new "
                 f"run with --init-from {run.path}"
             )
+        # A later version may have another default.
+        task.watch(run.setup.get("monitor", task.monitor))
         put_weights(task.model, checkpoint.weights, run.path / "checkpoints" / "last", stored_types(config))
         at = checkpoint.progress
         if at.epoch > plan.epochs or at.batch > plan.batches(0) or at.step > plan.total_steps:
@@ -430,7 +433,8 @@ def _write_result(session: Session, run: RunFolder, best: Values, final: Values)
 def _one_line_errors(run: Path) -> Iterator[None]:
     """Report external causes that stop a run in one line: what is kept, and how to continue."""
     try:
-        yield
+        with batch_norm_errors():
+            yield
     except KeyboardInterrupt:
         if not distributed_info().first:
             raise PeerFailure(130) from None
@@ -446,14 +450,6 @@ def _one_line_errors(run: Path) -> Iterator[None]:
         raise UserError(
             "out of memory; lower --batch-size, raise --accumulate, or split each image over several processes with "
             f"--token-parallel; {_kept(run)}"
-        ) from None
-    except ValueError as error:
-        # PyTorch has no class for BatchNorm's refusal.
-        if "more than 1 value per channel" not in str(error):
-            raise
-        raise UserError(
-            "BatchNorm needs more than one value per channel in training; raise --batch-size, lower --accumulate, or "
-            f"give larger samples; {_kept(run)}"
         ) from None
     except OSError as error:
         if error.errno not in DISK_ERRORS:

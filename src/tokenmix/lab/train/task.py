@@ -172,6 +172,7 @@ class TaskModule(nn.Module, ABC):
     """
 
     monitor: str
+    mode: Literal["max", "min"]
     set_elsewhere: ClassVar[Mapping[str, str]] = {}
     automatic_optimization: ClassVar[bool] = True
     looks_at: ClassVar[Literal["images", "text", "nothing"]] = "nothing"
@@ -184,10 +185,7 @@ class TaskModule(nn.Module, ABC):
         self.model, self.config, self.data = model, config, data
         self.options: Any = config.options
         self.metrics = self.make_metrics(config, data)
-        self.monitor = config.loop.monitor or self.usual_monitor()
-        if config.loop.monitor not in (None, *self.numbers()):
-            raise unknown_name(f"metric of {config.task}", self.monitor, self.numbers())
-        self.mode: Literal["max", "min"] = "max" if self.metrics[self.monitor].higher_is_better else "min"
+        self.watch(config.loop.monitor or self.usual_monitor())
         self.total_steps = 0
         self.part_weight = 1.0
         self.own_samples = slice(None)
@@ -288,6 +286,12 @@ class TaskModule(nn.Module, ABC):
     def usual_monitor(self) -> str:
         """The metric that picks the best checkpoint of these data; the task's `monitor` unless overridden."""
         return type(self).monitor
+
+    def watch(self, monitor: str) -> None:
+        """Set `monitor` and `mode`; `UserError` unless the metric is one number."""
+        if monitor not in self.numbers():
+            raise unknown_name(f"metric of {self.config.task}", monitor, self.numbers())
+        self.monitor, self.mode = monitor, "max" if self.metrics[monitor].higher_is_better else "min"
 
     def numbers(self) -> list[str]:
         """Names of the scalar results, which are logged after each epoch."""

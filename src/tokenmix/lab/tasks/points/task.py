@@ -113,12 +113,6 @@ class PointTask(TaskModule):
         return create_foreign_points(name, **sizes, per_point=cls.want == "parts", **kwargs)
 
     @classmethod
-    def check(cls, config: TrainConfig, batch_size: int) -> None:
-        super().check(config, batch_size)
-        if batch_size < 2:
-            raise UserError("BatchNorm needs at least two clouds in training; give --batch-size 2 or more")
-
-    @classmethod
     def summarize_model(cls, name: str, sizes: Arguments, model_kwargs: Arguments) -> Values:
         check_sizes(sizes, ("num_points",), f"{name} takes point clouds, whose size is --num-points N")
         n = sizes.get("num_points", cls.usual_points)
