@@ -17,7 +17,7 @@ from predictions import check_predictions
 from tokenmix.errors import UserError
 from tokenmix.lab import cli
 from tokenmix.lab.compare.baselines import fit_baselines
-from tokenmix.lab.tasks.points.data.clouds import scale_axes
+from tokenmix.lab.tasks.points.clouds import scale_axes
 from tokenmix.lab.tasks.points.task import PointClassification, PointSegmentation, cloud_iou
 from tokenmix.lab.train import run as runs
 from tokenmix.lab.train import trainer

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tokenmix.errors import UserError
 from tokenmix.files import Values, new_folder, user_path, write_json
-from tokenmix.lab.tasks.text.data.corpus import Documents, growth, load_text, pieces, settings_of, tokenizing
+from tokenmix.lab.tasks.text.corpus import Documents, growth, load_text, pieces, settings_of, tokenizing
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
