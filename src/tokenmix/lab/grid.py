@@ -237,7 +237,7 @@ def _check_address(address: str | None) -> None:
 
 
 def on_ray(cells: Sequence[Cell], needed: dict[str, float], ours: bool) -> Outcomes:
-    """Each cell as a task of Ray, in this process's current folder; a connection that is `ours` is closed at the end."""
+    """Each cell as a task of Ray, in the current folder; closes a connection that is `ours` at the end."""
     import ray
     from ray.exceptions import RayError, RayTaskError
 

@@ -228,14 +228,8 @@ class SceneAugment:
     min_size: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.crop is not None and min(self.crop) < 1:
-            raise UserError(f"a crop of {self.crop[0]} x {self.crop[1]} is not possible; give at least 1 x 1")
-        if not self.scales or min(self.scales) <= 0:
-            raise UserError(f"scales must be above 0, got {tuple(self.scales)}")
-        if not 0 <= self.flip <= 1:
-            raise UserError(f"flip is a probability in [0, 1], got {self.flip:g}")
-        if not 0 <= self.color_jitter <= 1:
-            raise UserError(f"color_jitter must be in [0, 1], got {self.color_jitter:g}")
+        if not self.scales:
+            raise UserError("there are no scales to choose from; give at least one, such as 1")
 
     def __call__(self, scene: Scene, epoch: int, index: int) -> Scene:
         """The scene in an epoch, with classes in their type; crowd regions, which are not learned, are left out."""

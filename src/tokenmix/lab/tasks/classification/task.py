@@ -18,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 from tokenmix.errors import UserError
 from tokenmix.files import Values
 from tokenmix.lab.data.images import load_images, make_augment, read_image
-from tokenmix.lab.data.images.augment import Erase
 from tokenmix.lab.registry import DATA_SETS, incompatible_model_error
 from tokenmix.lab.tasks.classes import ClassTask, likeliest
 from tokenmix.lab.tasks.classification import ClassificationOptions
@@ -146,7 +145,6 @@ class ImageClassification(ImageTask, ClassTask):
         if options.distill_from == "layers" and unread is not None:
             raise UserError(f"distill_from=layers only uses the loss over layers; leave {unread} out")
         make_augment(options.augment, seed=0, flip=True, fill=None, color_jitter=options.color_jitter)
-        Erase(options.reprob, 0)
 
     @classmethod
     def view(cls, model: nn.Module, file: Path, data: Description) -> View:
