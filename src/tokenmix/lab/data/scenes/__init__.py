@@ -21,7 +21,6 @@ from tokenmix.environment import check_mask_memory
 from tokenmix.errors import UserError
 from tokenmix.files import Values
 from tokenmix.lab.data.fetch import log
-from tokenmix.lab.data.images.decode import UnreadableImage, decode_stored
 from tokenmix.lab.data.images.image_set import normalize
 from tokenmix.lab.data.indexed import Batch, DataSet, IndexedDataset, hash_indices, restored_random_state, seed_all
 from tokenmix.lab.data.lookup import load_data
@@ -178,14 +177,6 @@ def bit_palette(count: int) -> list[tuple[int, int, int]]:
     return [  # pyrefly: ignore[bad-return]
         tuple(sum((n >> 3 * place + c & 1) << 7 - place for place in range(8)) for c in range(3)) for n in range(count)
     ]
-
-
-def read_stored(path: Path) -> Tensor:
-    """An image as stored, uint8 (3, H, W); `UserError` names the file."""
-    try:
-        return decode_stored(path)
-    except UnreadableImage as reason:
-        raise UserError(f"{path} {reason}; give a readable image or remove it from the set") from None
 
 
 def folder_in(path: Path, candidates: Sequence[str], marker: str, layout: str) -> Path:
