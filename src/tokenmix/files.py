@@ -92,6 +92,12 @@ class DiskError(OSError, UserError):
     """The disk refuses writes; later runs would also fail."""
 
 
+def check_new(folder: Path) -> None:
+    """`UserError` unless a folder to write is empty or does not exist."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists and is not empty; remove it, or give another --out")
+
+
 def make_folder(path: Path) -> None:
     """Make a folder and its parents; `DiskError` if that fails."""
     try:

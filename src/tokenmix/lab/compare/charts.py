@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from statistics import fmean
 
+import numpy as np
+
 from tokenmix.lab.compare.results import Column, Curve, Results, Variant
 from tokenmix.profiling.units import count, milliseconds
 
@@ -257,8 +259,4 @@ def bars(results: Results, column: Column) -> list[tuple[str, int, float, str]]:
 def confusions(results: Results) -> dict[str, list[list[int]]]:
     """Confusion matrix of each variant that has one, summed over the seeds."""
     found = {v.name: [run.confusion for run in v.runs if run.confusion] for v in results.variants}
-    return {
-        name: [[sum(counts) for counts in zip(*rows)] for rows in zip(*matrices)]
-        for name, matrices in found.items()
-        if matrices
-    }
+    return {name: np.sum(matrices, axis=0).tolist() for name, matrices in found.items() if matrices}

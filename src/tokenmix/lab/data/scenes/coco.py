@@ -19,6 +19,7 @@ from torchvision.ops import clip_boxes_to_image
 from tokenmix.environment import check_mask_memory
 from tokenmix.errors import UserError, needs
 from tokenmix.files import Values, inside
+from tokenmix.lab.data.images.decode import read_stored
 from tokenmix.lab.data.lookup import DataRequest
 from tokenmix.lab.data.reading import Skipped, parse_json, read_file
 from tokenmix.lab.data.scenes import (
@@ -28,7 +29,6 @@ from tokenmix.lab.data.scenes import (
     bit_palette,
     folder_in,
     objects_of,
-    read_stored,
     warn_of_absent,
 )
 

@@ -17,7 +17,7 @@ from torchvision.datasets import Cityscapes
 from tokenmix.errors import UserError
 from tokenmix.files import read_bytes
 from tokenmix.lab.data.fetch import log
-from tokenmix.lab.data.images.decode import UnreadableImage, decode_numbers
+from tokenmix.lab.data.images.decode import UnreadableImage, decode_numbers, read_stored
 from tokenmix.lab.data.lookup import DataRequest
 from tokenmix.lab.data.reading import NAMED, names_in
 from tokenmix.lab.data.scenes import (
@@ -27,7 +27,6 @@ from tokenmix.lab.data.scenes import (
     Scenes,
     bit_palette,
     folder_in,
-    read_stored,
     warn_of_absent,
 )
 

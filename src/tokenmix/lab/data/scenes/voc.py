@@ -19,6 +19,7 @@ from torchvision.ops import clip_boxes_to_image
 from tokenmix.environment import check_mask_memory
 from tokenmix.errors import UserError
 from tokenmix.lab.data.fetch import log
+from tokenmix.lab.data.images.decode import read_stored
 from tokenmix.lab.data.lookup import DataRequest
 from tokenmix.lab.data.reading import Skipped, names_in, read_file
 from tokenmix.lab.data.scenes import (
@@ -29,7 +30,6 @@ from tokenmix.lab.data.scenes import (
     bit_palette,
     folder_in,
     objects_of,
-    read_stored,
 )
 from tokenmix.lab.data.scenes.label_maps import checked_pairs, numbers_table, pair_scenes, read_labels
 
