@@ -100,8 +100,8 @@ def transfer_weights(model: Any, source: Any) -> int:
         unfit -= {own[-1]}
     if rows := ", ".join(map(str, sorted(unfit))):
         warnings.warn(
-            f"{len(found)} of {len(given)} tensors were loaded; rows {rows} of the YAML do not fit the source: add 1 to "
-            "their source numbers, or to those of the row before, for each TokenMix row before the wanted row",
+            f"{len(found)} of {len(given)} tensors were loaded; rows {rows} of the YAML do not fit the source: add 1 "
+            "to source numbers, there or in the row before, for each TokenMix row before the wanted row",
             stacklevel=2,
         )
     return len(found)
