@@ -27,7 +27,7 @@ def load_yolo(request: DataRequest) -> SceneData:
     if not names.is_file():
         raise UserError(f"{names} does not exist; give a folder with {LAYOUT}")
     root, classes = names.parent, _class_names(names)
-    parts, skipped = list[Scenes[tuple[Path, np.ndarray]]](), list[Skipped]()
+    parts, skipped, dropped = list[Scenes[tuple[Path, np.ndarray]]](), list[Skipped](), 0
     for choices in PARTS:
         places = [root / place.format(part) for part in choices for place in ("images/{}", "{}/images")]
         images = next((place for place in places if place.is_dir()), places[0])
@@ -38,8 +38,9 @@ def load_yolo(request: DataRequest) -> SceneData:
             missing += not file.exists()
             given = _read_boxes(file, len(classes)) if file.exists() and file.stat().st_size else np.zeros((0, 5))
             kept = given[(given[:, 3:] > given[:, 1:3]).all(1)]
-            if len(kept) < len(given):
-                skipped.append(Skipped(str(file), f"{len(given) - len(kept)} of its boxes have no area"))
+            if count := len(given) - len(kept):
+                dropped += count
+                skipped.append(Skipped(str(file), f"{count} of its boxes have no area"))
             items.append((path, kept))
         if missing:
             log(f"{missing} of {len(items)} images of {images} have no file in {labels} and are background")
@@ -55,6 +56,7 @@ def load_yolo(request: DataRequest) -> SceneData:
         palette=bit_palette(len(classes) + 1)[1:],
         source=f"YOLO labels in {root}",
         skipped=skipped,
+        notes={"boxes_without_area": dropped},
     )
 
 
@@ -76,11 +78,13 @@ def _class_names(path: Path) -> list[str]:
     names = given.get("names") if isinstance(given, dict) else None
     if isinstance(names, dict):
         names = [names.get(str(i)) for i in range(len(names))]
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
+    names = names if isinstance(names, list) else []
+    found = [name for name in names if isinstance(name, str) and name]
+    if not found or len(found) < len(names):
         raise UserError(f"{path} has no list of class names; write for example names: [cat, dog]")
-    if len(set(names)) < len(names):
+    if len(set(found)) < len(found):
         raise UserError(f"{path} names a class more than once; give each class a name of its own")
-    return names
+    return found
 
 
 def _read_boxes(path: Path, count: int) -> np.ndarray:
