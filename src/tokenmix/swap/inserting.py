@@ -170,7 +170,6 @@ def insert(
     img_size: int | tuple[int, int] | None = None,
     example_inputs: Example | None = None,
     mixer_kwargs: Arguments | None = None,
-    **unknown: object,
 ) -> InsertReport:
     """Insert a residual block with a token mixer after modules of a model, in place.
 
@@ -199,9 +198,6 @@ def insert(
     """
     if not isinstance(model, nn.Module):
         raise UserError(f"model must be an nn.Module, got {model!r}; build it first")
-    if unknown:
-        given = ", ".join(f'"{key}": {value!r}' for key, value in unknown.items())
-        raise UserError(f"insert has no argument {next(iter(unknown))!r}; give mixer_kwargs={{{given}}} to the mixer")
     warn_untested()
     if layout is not None:
         check_choice("layout", layout, get_args(Layout))
