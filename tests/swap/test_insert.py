@@ -298,8 +298,6 @@ def test_refusals(after: Any, mixer: Any, message: str):
         insert(model, "layer3", "external", img_size=32)
     with pytest.raises(UserError, match="unknown layout 'nchw'; known: channels-first"):
         insert(model, "layer2", "external", layout="nchw", img_size=32)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r'no argument .num_slots.; give mixer_kwargs=\{"num_slots": 8\}'):
-        insert(model, "layer2", "external", num_slots=8)
     with pytest.warns(UserWarning, match=r"of avgpool is one token"):
         assert "input (1, 3, 32, 32)" in str(insert(model, "avgpool", "external", img_size=32))
     with pytest.raises(UserError, match=r"model must be an nn\.Module"):
