@@ -11,9 +11,10 @@ import yaml
 
 from tokenmix.errors import UserError
 from tokenmix.lab.data.fetch import log
+from tokenmix.lab.data.images.decode import read_stored
 from tokenmix.lab.data.lookup import DataRequest
 from tokenmix.lab.data.reading import Skipped, read_file
-from tokenmix.lab.data.scenes import Scene, SceneData, Scenes, bit_palette, objects_of, read_stored, warn_of_absent
+from tokenmix.lab.data.scenes import Scene, SceneData, Scenes, bit_palette, objects_of, warn_of_absent
 from tokenmix.lab.data.scenes.label_maps import images_below
 
 LAYOUT = "data.yaml, images/train, images/val, labels/train and labels/val; or train/images and train/labels"
