@@ -22,6 +22,7 @@ from sklearn.cluster import KMeans
 
 from recipes.program import run_program
 from tokenmix.environment import environment
+from tokenmix.errors import UserError
 from tokenmix.files import write_json
 from tokenmix.lab.compare.statistics import covariance_of_resamples, resample
 from tokenmix.lab.train.load import load_task
@@ -118,6 +119,8 @@ def main(args: Args) -> None:
                     variants.setdefault(name, []).append({"seed": seed, "folder": folder, "score": float(score)})
                     drawn[folder] = scores
                     print(f"{folder}: {score:.3f}", flush=True)
+    if not drawn:
+        raise UserError(f"no runs in {args.runs}; run compare_climates first")
     now = environment()
     covariance = covariance_of_resamples(np.stack([*drawn.values()])).tolist()
     document = {key: now[key] for key in ("date", "cpu", "commit")} | {
