@@ -207,7 +207,7 @@ HEAD = """# Small replications
 
 What the papers claim, and what small networks show: minutes of training on two CPU cores. A verdict holds *at this
 scale*. `python -m recipes.claims` writes this page from `recipes/claims.toml`, the kept results of
-`recipes/*/compare_*.toml`, and `dev/probe.json`.
+`recipes/*/compare_*.toml`, two programs that measure finished runs, and `dev/probe.json`.
 """
 RULE = """## Rules of the verdicts
 
