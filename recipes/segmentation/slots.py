@@ -126,8 +126,8 @@ def main(args: Args) -> None:
     document = {key: now[key] for key in ("date", "cpu", "commit")} | {
         "metric": "share of the class's entropy",
         "higher": True,
-        "note": "what a label tells of the class over all tiles; controls: as many k-means clusters, of all tiles or each "
-        "tile's own; `recipes.segmentation.slots`",
+        "note": "what a label tells of the class over all tiles; controls: as many k-means clusters, of all tiles "
+        "or each tile's own; `recipes.segmentation.slots`",
         "minutes": None,
         "variants": [{"name": name, "runs": runs} for name, runs in variants.items()],
         "sampling": {
