@@ -45,8 +45,8 @@ class Found:
 
 
 def file_of(comparison: str) -> Path:
-    """Where the result of a comparison is kept: next to its TOML file."""
-    found = list((ROOT / "recipes").rglob(f"{comparison}.toml"))
+    """Where the result of a comparison is kept: next to its TOML file, or the program that measures it."""
+    found = [file for kind in ("toml", "py") for file in (ROOT / "recipes").rglob(f"{comparison}.{kind}")]
     if len(found) != 1:
         raise UserError(f"no comparison {comparison!r} in recipes; give the name of one of its TOML files")
     return found[0].with_suffix(".json")
@@ -207,7 +207,7 @@ HEAD = """# Small replications
 
 What the papers claim, and what small networks show: minutes of training on two CPU cores. A verdict holds *at this
 scale*. `python -m recipes.claims` writes this page from `recipes/claims.toml`, the kept results of
-`recipes/*/compare_*.toml`, and `dev/probe.json`.
+`recipes/*/compare_*.toml`, two programs that measure finished runs, and `dev/probe.json`.
 """
 RULE = """## Rules of the verdicts
 

@@ -2,9 +2,9 @@
 
     python -m recipes.run_all --budget 6 [--jobs 2]
 
-Each job is `tokenmix compare --config NAME`, which goes on where it stopped. One that has ended is not started again
-unless its name is given to --again. Ctrl-C, and the end of the time, save what is being trained: the same command goes
-on.
+Each job is `tokenmix compare --config NAME`, which goes on where it stopped; the last two measure finished runs. A job
+that has ended is not started again unless its name is given to --again. Ctrl-C, and the end of the time, save what is
+being trained: the same command goes on.
 """
 
 import os
@@ -25,10 +25,12 @@ from tokenmix.lab.train.config import Names
 ORDER = (
     "compare_climates",
     "compare_normalizations",
+    "compare_heads",
     "compare_lavit",
     "compare_pairs",
     "compare_pair_variants",
     "compare_tokens",
+    "compare_depth",
     "compare_cells",
     "compare_senses",
     "compare_gates",
@@ -39,6 +41,8 @@ ORDER = (
     "compare_swap",
 )
 JOBS = {name: f"-m tokenmix compare --config {name} --out {{out}}/{name} --jobs {{jobs}}" for name in ORDER}
+JOBS["slots"] = "-m recipes.segmentation.slots --runs {out}/compare_climates"
+JOBS["depth"] = "-m recipes.classification.depth --runs {out}/compare_depth"
 LEDGER = "-m recipes.claims"
 
 

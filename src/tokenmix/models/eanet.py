@@ -264,18 +264,24 @@ class MixerBlock2d(Mixer):
         return x if self.mixer.capabilities.layout == "2d" else x.flatten(2).transpose(1, 2)
 
 
-def make_context(name: str, dim: int, options: Arguments, factory: Factory) -> nn.Module:
+def make_context(
+    name: str, dim: int, options: Arguments, factory: Factory, mixer_kwargs: Arguments | None = None
+) -> nn.Module:
     """The block of that name: external, self, none, or a mixer of the table; options of None select the defaults."""
     given = {key: value for key, value in options.items() if value is not None}
-    if name == "external":
-        return ExternalAttention2d(dim, **given, **factory)
-    if given:
+    if given and name != "external":
         key, value = next(iter(given.items()))
         raise UserError(f"{key}={value!r} only applies to mixer='external', and the mixer is {name!r}; leave it out")
+    label, asked = f"mixer {name!r}", mixer_kwargs or {}
     if name == "none":
+        if asked:
+            raise UserError("mixer_kwargs is for a mixer, and the mixer is 'none'; leave it out")
         return nn.Identity()
+    if name == "external":
+        return build_mixer(ExternalAttention2d, label, dim, None, {**given, **asked, **factory})
     if name == "self":
-        return MixerBlock2d(SelfAttention(dim, num_heads=1, **factory), conv=False, **factory)
+        one = build_mixer(SelfAttention, label, dim, None, {"num_heads": 1, **asked, **factory})
+        return MixerBlock2d(one, conv=False, **factory)
     spec = get_spec(name)
     taken = inspect.signature(spec.layer).parameters
     if "num_tokens" in taken:
@@ -283,4 +289,4 @@ def make_context(name: str, dim: int, options: Arguments, factory: Factory) -> n
             f"mixer {name!r} learns a matrix over tokens, and these images may have any size; give a mixer without one"
         )
     known = {key: value for key, value in factory.items() if key in taken}
-    return MixerBlock2d(build_mixer(spec.layer, f"mixer {name!r}", dim, None, {**spec.fixed, **known}), **factory)
+    return MixerBlock2d(build_mixer(spec.layer, label, dim, None, {**spec.fixed, **known, **asked}), **factory)

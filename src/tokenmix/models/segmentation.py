@@ -44,6 +44,7 @@ class Segmenter(OnMaps, nn.Module, ABC):
             and pooling, for small images. Only for dilated backbones, like `output_stride`.
         output_stride: stride of the last map: 8 (default, as published) or 16; 4 with a small stem.
         mixer: `"external"`; `"self"`, the same block with self-attention; `"none"`; or any other mixer in that block.
+        mixer_kwargs: arguments of the mixer's constructor; `"self"` has one head by default.
         width, head_width: channels around the block, and before the classifier.
         num_slots, tie, normalization, chunk_size: of external attention, see `ExternalAttention2d` (default: 64 slots,
             no tie, double normalisation, no chunks).
@@ -66,6 +67,7 @@ class Segmenter(OnMaps, nn.Module, ABC):
         stem: StemKind | None = None,
         output_stride: int | None = None,
         mixer: str = "none",
+        mixer_kwargs: Arguments | None = None,
         width: int = 256,
         head_width: int = 128,
         num_slots: int | None = None,
@@ -91,7 +93,7 @@ class Segmenter(OnMaps, nn.Module, ABC):
         self.backbone = self.make_backbone(given, factory)
         self.feature_info: list[MapInfo] = list(self.backbone.feature_info.get_dicts())
         options = {"num_slots": num_slots, "tie": tie, "normalization": normalization, "chunk_size": chunk_size}
-        self.context = make_context(mixer, width, options, factory)
+        self.context = make_context(mixer, width, options, factory, mixer_kwargs)
         self.classifier = nn.Conv2d(head_width, num_classes, 1, **factory)
         self.dropout = nn.Dropout2d(drop_rate)
         self.add_head(width, head_width, factory)

@@ -148,6 +148,8 @@ def test_maps_of_the_block() -> None:
     with torch.no_grad():
         expected = torch.relu(x + model.context.norm(mixed))
         assert torch.allclose(model.context(x), expected, atol=1e-5)
+    (several,) = small(mixer="self", mixer_kwargs={"num_heads": 2}).attention_maps(images)
+    assert several.map.shape == (2, 2, 96, 96)
     assert small(mixer="none").attention_maps(images) == []
 
 
@@ -187,6 +189,8 @@ def test_names() -> None:
     [
         ({"mixer": "gating"}, "'gating' learns a matrix over tokens"),
         ({"mixer": "self", "num_slots": 8}, "num_slots=8 only applies to mixer='external'"),
+        ({"mixer": "self", "mixer_kwargs": {"num_slots": 8}}, "mixer 'self' has no argument 'num_slots'"),
+        ({"mixer": "none", "mixer_kwargs": {"num_heads": 4}}, "the mixer is 'none'"),
         ({"output_stride": 2}, r"output_stride must be one of \(4, 8, 16\)"),
         ({"backbone": "resnet_18"}, "unknown backbone 'resnet_18'"),
         ({"backbone": "lavit_tiny"}, "has no dilated form"),
