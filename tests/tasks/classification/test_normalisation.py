@@ -55,7 +55,7 @@ def test_weights_bring_their_normalisation(dark: str, tmp_path: Path, capsys: py
     assert stats(given) == {name: list(values) for name, values in OWN.items()}
     # Those of a run, even in another run's data; a run that continues keeps them without the source.
     start = tmp_path / "given"
-    second = train(make_config(**SHORT, data=dark, init_from=start, out=tmp_path / "second"), quiet=True)
+    second = train(make_config(**SHORT, data=dark, init_from=start, out=tmp_path / "second"))
     assert stats(second) == {name: list(values) for name, values in OWN.items()}
     assert f"with mean 0.1,0.2,0.3 and std 0.4,0.5,0.6, as in {start}" in capsys.readouterr().err
     start.rename(tmp_path / "moved")
@@ -81,7 +81,7 @@ def test_weights_of_an_own_model_keep_the_data_s(dark: str, tmp_path: Path, caps
     safetensors.torch.save_file(OwnNet(2).state_dict(), tmp_path / "own.safetensors")
     with typed(f"{__name__}:OwnNet"):
         config = make_config(**SHORT, data=dark, model=f"{__name__}:OwnNet", init_from=tmp_path / "own.safetensors")
-        train(config.replace(out=tmp_path / "run"), quiet=True)
+        train(config.replace(out=tmp_path / "run"))
     assert (
         "those of the data; if the weights were trained with others, give --mean and --std" in capsys.readouterr().err
     )

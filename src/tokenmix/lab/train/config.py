@@ -211,6 +211,7 @@ class BudgetConfig(Part):
     Configure them by their environment variables, such as WANDB_MODE and MLFLOW_TRACKING_URI."""
     init_from: Path | None = None
     """Start from the weights of a safetensors file or run folder; image size and classes may differ.
+    Positions of your own models are interpolated if they have the shape (1, h*h, D) or (1, 1 + h*h, D).
     A run folder also sets the model, its arguments and its swap, unless --model or --recipe is given."""
 
 

@@ -9,11 +9,9 @@ from timm.models import resolve_pretrained_cfg
 
 from tokenmix.errors import UserError, as_user_error
 from tokenmix.files import Values, read_json
-from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.images import ImageData
 from tokenmix.lab.tasks.foreign import folder_of
 from tokenmix.lab.train.config import TrainConfig
-from tokenmix.lab.train.distributed import distributed_info
 from tokenmix.lab.train.folder import DESCRIPTION, RunFolder
 from tokenmix.lab.train.schema import fitted
 from tokenmix.registry import MODELS, TORCHVISION, is_foreign, is_transformers
@@ -28,16 +26,19 @@ def of_channels(cfg: Mapping[str, Any], channels: int) -> dict[str, list[float]]
     return {k: list(cfg[k]) if len(cfg[k]) == channels else [statistics.mean(cfg[k])] * channels for k in STATS}
 
 
-def normalisation(config: TrainConfig, images: ImageData) -> dict[str, list[float]]:
-    """Mean and standard deviation of a new run: the given ones, those of its initial weights, or those of the data."""
+def normalisation(config: TrainConfig, images: ImageData) -> tuple[dict[str, list[float]], str]:
+    """Mean and standard deviation of a run: the given ones, those of its initial weights, or those of the data.
+
+    The text is a note on those that are not simply the data's.
+    """
     options, start, resume = config.options, config.loop.init_from, config.loop.resume
     pretrained = config.model.pretrained or any(name.startswith("pretrained") for name in config.model.model_kwargs)
     pretrained = pretrained or "weights" in config.model.model_kwargs
     found: Mapping[str, Any] = {"mean": images.mean, "std": images.std}
     if options.mean is None and start is None and not pretrained:
-        return of_channels(found, images.channels)
+        return of_channels(found, images.channels), ""
     if resume is not None:
-        return of_channels(RunFolder(resume).description, images.channels)
+        return of_channels(RunFolder(resume).description, images.channels), ""
     run = None if start is None else RunFolder.of_weights(start)
     if options.mean is not None:
         found, source = {"mean": options.mean, "std": options.std}, "as given"
@@ -50,10 +51,8 @@ def normalisation(config: TrainConfig, images: ImageData) -> dict[str, list[floa
     else:
         source = "those of the data; if the weights were trained with others, give --mean and --std"
     stats = of_channels(found, images.channels)
-    if distributed_info().first:
-        mean, std = (",".join(f"{value:.4g}" for value in stats[k]) for k in STATS)
-        log(f"images are normalised with mean {mean} and std {std}, {source}")
-    return stats
+    mean, std = (",".join(f"{value:.4g}" for value in stats[k]) for k in STATS)
+    return stats, f"images are normalised with mean {mean} and std {std}, {source}"
 
 
 def _expected(name: str, *, backbone: bool) -> Mapping[str, Any] | None:

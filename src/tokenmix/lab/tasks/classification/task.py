@@ -107,10 +107,12 @@ class ImageClassification(ImageTask, ClassTask):
                     f"{config.data.data!r} has {images.channels} channels, the run was trained on {like['channels']}; "
                     "give data with as many"
                 )
-        stats = normalisation(config, images) if like is None else {name: like[name] for name in STATS}
+        stats, note = normalisation(config, images) if like is None else ({name: like[name] for name in STATS}, "")
         augment = {name: getattr(options, name) for name in ("augment", "color_jitter", "reprob")}
         more = described_architecture(config, like)
-        return image_data(replace(images, **stats), config, **stats, more=more, **augment)
+        made = image_data(replace(images, **stats), config, **stats, more=more, **augment)
+        made.notes = [note] if note else []
+        return made
 
     @classmethod
     def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
