@@ -243,10 +243,8 @@ def _rates(table: CostTable, row: CostRow) -> list[str]:
     # Far from both ceilings, call overhead, caches or exponentials dominate.
     bound = bound if max(shares) >= BOUND else "neither"
     noisy = "~" * (row.forward is not None and row.forward.noisy)
-    return [
-        f"{noisy}{text}"
-        for text in (f"{macs / 1e9:.3g}", f"{shares[0]:.0%}", f"{moved / 1e9:.3g}", f"{shares[1]:.0%}", bound)
-    ]
+    numbers = f"{macs / 1e9:.3g}", f"{shares[0]:.0%}", f"{moved / 1e9:.3g}", f"{shares[1]:.0%}"
+    return [*(noisy + number for number in numbers), bound]
 
 
 def footnotes(table: CostTable) -> list[str]:

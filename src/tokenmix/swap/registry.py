@@ -317,8 +317,8 @@ def select_sites(sites: Sequence[AttentionSite], where: Where) -> list[Attention
     names = [name for site in sites for name in site.names]
     if isinstance(where, str) and re.search(r"\[!?(\d\d+-\d+|\d+-\d\d+)\]", where):
         raise UserError(
-            f"where={where!r}: a bracket of a glob holds single characters, not a range of numbers above 9; give two "
-            "globs in turn, such as '*.[6-9].*' and '*.1[01].*', in Python also a list of names"
+            f"where={where!r}: a bracket of a glob holds single characters, not a range of numbers above 9; give "
+            "a glob such as '*.[6-9].*' or '*.1[01].*', in Python also a list of names"
         )
     if not isinstance(where, str) and not callable(where):
         for name in where:
