@@ -20,13 +20,13 @@ STATS = ("mean", "std")
 IMAGENET: Values = {"mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD}
 
 
-def of_channels(cfg: Mapping[str, Any], channels: int) -> dict[str, list[float]]:
+def of_channels(cfg: Mapping[str, Any], channels: int) -> Values:
     """Mean and standard deviation of a timm config for this number of channels."""
     # timm adapts three-channel weights to another number of channels; they expect the mean of the statistics.
     return {k: list(cfg[k]) if len(cfg[k]) == channels else [statistics.mean(cfg[k])] * channels for k in STATS}
 
 
-def normalisation(config: TrainConfig, images: ImageData) -> tuple[dict[str, list[float]], str]:
+def normalisation(config: TrainConfig, images: ImageData) -> tuple[Values, str]:
     """Mean and standard deviation of a run: the given ones, those of its initial weights, or those of the data.
 
     The text is a note on those that are not simply the data's.
