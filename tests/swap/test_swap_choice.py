@@ -293,7 +293,7 @@ class Unused(nn.Module):
 
 def test_attention_that_no_pass_shows_must_be_named() -> None:
     model = Unused()
-    with pytest.raises(UserError, match=r"tokens is unknown .* give example_inputs, or where=\['own'\]"):
+    with pytest.raises(UserError, match=r"tokens is unknown .* name it in a list where=.* \(and 1 more\)"):
         tokenmix.swap_attention(model, "external")
     assert type(model.own) is nn.MultiheadAttention
     assert [row.name for row in tokenmix.swap_attention(model, "external", ["own"]).rows] == ["own"]
@@ -375,7 +375,7 @@ def test_an_adapter_of_the_user_s_own() -> None:
     torch.manual_seed(0)
     model, x, keep = nn.ModuleDict({"a": Rotating()}), torch.randn(2, 5, 32), torch.arange(5) < torch.tensor([[5], [3]])
     before = model["a"](None, x, keep=keep)[0]
-    with pytest.raises(UserError, match=r"tokens is unknown .* where=\['a'\]"):
+    with pytest.raises(UserError, match=r"tokens is unknown .* name it in a list where="):
         tokenmix.swap_attention(model, "self")
     row = tokenmix.swap_attention(model, "self", ["a"], num_tokens=5).rows[0]
     assert row.kept == ("query", "key", "value", "out")
