@@ -21,8 +21,8 @@ from transformers import BertConfig, BertModel
 from test_docs import split_words
 from tokenmix.lab import cli
 from tokenmix.lab.data.store import Names, fetched
-from tokenmix.lab.tasks.points.ply import write_ply
 from tokenmix.lab.tasks.points.layouts import PARTS
+from tokenmix.lab.tasks.points.ply import write_ply
 from tokenmix.lab.tasks.text.tokenizer import save_tokenizer, train_tokenizer
 
 LINES = [f"On day {i} the ship sailed {i * 7} miles further to the south." for i in range(400)]
