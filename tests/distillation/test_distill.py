@@ -354,3 +354,11 @@ def test_outputs_are_named(teacher: Net) -> None:
     text = TextNet()
     with pytest.raises(UserError, match="the model returns last_hidden_state, and pooler is not among them"):
         tokenmix.distill(text, swapped(text), text_batches(0.0), output="pooler")
+
+
+def test_batches_that_do_not_fit_are_one_line() -> None:
+    teacher, student = nn.Linear(4, 2), nn.Linear(4, 2)
+    with pytest.raises(UserError, match="the loader is one tensor"):
+        tokenmix.distill(teacher, student, torch.randn(8, 4))
+    with pytest.raises(UserError, match=r"Linear on a batch \(8, 3\) fails with"):
+        tokenmix.distill(teacher, student, [torch.randn(8, 3)])

@@ -129,3 +129,8 @@ def test_layers_that_take_scores_cannot_be_ranked_alone() -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     with pytest.raises(UserError, match="no layer can be replaced alone; leave out residual"):
         ranked(nn.TransformerEncoder(layer, 2), "less", mixer_kwargs={"residual": True})
+
+
+def test_a_held_out_batch_is_the_example(model: Stack) -> None:
+    ranking = ranked(model, "gating", example_inputs=None, steps=1)
+    assert ranking.frontier[0].macs == model_macs(model, (data(1)[0][:1],))

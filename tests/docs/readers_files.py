@@ -14,14 +14,15 @@ import numpy as np
 import timm
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from timm.models import save_for_hf
 from transformers import BertConfig, BertModel
 
 from test_docs import split_words
 from tokenmix.lab import cli
 from tokenmix.lab.data.store import Names, fetched
-from tokenmix.lab.tasks.points.data import write_ply
-from tokenmix.lab.tasks.points.data.layouts import PARTS
+from tokenmix.lab.tasks.points.layouts import PARTS
+from tokenmix.lab.tasks.points.ply import write_ply
 from tokenmix.lab.tasks.text.tokenizer import save_tokenizer, train_tokenizer
 
 LINES = [f"On day {i} the ship sailed {i * 7} miles further to the south." for i in range(400)]
@@ -136,6 +137,32 @@ def resnet(path: Path) -> None:
     save_for_hf(model, str(path), model_args={"in_chans": 1}, safe_serialization=True)
 
 
+VIT = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, num_classes, img_size):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 8, 8)
+        self.pos_embed = nn.Parameter(torch.zeros(1, (img_size // 8) ** 2, 16))
+        self.blocks = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
+        self.head = nn.Linear(16, num_classes)
+
+    def forward(self, x):
+        return self.head(self.blocks(self.stem(x).flatten(2).mT + self.pos_embed).mean(1))
+
+def mine(num_classes=2, img_size=32):
+    return Net(num_classes, img_size)
+"""
+
+
+def own_weights(path: Path) -> None:
+    names: dict[str, Any] = {"__name__": "my_vit"}
+    exec(VIT, names)
+    save_file(names["mine"]().state_dict(), path)
+
+
 FILES: dict[str, Callable[[Path], Any]] = {
     **dict.fromkeys(("three.png", "seven.png", "shirt.png", "a.jpg", "b.png"), picture),
     **dict.fromkeys(("photograph.jpg", "photograph.png"), functools.partial(picture, side=128)),
@@ -157,6 +184,8 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "my_resnet": resnet,
     "my_layers": lambda path: write(path.with_suffix(".py"), LAYERS),
     "my_nets": lambda path: write(path.with_suffix(".py"), NETS),
+    "my_vit": lambda path: write(path.with_suffix(".py"), VIT),
+    "weights.safetensors": own_weights,
 }
 """Files, folders and modules by the name in a command; `my-LAYOUT` is the reader's PATH in that layout."""
 

@@ -190,3 +190,11 @@ def test_the_fastest_is_kept(
     if kept is nn.Linear:
         assert fast is not model
         assert torch.equal(fast(images), model(images))
+
+
+def test_a_dtype_of_torch_and_an_example_that_does_not_fit() -> None:
+    model = nn.Sequential(nn.Linear(16, 24), nn.GELU())
+    fast = tokenmix.optimize(model, torch.randn(5, 9, 16), torch.float32, measure=False)
+    assert fast.optimization == "float32, not measured"
+    with pytest.raises(UserError, match=r"on the example, first \(5, 9, 8\), fails with"):
+        tokenmix.optimize(model, torch.randn(5, 9, 8))

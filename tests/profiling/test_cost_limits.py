@@ -16,7 +16,7 @@ from tokenmix.profiling import cost, machine
 from tokenmix.profiling.cost import CostRow, CostTable, Crossover, cost_table, faster_ranges
 from tokenmix.profiling.cost_figure import draw_cost
 from tokenmix.profiling.machine import Ceilings, Timing, expected_peak, time_interleaved, too_slow
-from tokenmix.profiling.table import _costs, footnotes, markdown, sentences
+from tokenmix.profiling.table import _costs, _rates, footnotes, markdown, sentences
 from tokenmix.profiling.target import mixer_with_input, model_with_image
 
 CPU = torch.device("cpu")
@@ -161,6 +161,7 @@ def test_unsteady_times_are_marked_and_nothing_is_read_from_them(monkeypatch: py
     assert table.faster["simplified"] is not None
     assert _costs(table.row("external", 16))[2].startswith("~")
     assert not _costs(table.row("self", 16))[2].startswith("~")
+    assert all(number.startswith("~") for number in _rates(table, table.row("external", 16))[:4])
     assert footnotes(table)[-1].startswith("~ says little: the quartiles of these times are more than 50%")
     expected = next(line for line in sentences(table) if line.startswith("external"))
     assert "no growth exponent: its forward times are noisy (~)" in expected

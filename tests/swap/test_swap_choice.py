@@ -114,7 +114,7 @@ def test_the_number_of_tokens_must_be_known_where_it_is_learned() -> None:
     def holder() -> nn.ModuleDict:
         return nn.ModuleDict({"attn": nn.MultiheadAttention(32, 2, batch_first=True)})
 
-    with pytest.raises(UserError, match="give num_tokens"):
+    with pytest.raises(UserError, match="example_inputs or num_tokens"):
         tokenmix.swap_attention(holder(), "gating", ["attn"])
     report = tokenmix.swap_attention(holder(), "gating", ["attn"], num_tokens=9)
     assert report.rows[0].num_tokens == 9
@@ -210,7 +210,7 @@ def test_the_commands_take_a_run_of_a_network_that_does_not_tell_its_input(
         """from torch import nn
 
 class Net(nn.Module):
-    def __init__(self, num_classes):
+    def __init__(self, num_classes=10):
         super().__init__()
         self.stem = nn.Conv2d(1, 8, 2, 2)
         self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
@@ -225,6 +225,11 @@ class Net(nn.Module):
     train = ["train", "image-classification", "--model", "small_net:Net", "--img-size", "8"]
     assert main([*own, *train, *budget, "--out", run]) == 0
     capsys.readouterr()
+    factory = [*own, "swap", "small_net:Net", "--to", "external", "--json"]
+    assert main([*factory, "--img-size", "8"]) == 0
+    assert json.loads(capsys.readouterr().out)["macs_after"] > 0
+    assert main(factory) == 0
+    assert "give img_size (--img-size in a command)" in capsys.readouterr().out
     assert main([*own, "swap", run, "--to", "external", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert 0 < report["macs_after"] != report["macs_before"] > 0
@@ -288,7 +293,7 @@ class Unused(nn.Module):
 
 def test_attention_that_no_pass_shows_must_be_named() -> None:
     model = Unused()
-    with pytest.raises(UserError, match=r"tokens is unknown .* give example_inputs, or where=\['own'\]"):
+    with pytest.raises(UserError, match=r"tokens is unknown .* name it in a list where=.* \(and 1 more\)"):
         tokenmix.swap_attention(model, "external")
     assert type(model.own) is nn.MultiheadAttention
     assert [row.name for row in tokenmix.swap_attention(model, "external", ["own"]).rows] == ["own"]
@@ -370,7 +375,7 @@ def test_an_adapter_of_the_user_s_own() -> None:
     torch.manual_seed(0)
     model, x, keep = nn.ModuleDict({"a": Rotating()}), torch.randn(2, 5, 32), torch.arange(5) < torch.tensor([[5], [3]])
     before = model["a"](None, x, keep=keep)[0]
-    with pytest.raises(UserError, match=r"tokens is unknown .* where=\['a'\]"):
+    with pytest.raises(UserError, match=r"tokens is unknown .* name it in a list where="):
         tokenmix.swap_attention(model, "self")
     row = tokenmix.swap_attention(model, "self", ["a"], num_tokens=5).rows[0]
     assert row.kept == ("query", "key", "value", "out")
@@ -401,10 +406,29 @@ class Fused(nn.Module):
 def test_projections_that_an_adapter_misreads_are_noted(heads_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "ADAPTERS", [*registry.ADAPTERS])
     torch.manual_seed(0)
-    register_adapter(AttentionLayout(classes=["*.Fused"], qkv="qkv", out="o", num_heads="heads"))
+    register_adapter(AttentionLayout(classes=[Fused], qkv="qkv", out="o", num_heads="heads"))
     model, x = nn.Sequential(Fused(heads_first)), torch.randn(1, 6, 32)
     notes = tokenmix.swap_attention(model, "self", example_inputs=x).notes
     assert [note.startswith("softmax attention with the projections of 0") for note in notes] == [True] * heads_first
+
+
+def test_a_mixer_that_was_swapped_in_keeps_its_weights() -> None:
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, num_classes=2)
+    tokenmix.swap_attention(model, "external", ["blocks.0.attn"])
+    before = {name: value.clone() for name, value in model.blocks[0].state_dict().items()}
+    report = tokenmix.swap_attention(model, "external")
+    assert [row.name for row in report.rows] == ["blocks.1.attn"]
+    assert all(torch.equal(value, before[name]) for name, value in model.blocks[0].state_dict().items())
+    with pytest.raises(UserError, match=r"it is this external already.*\(and 1 more\)"):
+        tokenmix.swap_attention(model, "external")
+    assert len(tokenmix.swap_attention(model, "external", mixer_kwargs={"num_slots": 5}).rows) == 2
+
+
+def test_a_bracket_holds_no_range_of_numbers() -> None:
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=12)
+    with pytest.raises(UserError, match="a bracket of a glob holds single characters"):
+        tokenmix.swap_attention(model, "external", "blocks.[6-11].*")
+    assert len(tokenmix.swap_attention(model, "external", "blocks.[6-9].*").rows) == 4
 
 
 class LaterFused(Fused):

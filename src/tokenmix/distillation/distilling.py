@@ -82,7 +82,7 @@ class DistillReport(TableReport):
     def _about(self) -> str:
         ended = "interrupted after" if self.interrupted else "after"
         on = "" if self.before is None else f"; columns from cosine on: {self.before.rows:,} held-out rows"
-        times = f"{self.seconds:.0f} s ({self.cpu_seconds / 60:.1f} CPU minutes)"
+        times = f"{self.seconds:.0f} s ({self.cpu_seconds:.0f} CPU seconds)"
         return f"{ended} {self.steps} steps, {times}; {self.trained:,} numbers trained{on}"
 
 
@@ -148,6 +148,8 @@ def distill(
     Returns:
         The report, with held-out fidelity before and after.
     """
+    if isinstance(loader, Tensor):
+        raise UserError("the loader is one tensor, and must give batches; give images.split(32), or a DataLoader")
     if steps is None and not isinstance(loader, Sized):
         raise UserError("the loader does not say how many batches it has; give steps=")
     total = len(loader) if steps is None else steps  # type: ignore[arg-type]
@@ -401,7 +403,8 @@ def rank_layers(
         loss: ranking criterion, as in `distill`.
         steps: of the fit.
         lr: learning rate of the fit.
-        num_tokens, img_size, example_inputs, mixer_kwargs, drop: as in `swap_attention`.
+        num_tokens, img_size, example_inputs, mixer_kwargs, drop: as in `swap_attention`; the default example is a
+            sample of `held_out` if its batches are tensors.
         temperature: T of "kl".
         precision: of the forward passes.
         seed: of the loader's order, if it is random.
@@ -413,6 +416,9 @@ def rank_layers(
     reader = OutputReader(output, next(model.parameters()).device, precision == "bf16")
     held = HeldOut.of(model, held_out, reader)
     fitted = copy.deepcopy(model)
+    first = held.batches[0][0] if isinstance(held.batches[0], list) else held.batches[0]
+    if example_inputs is None and img_size is None and isinstance(first, Tensor):
+        example_inputs = (first[:1],)
     swap = swap_attention(
         fitted,
         mixer,

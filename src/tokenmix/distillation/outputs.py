@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokenmix.errors import UserError, unknown_name
+from tokenmix.errors import UserError, as_user_error, unknown_name
 from tokenmix.registry import Arguments
 from tokenmix.swap.probe import evaluating, watch_calls
 
@@ -46,8 +46,11 @@ class OutputReader:
                 f"{type(batch).__name__}; change what the loader gives"
             )
         output = self.output
+        shape = tuple(given.shape) if isinstance(given, Tensor) else ", ".join(map(str, given))
+        failed = f"the forward pass of {type(model).__name__} on a batch {shape} fails with "
         with self.autocast():
-            result = model(**kwargs) if kwargs else model(given)
+            with as_user_error(failed, "; give batches, such as images (B, C, H, W), that teacher and student take"):
+                result = model(**kwargs) if kwargs else model(given)
             if callable(output):
                 found = output(result, batch)
             elif output in ("mean", "cls"):

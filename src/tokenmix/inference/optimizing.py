@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import get_args
+from typing import cast, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -200,7 +200,7 @@ _UNCHANGED = "unchanged"
 def optimize(
     model: nn.Module,
     example: Tensor | Iterable[Tensor | Sequence[object]],
-    dtype: Dtype = "float32",
+    dtype: Dtype | torch.dtype = "float32",
     *,
     measure: bool = True,
 ) -> nn.Module:
@@ -222,9 +222,10 @@ def optimize(
         model: a float32 model on the CPU; it does not change.
         example: a batch, or several in a list or a loader, each a tensor or (images, labels). The copy is checked on
             the first batch. For int8, all batches determine the ranges of the activations.
-        dtype: of the products. `"float32"`; `"bfloat16"`, with rounded weights and inputs; `"int8"`, with one scale per
-            weight row and per layer's activations, see `Int8Linear` and `Int8ExternalAttention`. Spatial gates, norms,
-            softmax, convolutions and linear layers with one row per sample (a head after pooling) stay float32.
+        dtype: of the products, a name or `torch.dtype`. `"float32"`; `"bfloat16"`, with rounded weights and inputs;
+            `"int8"`, with one scale per weight row and per layer's activations, see `Int8Linear` and
+            `Int8ExternalAttention`. Spatial gates, norms, softmax, convolutions and linear layers with one row per
+            sample (a head after pooling) stay float32.
         measure: time the copy, the float32 copy and the model in turns on the first batch, for about a second, and
             return the fastest. If no copy is faster, return the model in eval mode. The first batch should have the
             size used later: small batches of small models are slower in bfloat16 and int8. False: return the copy in
@@ -238,6 +239,8 @@ def optimize(
             the copy fails or its outputs on the first batch differ by more than `TOLERANCES`; or PyTorch lacks the
             operators.
     """
+    if isinstance(dtype, torch.dtype):
+        dtype = cast(Dtype, str(dtype).removeprefix("torch."))
     check_choice("dtype", dtype, get_args(Dtype))
     if not isinstance(model, nn.Module):
         raise UserError(f"optimize takes a model, an nn.Module; got {type(model).__name__}")
@@ -245,7 +248,9 @@ def optimize(
     unchanged = copy.deepcopy(model).eval().requires_grad_(False)
     batches = _batches(example)
     first = next(batches)
-    ranges = observe(unchanged, itertools.chain([first], batches))
+    failed = f"the forward pass of {type(model).__name__} on the example, first {tuple(first.shape)}, fails with "
+    with as_user_error(failed, "; give batches that the model takes"):
+        ranges = observe(unchanged, itertools.chain([first], batches))
     plan = plan_copy(unchanged, set(ranges))
     if not plan:
         raise UserError(

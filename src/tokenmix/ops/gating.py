@@ -138,7 +138,8 @@ def _check_length(weight: Tensor, n: int) -> None:
     if n > _built_for(weight):
         raise UserError(
             f"the gate was built for {_built_for(weight)} tokens and got {n}; "
-            f"interpolate its weights with tokenmix.ops.resize_gate(weight, bias, old_grid, new_grid)"
+            "set the image size before the swap, or interpolate the weights of a gate without class tokens with "
+            "tokenmix.ops.resize_gate(weight, bias, old_grid, new_grid)"
         )
 
 

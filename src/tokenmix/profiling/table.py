@@ -242,7 +242,9 @@ def _rates(table: CostTable, row: CostRow) -> list[str]:
     bound = "arithmetic" if shares[0] >= shares[1] else "memory"
     # Far from both ceilings, call overhead, caches or exponentials dominate.
     bound = bound if max(shares) >= BOUND else "neither"
-    return [f"{macs / 1e9:.3g}", f"{shares[0]:.0%}", f"{moved / 1e9:.3g}", f"{shares[1]:.0%}", bound]
+    noisy = "~" * (row.forward is not None and row.forward.noisy)
+    numbers = f"{macs / 1e9:.3g}", f"{shares[0]:.0%}", f"{moved / 1e9:.3g}", f"{shares[1]:.0%}"
+    return [*(noisy + number for number in numbers), bound]
 
 
 def footnotes(table: CostTable) -> list[str]:

@@ -180,10 +180,10 @@ class AttentionLayout(AttentionAdapter):
     Names of parts are dotted paths from the module. Missing parts count as absent.
 
     Attributes:
-        classes: globs over "module.Class" of the class that defines `forward`; subclasses that inherit it match.
+        classes: the classes that define `forward`, or globs over "module.Class"; subclasses that inherit it match.
         query, key, value, out: the `nn.Linear` projections, heads concatenated.
-        qkv: the fused projection, instead of query, key and value, whose rows it has in this order: all heads of the
-            query first, then all of the key. Another order is not kept correctly.
+        qkv: the fused projection; a module that has it needs no query, key and value. Its rows have this order: all
+            heads of the query first, then all of the key. Another order is not kept correctly.
         biases: parameters with the biases of `qkv`.
         num_heads: the number of heads.
         dropout, attention_dropout: rates or `nn.Dropout`, on the output and on the attention map.
@@ -200,7 +200,7 @@ class AttentionLayout(AttentionAdapter):
         refusal: why no mixer can replace such a module.
     """
 
-    classes: Sequence[str]
+    classes: Sequence[str | type[nn.Module]]
     about: str = ""
     query: str = ""
     key: str = ""
@@ -223,11 +223,16 @@ class AttentionLayout(AttentionAdapter):
     extra_outputs: int | None = None
     refusal: str = ""
 
+    def __post_init__(self) -> None:
+        names = [self.classes] if isinstance(self.classes, str | type) else self.classes
+        names = [f"{one.__module__}.{one.__qualname__}" if isinstance(one, type) else one for one in names]
+        object.__setattr__(self, "classes", tuple(names))
+
     def matches(self, module: nn.Module) -> bool:
         """Compare the name of the class that defines `forward`, without importing its library."""
         owner = next(c for c in type(module).__mro__ if "forward" in vars(c))
         name = f"{owner.__module__}.{owner.__qualname__}"
-        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.classes)
+        return any(fnmatch.fnmatchcase(name, str(pattern)) for pattern in self.classes)
 
     def read(self, module: nn.Module) -> AttentionWeights:
         if self.refusal:

@@ -1,6 +1,7 @@
 """Table of attention kinds known to a swap, and search for attention in a model."""
 
 import fnmatch
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -314,6 +315,11 @@ def find_sites(model: nn.Module) -> list[AttentionSite]:
 def select_sites(sites: Sequence[AttentionSite], where: Where) -> list[AttentionSite]:
     """The sites selected by `where`; `UserError` if there are none, or a listed name is unknown."""
     names = [name for site in sites for name in site.names]
+    if isinstance(where, str) and re.search(r"\[!?(\d\d+-\d+|\d+-\d\d+)\]", where):
+        raise UserError(
+            f"where={where!r}: a bracket of a glob holds single characters, not a range of numbers above 9; give "
+            "a glob such as '*.[6-9].*' or '*.1[01].*', in Python also a list of names"
+        )
     if not isinstance(where, str) and not callable(where):
         for name in where:
             if name not in names:

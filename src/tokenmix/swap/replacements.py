@@ -131,8 +131,8 @@ def _plan_one(site: AttentionSite, request: SwapRequest, before: Replacement | N
             raise SwapError(CROSS)
         if own is None and not request.strict:
             raise SwapError(
-                f"whether it attends to its own tokens is unknown ({request.why_unseen}); give example_inputs, or "
-                f"where=[{site.name!r}] if it does"
+                f"whether it attends to its own tokens is unknown ({request.why_unseen}); give img_size (--img-size "
+                "in a command) or example_inputs, or name it in a list where=[...] if it does"
             )
     for call in calls:
         if call.refusal:
@@ -146,6 +146,10 @@ def _plan_one(site: AttentionSite, request: SwapRequest, before: Replacement | N
             "drop='positions', in a command --swap-drop positions, leaves them out"
         )
     kept, why = keep_weights(old, built)
+    if not request.strict and len(kept) < 4 and _alike(site.module, built):
+        raise SwapError(
+            f"it is this {label} already, and would lose its weights; name it in a list where=[...] for that"
+        )
     why += "; as self, which makes the scores of the layers after it" if first else ""
     if old.attention_dropout and "attention_dropout" not in inspect.signature(request.layer).parameters:
         why += f"; the dropout of {old.attention_dropout:g} on the map has no place in it"
@@ -188,6 +192,12 @@ def _plan_one(site: AttentionSite, request: SwapRequest, before: Replacement | N
     return Replacement(site, replacement.train(site.module.training), row, carrying)
 
 
+def _alike(module: nn.Module, built: Mixer) -> bool:
+    """Whether the module is a mixer of this class with these arguments, as far as weights and description show."""
+    weights, others = ({name: value.shape for name, value in m.state_dict().items()} for m in (module, built))
+    return type(module) is type(built) and weights == others and repr(module) == repr(built)
+
+
 def _build(site: AttentionSite, old: AttentionWeights, request: SwapRequest) -> Mixer:
     """The mixer, with options of the attention that apply; the user's arguments take precedence."""
     parameters, label = inspect.signature(request.layer).parameters, request.label
@@ -203,8 +213,8 @@ def _build(site: AttentionSite, old: AttentionWeights, request: SwapRequest) -> 
         num_tokens = request.num_tokens or max(counts, default=None)
         if num_tokens is None:
             raise SwapError(
-                f"{label} learns a matrix over tokens, and their number is unknown: give num_tokens "
-                f"({request.why_unseen})"
+                f"{label} learns a matrix over tokens, and their number is unknown ({request.why_unseen}): give "
+                "img_size (--img-size in a command), example_inputs or num_tokens"
             )
     factory: Factory = {} if old.like is None else {"device": old.like.device, "dtype": old.like.dtype}
     offered = {

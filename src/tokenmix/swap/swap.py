@@ -167,7 +167,8 @@ def swap_attention(
     undo, put_notes = _put(model, replacements, label, whole=len(replacements) == len(sites))
     notes = [*misread, *put_notes]
     if probe.note:
-        notes.append(f"multiply-adds of the model are not known: {probe.note}; give example_inputs or img_size")
+        remedy = "give img_size (--img-size in a command) or example_inputs"
+        notes.append(f"multiply-adds of the model are not known: {probe.note}; {remedy}")
     macs = None if probe.macs is None or example is None else check_runs(model, example, undo, probe.device)
     rows = tuple(replacement.row for replacement in replacements)
     record_swap(model, named, rows, mixer_kwargs or {}, drop)

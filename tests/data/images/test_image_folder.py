@@ -149,6 +149,10 @@ MISTAKES = {
         "labels",
     ),
     "one class": (lambda f: remove(f / "dog"), "only one class.*'cat'"),
+    "too deep": (
+        lambda f: ((f / "all").mkdir(), (f / "dog").rename(f / "all/dog"), (f / "cat").rename(f / "all/cat")),
+        "only one class.*'all'.*/all if its sub-folders are the classes",
+    ),
     "empty class": (lambda f: (f / "bird").mkdir(), "no images of class 'bird'"),
     "no images": (lambda f: [p.unlink() for p in f.rglob("*.png")], "no images"),
     "broken class": (lambda f: [p.write_bytes(b"") for p in f.glob("dog/*")], r"class 'dog' \(4 unreadable.*0 bytes"),

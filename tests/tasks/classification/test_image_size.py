@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from torch import nn
 
@@ -14,6 +15,7 @@ import tokenmix
 from tokenmix.errors import UserError
 from tokenmix.lab.registry import TASKS, TaskEntry
 from tokenmix.lab.tasks.classification.task import ImageClassification
+from tokenmix.lab.tasks.images import with_resized_positions
 from tokenmix.lab.train import load_run
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.folder import RunFolder
@@ -146,3 +148,13 @@ def test_sizes_in_words():
 @pytest.mark.parametrize("other", [(3, 8, 8), "small", 0.5])
 def test_an_attribute_of_another_meaning_is_no_size(other: object):
     assert input_sizes(SimpleNamespace(img_size=other)) == {}
+
+
+@pytest.mark.parametrize("prefix", [0, 1])
+def test_positions_of_an_own_model_are_interpolated(prefix: int):
+    given, own = torch.randn(1, prefix + 16, 8), torch.zeros(1, prefix + 36, 8)
+    other = {"pos_embed": given, "pos_bias": torch.zeros(1, 15, 8), "head.weight": torch.zeros(2, 8)}
+    found = with_resized_positions(other, {**other, "pos_embed": own, "pos_bias": torch.zeros(1, 36, 8)})
+    assert found["pos_embed"].shape == own.shape
+    torch.testing.assert_close(found["pos_embed"][:, :prefix], given[:, :prefix])
+    assert found["pos_bias"] is other["pos_bias"]

@@ -225,7 +225,7 @@ class Swap(Printed, Part):
             report = rank_folder(folder, self.to, self.where, self.text, self.steps, swap)
         else:
             model, example = load_model(self.model, self.img_size)
-            report = swap_attention(model, self.to, self.where, example_inputs=example, **swap)
+            report = swap_attention(model, self.to, self.where, img_size=self.img_size, example_inputs=example, **swap)
         print(to_json({"model": self.model, **report.to_json()}) if self.json else report)
 
 

@@ -190,7 +190,9 @@ def labelled_files(
     if not classes and (loose := [p for p in train.rglob("*") if p.is_file() and not p.name.startswith(".")]):
         raise UserError(f"{train} holds {len(loose)} files without labels; it needs {layout}")
     if classes and len(classes) < least:
-        raise UserError(f"{train} has only one class ({classes[0]!r}); give two sub-folders or more")
+        inside = train / classes[0]
+        deeper = f", or {inside} if its sub-folders are the classes" if class_names(inside, hidden) else ""
+        raise UserError(f"{train} has only one class ({classes[0]!r}); give two sub-folders or more{deeper}")
     items = class_files(train, classes, wanted, test) if classes else []
     if not items:
         raise UserError(f"there are no {of} in {folder}; it needs {layout}")

@@ -1,14 +1,16 @@
 """Shared code of image tasks: hooks, reading of files, images under maps, sliding windows."""
 
+import math
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from PIL import Image
+from timm.layers import resample_abs_pos_embed
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -53,14 +55,30 @@ class ImageTask(TaskModule):
         return {"images": torch.randn(2, self.data["channels"], *self.data["img_size"])}
 
     def initial_weights(self, source: Path) -> dict[str, Tensor]:
-        """As for every task; the head of a third-party model also starts new for other classes."""
+        """As for every task; a third-party model also gets interpolated positions, and a new head for other classes."""
         weights = super().initial_weights(source)
         if not is_elsewhere(self.config.model.model):
             return weights
+        weights = with_resized_positions(weights, self.model.state_dict())
         weights, theirs = with_fresh_head(weights, self.model, len(self.data["classes"]))
         if theirs is not None and distributed_info().first:
             log(f"the head starts fresh: {source} has {theirs} classes, this run {len(self.data['classes'])}")
         return weights
+
+
+def with_resized_positions(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights, with positions (1, h^2, D) or (1, 1 + h^2, D) interpolated to the grid of the model's own."""
+    resized = dict(weights)
+    for key in (key for key in weights if "pos" in key and key in own):
+        old, new = weights[key].shape, own[key].shape
+        if len(old) != 3 or old[0] != 1 or old == new or old[::2] != new[::2]:
+            continue
+        for prefix in (0, 1):
+            before, after = (math.isqrt(max(0, shape[1] - prefix)) for shape in (old, new))
+            if (before**2 + prefix, after**2 + prefix) == (old[1], new[1]):
+                sizes = {"new_size": [after, after], "old_size": [before, before]}
+                resized[key] = resample_abs_pos_embed(weights[key], **sizes, num_prefix_tokens=prefix)
+    return resized
 
 
 def drawn_png(image: Tensor, draw: Callable[[Image.Image, int], Image.Image]) -> Iterator[bytes]:

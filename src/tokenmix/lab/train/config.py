@@ -112,7 +112,7 @@ class SwapConfig(Part):
     """Replace the model's attention layers by this mixer, a name of `tokenmix list mixers` or module:Class.
     Weights of --init-from are loaded before the swap; projections carry over where possible, see `tokenmix swap`."""
     swap_where: Annotated[str, named("GLOB")] = "*"
-    """Glob over the names of attention layers to replace, such as "blocks.[6-9]*"."""
+    """Glob over the names of attention layers to replace, such as "blocks.1[01].*", the last two of 12."""
     swap_kwargs: Pairs = field(default_factory=dict)
     """Arguments of this mixer, for example --swap-kwargs num_slots=32."""
     swap_drop: Literal["positions"] | None = None
@@ -211,6 +211,7 @@ class BudgetConfig(Part):
     Configure them by their environment variables, such as WANDB_MODE and MLFLOW_TRACKING_URI."""
     init_from: Path | None = None
     """Start from the weights of a safetensors file or run folder; image size and classes may differ.
+    Positions of your own models are interpolated if they have the shape (1, h*h, D) or (1, 1 + h*h, D).
     A run folder also sets the model, its arguments and its swap, unless --model or --recipe is given."""
 
 

@@ -304,7 +304,8 @@ def _prepare(config: TrainConfig, run: RunFolder) -> Session:
     data = kind.load_data(config)
     rank, parts = data_parallel_rank(config)
     plan = make_plan(config, data.num_train, parts, data.unit)
-    notes, config = plan_notes(config, plan, data.num_train, data.unit), with_epochs(config, plan)
+    notes = [*data.notes, *plan_notes(config, plan, data.num_train, data.unit)]
+    config = with_epochs(config, plan)
     # As JSON returns it, so that a run that continues reads the same values as its first start.
     description = json.loads(to_json(data.describe()))
     seed_everything(config.loop.seed, 0, 0)

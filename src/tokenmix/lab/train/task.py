@@ -54,12 +54,14 @@ class TaskData(ABC):
         num_train, num_test: numbers of training and test samples.
         num_validation: number of training samples held out to choose the best epoch; with 0 the last epoch is kept.
         unit: plural name of the samples.
+        notes: lines for the start of a run.
     """
 
     num_train: int
     num_test: int
     num_validation: int = 0
     unit: str = "images"
+    notes: Sequence[str] = ()
 
     @abstractmethod
     def describe(self) -> Values:

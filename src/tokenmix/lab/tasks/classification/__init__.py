@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from tokenmix.errors import UserError
 from tokenmix.lab.train.config import ClassOptions, TeacherOptions
-from tokenmix.lab.train.schema import Range, named
+from tokenmix.lab.train.schema import Factors, Range, named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +19,11 @@ class ClassificationOptions(TeacherOptions, ClassOptions):
     """Channels of the images: 1 for grey, 3 for RGB; the data set's own if not given, and 3 for your own files."""
     crop_pct: float | None = None
     """Share of a photograph that the centre crop keeps in evaluation; 0.875 if not given."""
+    mean: Annotated[Factors | None, Range(least=0, most=1)] = None
+    """Mean of each channel for normalisation, in 0..1; if not given, that of the initial weights, else of the data.
+    Known are those of an --init-from run, and of timm's, torchvision's and transformers' weights."""
+    std: Annotated[Factors | None, Range(least=1e-6, most=1e6)] = None
+    """Standard deviation of each channel for normalisation; give it together with --mean."""
     augment: Annotated[str, named("NAME")] = "light"
     """none, light, or a timm RandAugment string such as rand-m9-mstd0.5-inc1.
     light: random shift and horizontal flip; for photographs, random resized crop."""
@@ -35,3 +41,8 @@ class ClassificationOptions(TeacherOptions, ClassOptions):
     """Weight of the diagonality loss on the scores of less-attention; it materialises the N x N map of every layer."""
     diagonality_form: Literal["hinge", "printed"] = "hinge"
     """hinge: bounded below, mean over layers; printed: the paper's sums, which push the diagonal down."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.mean or ()) != len(self.std or ()) or () in (self.mean, self.std):
+            raise UserError("give mean and std together, one number for each channel, such as 0.5,0.5,0.5")

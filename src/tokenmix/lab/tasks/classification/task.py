@@ -1,7 +1,7 @@
 """Image classification with cross-entropy and classification metrics."""
 
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -21,6 +21,7 @@ from tokenmix.lab.data.images import load_images, make_augment, read_image
 from tokenmix.lab.registry import DATA_SETS, incompatible_model_error
 from tokenmix.lab.tasks.classes import ClassTask, likeliest
 from tokenmix.lab.tasks.classification import ClassificationOptions
+from tokenmix.lab.tasks.classification.normalisation import STATS, normalisation, of_channels
 from tokenmix.lab.tasks.foreign import described_architecture, model_from_elsewhere
 from tokenmix.lab.tasks.images import ImageTask, image_data, image_view, with_size_of_start
 from tokenmix.lab.train.config import TrainConfig
@@ -36,7 +37,6 @@ from tokenmix.ops.less import Scores
 from tokenmix.registry import MODELS, is_foreign, is_transformers, list_models, without_timm
 
 THUMBNAIL = 32
-STATS = ("mean", "std")
 HUB = HubForm(
     "timm",
     "image-classification",
@@ -107,10 +107,12 @@ class ImageClassification(ImageTask, ClassTask):
                     f"{config.data.data!r} has {images.channels} channels, the run was trained on {like['channels']}; "
                     "give data with as many"
                 )
-        mean, std = (images.mean, images.std) if like is None else (like["mean"], like["std"])
+        stats, note = normalisation(config, images) if like is None else ({name: like[name] for name in STATS}, "")
         augment = {name: getattr(options, name) for name in ("augment", "color_jitter", "reprob")}
         more = described_architecture(config, like)
-        return image_data(images, config, mean, std, more, **augment)
+        made = image_data(replace(images, **stats), config, **stats, more=more, **augment)
+        made.notes = [note] if note else []
+        return made
 
     @classmethod
     def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
@@ -201,10 +203,7 @@ class ImageClassification(ImageTask, ClassTask):
                 f"the teacher {name} has {model.num_classes} classes and the data {len(data['classes'])}; train it on "
                 "this data first, and give the run folder"
             )
-        channels, cfg = data["channels"], model.pretrained_cfg
-        # timm adapts three-channel weights to another number of channels; they expect the mean of the statistics.
-        stats = {k: list(cfg[k]) if len(cfg[k]) == channels else [statistics.mean(cfg[k])] * channels for k in STATS}
-        return cls(model, config, {**data, **stats})
+        return cls(model, config, {**data, **of_channels(model.pretrained_cfg, data["channels"])})
 
     def _diagonality(self, layers: Sequence[Scores]) -> Tensor:
         """Hinge: mean over the layers; printed: sum over the layers, as in the article."""
