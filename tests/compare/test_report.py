@@ -232,6 +232,17 @@ def test_sentences_say_what_was_equal_what_failed_and_where_costs_cross(results:
     assert "No network is better than the baseline logistic regression, 0.8900." in finding_sentence(better)
 
 
+def test_the_note_says_where_holm_leaves_a_difference_open(results: Results):
+    told = "larger, but not after Holm's adjustment for the 5 comparisons with the best."
+    two = sharper(results, 500)
+    assert two.difference(two.variants[1], two.variants[0]).probability == pytest.approx(0.0145, abs=1e-3)
+    assert not any("Holm" in note for note in uncertainty(two))
+    like_self = [variant(f"other{i}", 20, results.variants[0].runs) for i in range(4)]
+    six = sharper(replace(results, variants=[*results.variants[:2], *like_self]), 500)
+    assert finding_sentence(six).startswith("No clear best")
+    assert any(told in note for note in uncertainty(six))
+
+
 def test_networks_that_predict_one_class_are_named(results: Results):
     assert not any("One class is predicted" in note for note in notes(results))
     alike = [replace(run, confusion=[[10, 0], [10, 0]]) for run in results.variants[1].runs]

@@ -273,6 +273,11 @@ def _resolution(results: Results, best: Variant, second: Variant) -> list[str]:
         f"{best.name} and {second.name}, {what}: the critical difference in {metric} (95 %) is {one.critical:.4f}; a "
         f"smaller one may be chance. The minimum detectable effect (80 % power) is {one.detectable:.4f}."
     ]
+    if one.real and second in results.leaders():
+        found.append(
+            f"Their difference, {one.value:.4f}, is larger, but not after Holm's adjustment for the "
+            f"{len(results.ranked()) - 1} comparisons with the best."
+        )
     if one.between_mixers and not one.real and one.value:
         more, question = one.more_seeds(), f"whether {best.name} is {one.value:.4f} better than {second.name}"
         if more is None:
