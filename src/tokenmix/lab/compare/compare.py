@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal, Unpack
 
@@ -20,7 +21,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from tokenmix.environment import environment
 from tokenmix.errors import UserError, printable
-from tokenmix.files import Values, make_folder, one_writer, replace_file, to_json
+from tokenmix.files import Values, latest_complete_checkpoint, make_folder, one_writer, replace_file, to_json
 from tokenmix.lab.compare import schedule
 from tokenmix.lab.compare.baselines import fit_baselines
 from tokenmix.lab.compare.costs import measure_slowdown, measure_variants, skeleton_of
@@ -43,7 +44,7 @@ from tokenmix.lab.grid import Cell, Engine
 from tokenmix.lab.grid.engines import in_turn, make_engine, parallel_runs
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.config import CompareConfig, comparison_config
-from tokenmix.lab.train.load import check_own_mixers, load_task, start_and_swap, with_published_weights
+from tokenmix.lab.train.load import check_own_mixers, load_task, own_sources, start_and_swap, with_published_weights
 from tokenmix.lab.train.options import CompareOptions
 from tokenmix.lab.train.plan import batch_norm_errors, check_config, make_plan, plan_notes, with_epochs
 from tokenmix.lab.train.schema import joined
@@ -246,7 +247,30 @@ def _prepare(name: str, config: CompareConfig, out: Path) -> Comparison:
     ]
     if schedule.rates_of(config) and not data.num_validation:
         raise UserError("tune chooses on validation samples, and none are held out; give --validation N, or more data")
+    _check_unchanged(cells, variants, data)
     return Comparison(name, config, out, data, variants, cells, schedule.Pace(read), notes)
+
+
+def _check_unchanged(cells: Sequence[Cell], variants: Mapping[str, TaskModule], data: TaskData) -> None:
+    """`UserError` if runs that are kept had other data, or other code of the user."""
+    shape = attrgetter("options", "model.model", "loop.seed")  # What a description of the same data depends on.
+    description = json.loads(to_json(data.describe()))
+    for cell in cells:
+        if not cell.is_finished and not latest_complete_checkpoint(cell.folder / "checkpoints" / "last").exists():
+            continue
+        run = cell.run
+        try:
+            before, _ = run.description, run.setup
+        except UserError:
+            continue  # Training reports the damage.
+        run.check_sources(own_sources(variants[variant_of(cell)]))
+        before = before if shape(cell.config) == shape(cells[0].config) else {}
+        for name in sorted((before.keys() & description.keys()) - {"source"}):
+            if before[name] != description[name]:
+                raise UserError(
+                    f"the data changed since {cell.folder} ({name} differ); give another --out, or put the old data "
+                    "back"
+                )
 
 
 def _with_rates(one: Comparison, trials: schedule.Trials) -> Comparison:
