@@ -28,7 +28,7 @@ from tokenmix.lab.compare.costs import measure_slowdown, measure_variants, skele
 from tokenmix.lab.compare.grid import choose_cells, copy_runs, merge_settings, split_grid, write_grid
 from tokenmix.lab.compare.notes import budget_sentence, failed_runs, finding_sentence, notes, same_sentence, uncertainty
 from tokenmix.lab.compare.report import ComparisonResult, ExampleMaps, make_examples, write_report
-from tokenmix.lab.compare.results import Results, Run, Variant, metric_name, metrics_of, table_of
+from tokenmix.lab.compare.results import Results, Run, Variant, differences_of, metric_name, metrics_of, table_of
 from tokenmix.lab.compare.variants import (
     claim_folder,
     naming,
@@ -503,12 +503,15 @@ def _report(one: Comparison, console: Console) -> Results:
     )
     results.save(one.out / "results.json")
     found, listed = finding_sentence(results), "\n".join(f"- {note}" for note in notes(results))
-    others = metrics_of(results)
+    apart = differences_of(results)
     parts = [found, budget_sentence(results), table_of(results).markdown()]
-    parts += [*([f"{others.title}:", others.markdown()] if others else []), listed, f"    {results.command}\n"]
+    for table in filter(None, (apart, metrics_of(results))):
+        parts += [f"{table.title}:", table.markdown()]
+    parts += [listed, f"    {results.command}\n"]
     replace_file(one.out / "results.md", "\n\n".join(parts).encode())
     report = write_report(results, one.out / "report.html", shown)
-    console.print(table_of(results).rich())
+    for table in filter(None, (table_of(results), apart)):
+        console.print(table.rich())
     console.print(printable(found), highlight=False, markup=False)
     for note in [*failed_runs(results), *uncertainty(results)]:
         console.print(printable(note), highlight=False, markup=False)

@@ -337,7 +337,7 @@ def _prepare(config: TrainConfig, run: RunFolder) -> Session:
     if checkpoint is None:
         session.notes += [*([size_note(sizes)] if sizes else []), *changed.notes, *notes]
         if distributed_info().first:
-            setup = {"config": dataclasses.asdict(config), "monitor": task.monitor, "command": sys.argv}
+            setup: Values = {"config": dataclasses.asdict(config), "monitor": task.monitor, "command": sys.argv}
             setup["sources"] = own_sources(task)
             with _one_line_errors(run.path):
                 write_json(run.path / "config.json", {ID: secrets.token_hex(16), **setup, "environment": environment()})
