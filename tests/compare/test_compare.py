@@ -143,17 +143,20 @@ class Still(Mixer):
 
 
 @pytest.mark.usefixtures("few_tokens")
-def test_runs_of_old_code_and_old_data_are_not_mixed_with_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_runs_of_old_code_and_old_data_are_not_mixed_with_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     monkeypatch.syspath_prepend(str(tmp_path))
     (code := tmp_path / "own_still.py").write_text(OWN)
     for name in ("a", "b"):
         (tmp_path / "images" / name).mkdir(parents=True)
         for i in range(12):
-            Image.new("L", (16, 16), 10 * i).save(tmp_path / "images" / name / f"{i}.png")
+            Image.new("L", (60, 60), 10 * i).save(tmp_path / "images" / name / f"{i}.png")
     changes = {"data": f"folder:{tmp_path / 'images'}", "limit": None, "limit_eval": None, "batch_size": 8}
     model = {"img_size": 16, "model_kwargs": {**TINY, "patch_size": 8}}
     call = {"seeds": (0,), "mixers": ("own_still:Still",), **changes, **model}
     out = compare(config=small(tmp_path / "out", **call), quiet=True).path
+    assert capsys.readouterr() == ("", ""), "not even that photographs are scaled down"
     before = (out / "results.json").read_bytes()
     code.write_text(OWN + "# Changed.")
     with pytest.raises(UserError, match=r"the module own_still changed since .*; give another --out"):

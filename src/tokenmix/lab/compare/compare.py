@@ -39,7 +39,7 @@ from tokenmix.lab.compare.variants import (
     reference_of,
     variant_of,
 )
-from tokenmix.lab.data.fetch import log
+from tokenmix.lab.data.fetch import log, muted
 from tokenmix.lab.grid import Cell, Engine
 from tokenmix.lab.grid.engines import in_turn, make_engine, parallel_runs
 from tokenmix.lab.registry import get_task
@@ -169,7 +169,8 @@ def compare(
     merged = config if config.merge is None else merge_settings(config, config.merge)
     out, parts = split_grid(merged)
     logs = out.with_name(f"{out.name}-jobs")
-    comparisons = [_prepare(name, one, folder) for name, (one, folder) in parts.items()]
+    with muted(quiet):
+        comparisons = [_prepare(name, one, folder) for name, (one, folder) in parts.items()]
     chosen = choose_cells([cell for one in comparisons for cell in one.cells], config.only)
     waiting = [] if config.merge else [cell for cell in chosen if not cell.is_finished]
     jobs = parallel_runs(config, len(waiting))
@@ -188,7 +189,7 @@ def compare(
         copy_runs(config.merge, [cell for _, _, cell in stage])
         return {}
 
-    with one_writer(out):
+    with muted(quiet), one_writer(out):
         for claim in claims:
             claim(write=True)
         for note in dict.fromkeys(note for one in comparisons for note in one.notes):
