@@ -197,7 +197,7 @@ def compare(
         # For runs that `--only` leaves out, earlier results are in the report.
         wanted = {cell.name for cell in chosen}
         kept = [[cell for cell in one.cells if cell.name in wanted or cell.folder.exists()] for one in comparisons]
-        with _progress(lambda: "measuring", console):
+        with _progress(lambda: "measuring speed and memory", console):
             comparisons = [_measure(replace(one, cells=cells), jobs) for one, cells in zip(comparisons, kept) if cells]
         trials = [schedule.plan_trials(one.config, one.first, one.data.num_train, one.out) for one in comparisons]
         stage = [(one, name, cell) for one, some in zip(comparisons, trials) for (name, _), cell in some.items()]
@@ -434,7 +434,7 @@ def _progress(line: Callable[[], str], console: Console) -> Iterator[None]:
                 shown.update(task, description=escape(line()))
             else:
                 after = _duration(time.monotonic() - start)
-                console.print(f"{line()} after {after}", highlight=False, markup=False)
+                console.print(f"{line()}, {after} so far", highlight=False, markup=False)
 
     thread = threading.Thread(target=tell, daemon=True)
     with shown:
