@@ -187,6 +187,8 @@ def compare(
         if config.merge is None:
             return _train_all(stage, engine, jobs, config, console, part)
         copy_runs(config.merge, [cell for _, _, cell in stage])
+        for one in comparisons:
+            _check_unchanged(one.cells, one.variants, one.data)
         return {}
 
     with muted(quiet), one_writer(out):

@@ -418,7 +418,7 @@ def metrics_of(results: Results) -> Table | None:
 
 def differences_of(results: Results) -> Table | None:
     """`Results.difference_table` as a table; None if it is empty."""
-    names = ["difference", "95 % interval", "p (Holm)"]
+    names = {"difference": "difference", "95 % interval": "interval", "p (Holm)": "p"}
     rows = [
         Row(
             str(row["variant"]),
@@ -432,7 +432,7 @@ def differences_of(results: Results) -> Table | None:
     ]
     networks = ", networks of one seed" if len(results.config["seeds"]) == 1 else ""
     title = f"Advantage in {results.measure} over {results.reference}{networks}"
-    return Table([Heading(name, short=name) for name in names], rows, title) if rows else None
+    return Table([Heading(name, short) for name, short in names.items()], rows, title) if rows else None
 
 
 def columns(results: Results) -> list[Column]:
