@@ -10,7 +10,9 @@ import torch
 from PIL import Image
 
 import tokenmix
+from runs import Killed, stopped_at
 from tokenmix.errors import UserError
+from tokenmix.lab.cli import main
 from tokenmix.layers import create_mixer
 from tokenmix.profiling.target import mixer_with_input
 from tokenmix.testing.doctor import doctor
@@ -164,6 +166,17 @@ def test_it_is_trained_swapped_in_and_looked_into(package: Path, capsys, mixer: 
     start = ["train", "image-classification", *TINY, "--init-from", "plain", "--out", "swapped"]
     printed(capsys, *first, *start, "--swap", mixer, "--swap-where", "blocks.1.*")
     assert len(json.loads(printed(capsys, *first, "predict", "swapped", "grey.png", "--json"))) == 1
+
+
+def test_a_run_does_not_continue_with_other_code(package: Path, capsys) -> None:
+    words = ["train", "image-classification", "--model", "mixer_nano", *TINY, "--checkpoint-every", "1", "--out", "own"]
+    with stopped_at(2), pytest.raises(Killed):
+        main([*words, "--model-kwargs", *NARROW, "mixer=toy_layers:Shift"])
+    (package / "toy_layers" / "__init__.py").write_text(f"{PACKAGE}\n# Changed.\n")
+    resume = ["--import", "toy_layers", "train", "--resume", "own"]
+    assert "the module toy_layers changed since" in refused(capsys, *resume)
+    (package / "toy_layers" / "__init__.py").write_text(PACKAGE)
+    printed(capsys, *resume)
 
 
 @pytest.mark.slow

@@ -128,6 +128,47 @@ def test_names_of_folders_and_classes_are_never_markup(tmp_path: Path, capsys: p
     assert all(name in shown for name in ("[|b]", "\\x1b[31mred", "[link=x]"))
 
 
+OWN = """
+from tokenmix.layers import Capabilities, Mixer
+class Still(Mixer):
+    capabilities = Capabilities(map=None, mask=False, equivariant=True, linear=True, causal=True)
+    def __init__(self, dim):
+        super().__init__()
+        self.dim = dim
+    def forward(self, x, mask=None):
+        return x
+    def macs(self, num_tokens):
+        return 0
+"""
+
+
+@pytest.mark.usefixtures("few_tokens")
+def test_runs_of_old_code_and_old_data_are_not_mixed_with_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (code := tmp_path / "own_still.py").write_text(OWN)
+    for name in ("a", "b"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for i in range(12):
+            Image.new("L", (60, 60), 10 * i).save(tmp_path / "images" / name / f"{i}.png")
+    changes = {"data": f"folder:{tmp_path / 'images'}", "limit": None, "limit_eval": None, "batch_size": 8}
+    model = {"img_size": 16, "model_kwargs": {**TINY, "patch_size": 8}}
+    call = {"seeds": (0,), "mixers": ("own_still:Still",), **changes, **model}
+    out = compare(config=small(tmp_path / "out", **call), quiet=True).path
+    assert capsys.readouterr() == ("", ""), "not even that photographs are scaled down"
+    before = (out / "results.json").read_bytes()
+    code.write_text(OWN + "# Changed.")
+    with pytest.raises(UserError, match=r"the module own_still changed since .*; give another --out"):
+        compare(config=small(out, **{**call, "seeds": (0, 1)}), quiet=True)
+    code.write_text(OWN)
+    for name in ("a", "b"):
+        Image.new("L", (16, 16), 7).save(tmp_path / "images" / name / "new.png")
+    with pytest.raises(UserError, match=r"the data changed since .* differ\); give another --out"):
+        compare(config=small(out, **{**call, "mixers": ("self", "own_still:Still")}), quiet=True)
+    assert (out / "results.json").read_bytes() == before
+
+
 def test_variants_differ_only_in_their_mixer(finished: Path):
     configs = [
         json.loads((finished / "runs" / f"{m}-seed1" / "config.json").read_text())["config"]

@@ -168,6 +168,11 @@ def test_folders_of_two_machines_are_merged(tmp_path: Path, capsys: pytest.Captu
     with pytest.raises(UserError, match=r"more is a link to .*secret, which is not copied"):
         compare(config=CompareConfig().replace(merge=(one, two), out=tmp_path / "new"), quiet=True)
     (two / "runs/self-seed0/more").unlink()
+    data = two / "runs/self-seed0/data.json"
+    data.write_text(json.dumps({**(described := json.loads(data.read_text())), "classes": ["of other data"]}))
+    with pytest.raises(UserError, match=r"the data changed since .*self-seed0 \(classes differ\); give another --out"):
+        compare(config=CompareConfig().replace(merge=(one, two), out=tmp_path / "new-data"), quiet=True)
+    data.write_text(json.dumps(described))
     settings = json.loads((two / "compare.json").read_text())
     (two / "compare.json").write_text(json.dumps({**settings, "lr": 0.5}))
     with pytest.raises(UserError, match=r"two holds a comparison with lr 0.5, .*one one with 0.002"):

@@ -244,12 +244,26 @@ def test_sentences_say_what_was_equal_what_failed_and_where_costs_cross(results:
     assert "No network is better than the baseline logistic regression, 0.8900." in finding_sentence(better)
 
 
+def test_the_note_says_where_holm_leaves_a_difference_open(results: Results):
+    told = "larger, but not after Holm's adjustment for the 5 comparisons with the best."
+    two = sharper(results, 500)
+    assert two.difference(two.variants[1], two.variants[0]).probability == pytest.approx(0.0145, abs=1e-3)
+    assert not any("Holm" in note for note in uncertainty(two))
+    like_self = [variant(f"other{i}", 20, results.variants[0].runs) for i in range(4)]
+    six = sharper(replace(results, variants=[*results.variants[:2], *like_self]), 500)
+    assert finding_sentence(six).startswith("No clear best")
+    assert any(told in note for note in uncertainty(six))
+
+
 def test_networks_that_predict_one_class_are_named(results: Results):
     assert not any("One class is predicted" in note for note in notes(results))
-    alike = [replace(run, confusion=[[10, 0], [10, 0]]) for run in results.variants[1].runs]
-    variants = [results.variants[0], replace(results.variants[1], runs=alike), results.variants[2]]
-    listed = notes(replace(results, variants=variants))
-    assert any(note.startswith("One class is predicted for every test sample by external (<shirt>)") for note in listed)
+    one, two = results.variants[1].runs
+    runs = [one, replace(two, confusion=[[10, 0], [10, 0]])]
+    variants = [results.variants[0], replace(results.variants[1], runs=runs), results.variants[2]]
+    told = "One class is predicted for every test sample by external (seed 1: <shirt>)"
+    listed = replace(results, variants=variants)
+    assert any(note.startswith(told) for note in notes(listed))
+    assert any(note.startswith(told) for note in uncertainty(listed)), "the terminal shows these"
 
 
 def test_why_accuracy_is_balanced_and_which_epoch_is_kept(results: Results):
@@ -297,7 +311,12 @@ def test_where_identity_is_as_good_nothing_is_said_of_mixing(results: Results):
         none = variant("identity", 5, [run(i, score) for i, score in enumerate(scores)])
         return finding_sentence(replace(results, variants=[*results.variants, none]))
 
-    assert "does not test mixing: identity, which mixes no tokens, is within the critical" in told(0.81, 0.84)
+    unsure = told(0.81, 0.84)
+    assert "Cannot tell whether mixing helps: identity, which mixes no tokens, is 0.0050 better than" in unsure
+    assert ", and only differences above 0.1" in unsure
+    near = replace(results, variants=[*results.variants[:2], variant("identity", 5, [run(0, 0.83), run(1, 0.83)])])
+    close = "does not test mixing: identity, which mixes no tokens, is within the critical difference of 0.0"
+    assert close in finding_sentence(sharper(near, 2_000))
     assert "mixing" not in told(0.10, 0.101)
     assert "mixing" not in finding_sentence(results)
     sharp = sharper(results, 200_000)
@@ -315,11 +334,11 @@ def test_where_identity_is_as_good_nothing_is_said_of_mixing(results: Results):
 @pytest.mark.parametrize(
     ("renamed", "told"),
     [
-        ({"self": "original"}, "the original model."),
-        ({"self": "original", "external": "self"}, "the original model."),
+        ({"self": "original"}, "better than the original model"),
+        ({"self": "original", "external": "self"}, "better than the original model"),
         # Without attention the best of the others is meant; rows without mixing are not.
-        ({"self": "gating"}, "external."),
-        ({"self": "none"}, "external."),
+        ({"self": "gating"}, "worse than external"),
+        ({"self": "none"}, "worse than external"),
     ],
 )
 def test_the_control_is_held_against_the_original_or_the_best(
@@ -328,8 +347,8 @@ def test_the_control_is_held_against_the_original_or_the_best(
     rows = [replace(t, name=renamed.get(t.name, t.name)) for t in results.variants]
     none = variant("identity", 5, [run(0, 0.81), run(1, 0.89)])
     sentence = finding_sentence(replace(results, variants=[*rows, none], reference=rows[0].name))
-    assert "does not test mixing: identity, which mixes no tokens, is within the critical" in sentence
-    assert f" from {told}" in sentence
+    assert "Cannot tell whether mixing helps: identity, which mixes no tokens, is 0.0300" in sentence
+    assert f"{told}, and only differences above" in sentence
 
 
 def test_a_control_that_guesses_says_nothing_of_how_tokens_are_mixed(results: Results):
@@ -525,6 +544,19 @@ def test_a_baseline_is_a_line_or_an_arrow_to_where_it_lies():
     (above,) = re.findall(r' y="([^"]+)" text-anchor="end">above 0.97 ↑<', chart)
     (below,) = re.findall(r' y="([^"]+)" text-anchor="end">below 0.1 ↓<', chart)
     assert float(above) < float(below)
+
+
+def test_each_variant_is_compared_with_the_reference(results: Results, tmp_path: Path):
+    many = sharper(results, 2_000)
+    (row,) = many.difference_table()
+    found = many.difference(many.variants[1], many.variants[0])
+    assert (row["variant"], row["reference"], row["difference"]) == ("external", "self", found.value)
+    assert (row["low"], row["high"], row["p"]) == (*found.interval(), found.probability)
+    many.save(tmp_path / "results.json")
+    assert json.loads((tmp_path / "results.json").read_text())["differences"] == [row]
+    assert "Advantage in accuracy over self" in write_report(many, tmp_path / "report.html").read_text()
+    blind = replace(one_seed(results), sampling=None)
+    assert blind.difference_table() == []
 
 
 def test_other_metrics_are_means_over_seeds_in_a_table_of_their_own(results: Results):

@@ -47,11 +47,13 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_no_difference_is_found_in_one_of_twenty(name: str) -> None:
+@pytest.mark.parametrize("seeds", [2, 5])
+def test_no_difference_is_found_in_one_of_twenty(name: str, seeds: int) -> None:
     rng = np.random.default_rng(0)
-    found = [judged(experiment(rng, 5, 120, effect=0, **SETTINGS[name])) for _ in range(1500)]
+    found = [judged(experiment(rng, seeds, 120, effect=0, **SETTINGS[name])) for _ in range(1500)]
     outside = np.mean([low > 0 or high < 0 for low, high in (one.interval() for one in found)])
-    assert 0.03 < outside < 0.07
+    # Two seeds, or seeds without an effect: the floor of the variance makes the interval wider than it need be.
+    assert (0.03 if seeds == 5 and SETTINGS[name]["seed"] else 0.01) < outside < 0.07
     assert outside == np.mean([one.real for one in found])
 
 
@@ -62,7 +64,7 @@ def test_the_detectable_effect_is_found_in_four_of_five(name: str) -> None:
     per_seed = setting["seed"] ** 2 + setting["noise"] ** 2 / samples
     true = Difference(0.0, (seeds, seeds), (per_seed, per_seed), 2 * setting["sample"] ** 2 / samples, samples)
     found = [judged(experiment(rng, seeds, samples, effect=true.detectable, **setting)) for _ in range(1200)]
-    assert 0.75 < np.mean([one.real for one in found]) < 0.85
+    assert (0.75 if setting["seed"] else 0.7) < np.mean([one.real for one in found]) < 0.85
     told = np.mean([one.detectable for one in found])
     assert told == pytest.approx(true.detectable, rel=0.1)
 
@@ -81,19 +83,34 @@ def test_one_seed_speaks_of_two_networks() -> None:
     assert np.mean([one.error for one in found]) == pytest.approx(math.sqrt(2 * 0.49 / 80), rel=0.05)
 
 
+def test_two_seeds_that_agree_by_chance_leave_the_draw_of_the_samples() -> None:
+    """One image of 113 moves a score by 0.0088; the runs of a mixer err on different images, equally often."""
+    values = np.ones((4, 113))
+    for run, wrong in enumerate((range(40), range(30, 70), range(41), range(31, 72))):
+        values[run, wrong] = 0
+    found = judged(values)
+    drawn = float(np.var(values[2:].mean(0) - values[:2].mean(0), ddof=1)) / 113
+    assert found.error >= math.sqrt(drawn) * (1 - 1e-9)
+    assert found.critical > 0.0088
+    more = found.parts((4, 4))
+    assert sum(variance for variance, _ in more) < found.error**2, "more seeds average the runs' errors"
+
+
 def test_the_formula_written_out() -> None:
     rng = np.random.default_rng(3)
     a, b = rng.normal(size=(3, 40)), rng.normal(size=(4, 40)) + 0.3
     found = difference(a.mean(1), b.mean(1), covariance_of_means(np.concatenate([a, b])), 40)
     parts = [np.var(a.mean(1), ddof=1) / 3, np.var(b.mean(1), ddof=1) / 4]
     drawn = np.var(a.mean(0) - b.mean(0), ddof=1) / 40
+    twice = 0.0
     for values in (a, b):
         residual = values - values.mean(0) - values.mean(1, keepdims=True) + values.mean()
-        drawn -= (residual**2).sum() / ((len(values) - 1) * 39) / (len(values) * 40)
-    parts.append(max(0.0, drawn))
+        twice += (residual**2).sum() / ((len(values) - 1) * 39) / (len(values) * 40)
+    twice = min(drawn, twice)
+    parts += [drawn - twice, max(0.0, twice - sum(parts))]
     assert found.value == pytest.approx(a.mean() - b.mean())
     assert found.error == pytest.approx(math.sqrt(sum(parts)))
-    degrees = sum(parts) ** 2 / (parts[0] ** 2 / 2 + parts[1] ** 2 / 3 + parts[2] ** 2 / 39)
+    degrees = sum(parts) ** 2 / (parts[0] ** 2 / 2 + parts[1] ** 2 / 3 + (parts[2] ** 2 + parts[3] ** 2) / 39)
     assert found.freedom == pytest.approx(degrees)
     low, high = stats.t.interval(0.95, degrees, loc=found.value, scale=found.error)
     assert found.interval() == pytest.approx((low, high))

@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal, Unpack
 
@@ -20,14 +21,14 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from tokenmix.environment import environment
 from tokenmix.errors import UserError, printable
-from tokenmix.files import Values, make_folder, one_writer, replace_file, to_json
+from tokenmix.files import Values, latest_complete_checkpoint, make_folder, one_writer, replace_file, to_json
 from tokenmix.lab.compare import schedule
 from tokenmix.lab.compare.baselines import fit_baselines
 from tokenmix.lab.compare.costs import measure_slowdown, measure_variants, skeleton_of
 from tokenmix.lab.compare.grid import choose_cells, copy_runs, merge_settings, split_grid, write_grid
 from tokenmix.lab.compare.notes import budget_sentence, failed_runs, finding_sentence, notes, same_sentence, uncertainty
 from tokenmix.lab.compare.report import ComparisonResult, ExampleMaps, make_examples, write_report
-from tokenmix.lab.compare.results import Results, Run, Variant, metric_name, metrics_of, table_of
+from tokenmix.lab.compare.results import Results, Run, Variant, differences_of, metric_name, metrics_of, table_of
 from tokenmix.lab.compare.variants import (
     claim_folder,
     naming,
@@ -38,11 +39,11 @@ from tokenmix.lab.compare.variants import (
     reference_of,
     variant_of,
 )
-from tokenmix.lab.data.fetch import log
+from tokenmix.lab.data.fetch import log, muted
 from tokenmix.lab.grid import Cell, Engine, in_turn, make_engine, parallel_runs
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.config import CompareConfig, comparison_config
-from tokenmix.lab.train.load import check_own_mixers, load_task, start_and_swap, with_published_weights
+from tokenmix.lab.train.load import check_own_mixers, load_task, own_sources, start_and_swap, with_published_weights
 from tokenmix.lab.train.options import CompareOptions
 from tokenmix.lab.train.plan import batch_norm_errors, check_config, make_plan, plan_notes, with_epochs
 from tokenmix.lab.train.programs import Batch
@@ -168,7 +169,8 @@ def compare(
     merged = config if config.merge is None else merge_settings(config, config.merge)
     out, parts = split_grid(merged)
     logs = out.with_name(f"{out.name}-jobs")
-    comparisons = [_prepare(name, one, folder) for name, (one, folder) in parts.items()]
+    with muted(quiet):
+        comparisons = [_prepare(name, one, folder) for name, (one, folder) in parts.items()]
     chosen = choose_cells([cell for one in comparisons for cell in one.cells], config.only)
     waiting = [] if config.merge else [cell for cell in chosen if not cell.is_finished]
     jobs = parallel_runs(config, len(waiting))
@@ -185,9 +187,11 @@ def compare(
         if config.merge is None:
             return _train_all(stage, engine, jobs, config, console, part)
         copy_runs(config.merge, [cell for _, _, cell in stage])
+        for one in comparisons:
+            _check_unchanged(one.cells, one.variants, one.data)
         return {}
 
-    with one_writer(out):
+    with muted(quiet), one_writer(out):
         for claim in claims:
             claim(write=True)
         for note in dict.fromkeys(note for one in comparisons for note in one.notes):
@@ -195,7 +199,7 @@ def compare(
         # For runs that `--only` leaves out, earlier results are in the report.
         wanted = {cell.name for cell in chosen}
         kept = [[cell for cell in one.cells if cell.name in wanted or cell.folder.exists()] for one in comparisons]
-        with _progress(lambda: "measuring", console):
+        with _progress(lambda: "measuring speed and memory", console):
             comparisons = [_measure(replace(one, cells=cells), jobs) for one, cells in zip(comparisons, kept) if cells]
         trials = [schedule.plan_trials(one.config, one.first, one.data.num_train, one.out) for one in comparisons]
         stage = [(one, name, cell) for one, some in zip(comparisons, trials) for (name, _), cell in some.items()]
@@ -246,7 +250,30 @@ def _prepare(name: str, config: CompareConfig, out: Path) -> Comparison:
     ]
     if schedule.rates_of(config) and not data.num_validation:
         raise UserError("tune chooses on validation samples, and none are held out; give --validation N, or more data")
+    _check_unchanged(cells, variants, data)
     return Comparison(name, config, out, data, variants, cells, schedule.Pace(read), notes)
+
+
+def _check_unchanged(cells: Sequence[Cell], variants: Mapping[str, TaskModule], data: TaskData) -> None:
+    """`UserError` if runs that are kept had other data, or other code of the user."""
+    shape = attrgetter("options", "model.model", "loop.seed")  # What a description of the same data depends on.
+    description = json.loads(to_json(data.describe()))
+    for cell in cells:
+        if not cell.is_finished and not latest_complete_checkpoint(cell.folder / "checkpoints" / "last").exists():
+            continue
+        run = cell.run
+        try:
+            before, _ = run.description, run.setup
+        except UserError:
+            continue  # Training reports the damage.
+        run.check_sources(own_sources(variants[variant_of(cell)]))
+        before = before if shape(cell.config) == shape(cells[0].config) else {}
+        for name in sorted((before.keys() & description.keys()) - {"source"}):
+            if before[name] != description[name]:
+                raise UserError(
+                    f"the data changed since {cell.folder} ({name} differ); give another --out, or put the old data "
+                    "back"
+                )
 
 
 def _with_rates(one: Comparison, trials: schedule.Trials) -> Comparison:
@@ -409,7 +436,7 @@ def _progress(line: Callable[[], str], console: Console) -> Iterator[None]:
                 shown.update(task, description=escape(line()))
             else:
                 after = _duration(time.monotonic() - start)
-                console.print(f"{line()} after {after}", highlight=False, markup=False)
+                console.print(f"{line()}, {after} so far", highlight=False, markup=False)
 
     thread = threading.Thread(target=tell, daemon=True)
     with shown:
@@ -479,12 +506,15 @@ def _report(one: Comparison, console: Console) -> Results:
     )
     results.save(one.out / "results.json")
     found, listed = finding_sentence(results), "\n".join(f"- {note}" for note in notes(results))
-    others = metrics_of(results)
+    apart = differences_of(results)
     parts = [found, budget_sentence(results), table_of(results).markdown()]
-    parts += [*([f"{others.title}:", others.markdown()] if others else []), listed, f"    {results.command}\n"]
+    for table in filter(None, (apart, metrics_of(results))):
+        parts += [f"{table.title}:", table.markdown()]
+    parts += [listed, f"    {results.command}\n"]
     replace_file(one.out / "results.md", "\n\n".join(parts).encode())
     report = write_report(results, one.out / "report.html", shown)
-    console.print(table_of(results).rich())
+    for table in filter(None, (table_of(results), apart)):
+        console.print(table.rich())
     console.print(printable(found), highlight=False, markup=False)
     for note in [*failed_runs(results), *uncertainty(results)]:
         console.print(printable(note), highlight=False, markup=False)

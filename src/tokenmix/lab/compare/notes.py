@@ -10,6 +10,8 @@ from tokenmix.profiling.units import ratio
 
 BALANCED = {"class_weights": ", classes of equal weight in the loss", "sampler": ", classes drawn equally often"}
 CALLED = {"self": "self-attention", ORIGINAL: "the original model"}
+MATTERS = 0.1
+"""Effect size that a test of mixing must be able to show, as a share of the score."""
 POINTS = 4
 """Fewest validation scores that show whether a network still learns."""
 
@@ -34,6 +36,8 @@ def budget_sentence(results: Results) -> str:
     listed = f" ({', '.join(known)})" if known else ""
     repeats = results.repeats()
     seen = f"the same {results.different_samples():,} {unit}{repeats}{',' * bool(repeats)}"
+    steps = results.variants[0].steps
+    batches = f"{steps:,} steps on batches" if steps and results.budget == unit else "batches"
     free = "Parameters, multiply-adds, time and memory"
     if results.budget != unit:
         steps = ", ".join(f"{variant.name} {variant.steps:,}" for variant in results.variants)
@@ -48,7 +52,7 @@ def budget_sentence(results: Results) -> str:
     return (
         f"Every variant is {config['model']}{listed} and differs from the others "
         f"only in {place}. Each was trained{start} on {seen} "
-        f"in the same order {order}, in batches of {results.step_batch * config['accumulate']}, with "
+        f"in the same order {order}, in {batches} of {results.step_batch * config['accumulate']}, with "
         f"{config['opt']}, {rate}, {config['schedule']} schedule, weight decay "
         f"{config['weight_decay']:g}{augmented}{''.join(balanced)}. "
         f"{free} differ and are compared below."
@@ -136,15 +140,19 @@ def mixing_sentence(results: Results) -> list[str]:
         return [f"The block did not pay here: the model without it is{seed} {-found.value:.4f} better than {other}."]
     if better and found.between_mixers:
         return [f"Mixing does not help on this data: {control} is better by {-found.value:.4f}."]
-    few = ""
     if found.same:
         close = "predicts the same as"
     elif better:
         close = f"is, with this seed, {-found.value:.4f} better than"
+    elif found.critical > MATTERS * abs(some.score or 0.0):
+        word = "worse" if found.value > 0 else "better"
+        return [
+            f"Cannot tell whether mixing helps: {control} is {abs(found.value):.4f} {word} than {other}, and only "
+            f"differences above {found.critical:.4f} would show; give more seeds or test {results.unit}."
+        ]
     else:
         close = f"is within the critical difference of {found.critical:.4f} from"
-        few = " Two seeds hardly show how much seeds vary: use three or more." if found.seeds == (2, 2) else ""
-    return [f"This comparison does not test mixing: {control} {close} {other}.{few}"]
+    return [f"This comparison does not test mixing: {control} {close} {other}."]
 
 
 def notes(results: Results) -> list[str]:
@@ -153,7 +161,6 @@ def notes(results: Results) -> list[str]:
     return [
         *failed_runs(results),
         *map(same_sentence, results.same),
-        *_one_class(results),
         *_classes(results),
         *_beside_none(results),
         *uncertainty(results),
@@ -175,12 +182,13 @@ def _predicted(confusion: Sequence[Sequence[int]]) -> set[int]:
 
 
 def _one_class(results: Results) -> list[str]:
-    """Variants whose networks predict one class for every test sample; of the control the main result says so."""
+    """Networks that predict one class for every test sample; of the control the main result says so."""
     found = []
     for variant in (variant for variant in results.variants if variant is not results.control()):
-        used = {i for run in variant.runs if run.confusion for i in _predicted(run.confusion)}
-        if len(used) == 1 and len(results.classes) > 1:
-            found.append(f"{variant.name} ({results.classes[used.pop()]})")
+        used = {run.seed: _predicted(run.confusion) for run in variant.runs if run.confusion}
+        alike = [f"seed {seed}: {results.classes[min(some)]}" for seed, some in used.items() if len(some) == 1]
+        if alike and len(results.classes) > 1:
+            found.append(f"{variant.name} ({', '.join(alike)})")
     if not found:
         return []
     return [
@@ -227,10 +235,11 @@ def failed_runs(results: Results) -> list[str]:
 
 
 def uncertainty(results: Results) -> list[str]:
-    """Uncertainty of the scores, and curves that were still improving."""
+    """Networks that learnt nothing, uncertainty of the scores, and curves that were still improving."""
     again = "by the same command; finished runs are kept."
     warning = results.warning or f"quartiles of a time are over {SPREAD:.0%} of its median apart; measure again"
     found = [] if results.steady else [f"Warning: {warning} {again}"]
+    found += _one_class(results)
     if len(ranked := results.ranked()) > 1:
         found += _resolution(results, ranked[0], ranked[1])
     if len(results.config["seeds"]) == 1:
@@ -276,6 +285,11 @@ def _resolution(results: Results, best: Variant, second: Variant) -> list[str]:
         f"{best.name} and {second.name}, {what}: the critical difference in {metric} (95 %) is {one.critical:.4f}; a "
         f"smaller one may be chance. The minimum detectable effect (80 % power) is {one.detectable:.4f}."
     ]
+    if one.real and second in results.leaders():
+        found.append(
+            f"Their difference, {one.value:.4f}, is larger, but not after Holm's adjustment for the "
+            f"{len(results.ranked()) - 1} comparisons with the best."
+        )
     if one.between_mixers and not one.real and one.value:
         more, question = one.more_seeds(), f"whether {best.name} is {one.value:.4f} better than {second.name}"
         if more is None:

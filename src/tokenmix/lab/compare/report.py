@@ -20,7 +20,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from tokenmix.files import replace_file, to_frame
 from tokenmix.lab.compare.charts import bars, confusions, cost_charts, growth_charts, learning_curves, marker
 from tokenmix.lab.compare.notes import budget_sentence, finding_sentence, notes
-from tokenmix.lab.compare.results import Results, Variant, columns, metrics_of, table_of
+from tokenmix.lab.compare.results import Results, Variant, columns, differences_of, metrics_of, table_of
 from tokenmix.lab.data.lookup import short_name
 from tokenmix.testing.probe import ProbeReport
 from tokenmix.testing.probe_tasks import TASKS
@@ -209,6 +209,7 @@ def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps | 
         variants=results.variants,
         columns=columns(results),
         table=table_of(results),
+        differences=differences_of(results),
         metrics=metrics_of(results),
         probed=_probed(results),
         abilities={name: task.ability for name, task in TASKS.items()},

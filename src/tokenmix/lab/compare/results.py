@@ -283,13 +283,31 @@ class Results:
             return None
         return self.difference(some, none)
 
+    def difference_table(self) -> list[dict[str, str | float]]:
+        """Difference of each variant from the reference, above 0 if the variant is better.
+
+        Each row has the 95 % interval from `low` to `high`, and the p-value by Holm. It is empty where the share of
+        chance is unknown.
+        """
+        base = self.variant(self.reference)
+        others = [v for v in self.variants if v is not base and v.score is not None]
+        if base is None or base.score is None:
+            return []
+        known = {v.name: found for v in others if (found := self.difference(v, base)).known}
+        return [
+            {"variant": name, "reference": base.name, "difference": one.value, "low": low, "high": high, "p": p}
+            for (name, one), p in zip(known.items(), holm([one.probability for one in known.values()]))
+            for low, high in [one.interval()]
+        ]
+
     def save(self, file: Path) -> None:
-        write_json(file, asdict(self))
+        write_json(file, {**asdict(self), "differences": self.difference_table()})
 
 
 def load_results(file: Path) -> Results:
     """Read results.json; `UserError` for another schema."""
     plain = read_json(file)
+    plain.pop("differences", None)
     if plain.get("schema") != SCHEMA:
         raise UserError(f"{file} has schema {plain.get('schema')!r} instead of {SCHEMA}; repeat the comparison")
     return _loaded(Results, plain)
@@ -405,6 +423,25 @@ def metrics_of(results: Results) -> Table | None:
     return Table([Heading(metric_name(name), sorts=True) for name in names], rows, title) if names else None
 
 
+def differences_of(results: Results) -> Table | None:
+    """`Results.difference_table` as a table; None if it is empty."""
+    names = {"difference": "difference", "95 % interval": "interval", "p (Holm)": "p"}
+    rows = [
+        Row(
+            str(row["variant"]),
+            [
+                Cell(f"{row['difference']:+.4f}"),
+                Cell(f"{row['low']:+.4f} to {row['high']:+.4f}"),
+                Cell(f"{row['p']:.3f}" if float(row["p"]) >= 0.001 else "< 0.001"),
+            ],
+        )
+        for row in results.difference_table()
+    ]
+    networks = ", networks of one seed" if len(results.config["seeds"]) == 1 else ""
+    title = f"Advantage in {results.measure} over {results.reference}{networks}"
+    return Table([Heading(name, short) for name, short in names.items()], rows, title) if rows else None
+
+
 def columns(results: Results) -> list[Column]:
     batch, metric, unit = results.step_batch, results.measure, results.unit
     step, forward = f"peak of a training step, {batch} {unit}", "peak of a forward pass of one sample"
@@ -460,7 +497,8 @@ def table_of(results: Results) -> Table:
     rows += [Row(name, [Cell(shown[0].text(v)), *empty], aside=True) for name, v in results.baselines.items()]
     seeds = results.config["seeds"]
     runs = f"{len(seeds)} seeds, mean ± standard deviation" if len(seeds) > 1 else f"seed {seeds[0]}"
-    what = f"{results.different_samples():,} training {results.unit}{results.repeats()}"
+    steps = f", in {results.variants[0].steps:,} steps" if results.variants[0].steps else ""
+    what = f"{results.different_samples():,} training {results.unit}{results.repeats()}{steps}"
     what = what if results.budget == results.unit else f"equal {results.budget} of training"
     what += f", {results.test:,} for testing"
     title = f"{results.data.get('name', short_name(results.config['data']))}: {what}, {runs}"

@@ -9,6 +9,9 @@ n, with d_i the mean over seeds of each sample's contribution. For any other met
 resamples, the same for all runs. The random error of a single run on a single sample is part of both s^2 / k and V.
 V_twice is the part that would be counted twice. It is estimated from how runs of one variant differ from sample to
 sample (the residual of a two-way layout of seeds and samples).
+
+This random error alone gives the runs' scores a variance whose mean is V_twice. With two or three seeds the observed
+variance s_A^2 / k_A + s_B^2 / k_B can be far smaller by chance. V_twice takes its place then, so that Var d >= V.
 """
 
 import math
@@ -33,6 +36,7 @@ class Difference:
         seeds: number of runs of each.
         seed_variances: s^2 of the runs of each; None with one seed each, when only these two networks are compared.
         sample_variance: V - V_twice; None without predictions, when only these test samples are meant.
+        noise: the part of V_twice that the runs' scores do not show, because the seeds are few.
         samples: number of test samples.
         pooled: whether one variant has a single run, with the other's variance assumed.
     """
@@ -43,6 +47,7 @@ class Difference:
     sample_variance: float | None
     samples: int = 0
     pooled: bool = False
+    noise: float = 0.0
 
     @property
     def between_mixers(self) -> bool:
@@ -65,6 +70,7 @@ class Difference:
                 found += [(share, count - 1) for share, count in zip(shares, counts)]
         if self.sample_variance is not None:
             found.append((self.sample_variance, self.samples - 1))
+            found.append((self.noise * sum(self.seeds) / sum(counts), self.samples - 1))
         return found
 
     @property
@@ -147,7 +153,7 @@ def difference(
         variances = [float(np.var(scores, ddof=1)) if len(scores) > 1 else math.nan for scores in (a, b)]
         first, second = (other if math.isnan(own) else own for own, other in (variances, variances[::-1]))
         seeds = first, second
-    drawn = None
+    drawn, noise = None, 0.0
     if covariance is not None:
         whole = np.asarray(covariance, dtype=np.float64)
         weights = np.array([1 / counts[0]] * counts[0] + [-1 / counts[1]] * counts[1])
@@ -159,7 +165,9 @@ def difference(
                 for block in (whole[: counts[0], : counts[0]], whole[counts[0] :, counts[0] :])
             ]
             first, second = (other if math.isnan(own) else own for own, other in (residuals, residuals[::-1]))
-            drawn = max(0.0, drawn - first / counts[0] - second / counts[1])
+            twice = min(drawn, first / counts[0] + second / counts[1])
+            drawn -= twice
+            noise = max(0.0, twice - seeds[0] / counts[0] - seeds[1] / counts[1])
     return Difference(
         value=float(np.mean(a) - np.mean(b)),
         seeds=counts,
@@ -167,6 +175,7 @@ def difference(
         sample_variance=drawn,
         samples=samples,
         pooled=any(several) and not all(several),
+        noise=noise,
     )
 
 

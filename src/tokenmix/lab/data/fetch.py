@@ -5,7 +5,9 @@ import shutil
 import subprocess
 import sys
 import urllib.parse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +17,7 @@ from tokenmix.files import open_regular
 T = TypeVar("T")
 CONNECT_SECONDS = 8
 PACKAGE_SECONDS = 300
+_muted: ContextVar[bool] = ContextVar("muted", default=False)
 
 
 class FetchError(Exception):
@@ -23,7 +26,18 @@ class FetchError(Exception):
 
 def log(message: str) -> None:
     """One line on stderr, without control characters, which names in data may have."""
-    print(printable(f"tokenmix: {message}"), file=sys.stderr, flush=True)
+    if not _muted.get():
+        print(printable(f"tokenmix: {message}"), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def muted(quiet: bool) -> Iterator[None]:
+    """Let `log` print nothing in the block, if `quiet`."""
+    before = _muted.set(quiet or _muted.get())
+    try:
+        yield
+    finally:
+        _muted.reset(before)
 
 
 def first_that_works(what: str, sources: Sequence[tuple[str, Callable[[], T]]]) -> T:

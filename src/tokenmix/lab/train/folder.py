@@ -98,7 +98,7 @@ class RunFolder:
     @cached_property
     def setup(self) -> Values:
         """Config, command, environment and metric of the best epoch, as written."""
-        return _Part(self.path / "config.json", {"monitor": str})
+        return _Part(self.path / "config.json", {"monitor": str, "sources": dict[str, str]})
 
     @cached_property
     def saved_config(self) -> TrainConfig:
@@ -160,6 +160,14 @@ class RunFolder:
             for name, key in hashes.items()
             if key in found and key in self.identity and found[key] != self.identity[key]
         ]
+
+    def check_sources(self, now: Mapping[str, str]) -> None:
+        """Raise `UserError` if a module of the user changed since the start; older folders do not know theirs."""
+        for module, digest in self.setup.get("sources", {}).items():
+            if now.get(module, digest) != digest:
+                raise UserError(
+                    f"the module {module} changed since {self.path}; give another --out, or undo the change"
+                )
 
     def check_identity(self, found: Mapping[str, object], file: Path) -> None:
         """Raise `UserError` if a file was written for another run; log which files were edited since.

@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import hashlib
 import inspect
+import sys
 import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -18,10 +20,10 @@ from tokenmix.lab.train.config import SwapConfig, TrainConfig
 from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.task import TaskModule
 from tokenmix.layers.table import checked_own_mixers, own_mixers
-from tokenmix.registry import MODELS, NO_WEIGHTS, TORCHVISION, Arguments, is_users, load_object
+from tokenmix.registry import MODELS, NO_WEIGHTS, TORCHVISION, Arguments, imported_plugins, is_users, load_object
 from tokenmix.swap import InsertReport, SwapReport, insert, swap_attention
 from tokenmix.swap.inserting import INSERTED
-from tokenmix.trust import from_caller, sealed, unsealed
+from tokenmix.trust import from_caller, sealed, texts_in, unsealed
 
 LARGE = 1024
 """Largest image side in pixels for which a model is built before its weights are checked."""
@@ -192,6 +194,22 @@ def check_own_mixers(task: TaskModule) -> None:
     with checked_own_mixers(task.model), torch.random.fork_rng(devices=[]):
         task.run_example()
     task.train()
+
+
+def own_sources(task: TaskModule) -> dict[str, str]:
+    """SHA-256 of the file of each module with the user's code for a task: its class, model, mixers and plug-ins.
+
+    Installed packages are left out, and the main program, which may add seeds to its own call.
+    """
+    names = {type(part).__module__ for part in (task, *task.model.modules())} - {"__main__"}
+    names |= {text.partition(":")[0] for text in texts_in(task.config)}
+    names |= {Path(name).stem if name.endswith(".py") else name for name in imported_plugins()}
+    found, others = dict[str, str](), {*sys.stdlib_module_names, "tokenmix"}
+    for name in sorted(names & sys.modules.keys()):
+        file = Path(getattr(sys.modules[name], "__file__", None) or "")
+        if name.partition(".")[0] not in others and "site-packages" not in file.parts and file.is_file():
+            found[name] = hashlib.sha256(file.read_bytes()).hexdigest()
+    return found
 
 
 def _places(report: SwapReport | InsertReport) -> str:

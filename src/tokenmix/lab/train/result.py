@@ -13,6 +13,7 @@ from torch import nn
 
 from tokenmix.errors import as_user_error
 from tokenmix.files import Values, read_text, to_frame, to_html
+from tokenmix.lab.data.fetch import muted
 from tokenmix.lab.train import run as runs
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.folder import RunFolder
@@ -166,4 +167,5 @@ def train(
     else:
         values |= {"task": task or config.task, "recipe": recipe or config.loop.recipe}
         config = config.replace(**values, **({} if resume is None else {"resume": resume}))
-    return RunResult(runs.train(config, quiet=quiet))
+    with muted(quiet):
+        return RunResult(runs.train(config, quiet=quiet))

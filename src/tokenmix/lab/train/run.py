@@ -51,6 +51,7 @@ from tokenmix.lab.train.load import (
     check_own_mixers,
     freeze_all_but,
     load_task,
+    own_sources,
     rebuilt,
     start_and_swap,
     stored_types,
@@ -336,12 +337,14 @@ def _prepare(config: TrainConfig, run: RunFolder) -> Session:
     if checkpoint is None:
         session.notes += [*([size_note(sizes)] if sizes else []), *changed.notes, *notes]
         if distributed_info().first:
-            setup = {"config": dataclasses.asdict(config), "monitor": task.monitor, "command": sys.argv}
+            setup: Values = {"config": dataclasses.asdict(config), "monitor": task.monitor, "command": sys.argv}
+            setup["sources"] = own_sources(task)
             with _one_line_errors(run.path):
                 write_json(run.path / "config.json", {ID: secrets.token_hex(16), **setup, "environment": environment()})
                 write_json(run.path / "data.json", description)
                 data.save(run.path)
     else:
+        run.check_sources(own_sources(task))
         if description != run.description:
             raise UserError(
                 f"the data {config.data.data!r} is not what {run.path} was started with; put that back, or start a new "

@@ -18,7 +18,7 @@ class ClassificationOptions(TeacherOptions, ClassOptions):
     in_chans: Literal[1, 3] | None = None
     """Channels of the images: 1 for grey, 3 for RGB; the data set's own if not given, and 3 for your own files."""
     crop_pct: float | None = None
-    """Share of a photograph that the centre crop keeps in evaluation; 0.875 if not given."""
+    """Share of a photograph of imagefolder and wds that the centre crop keeps in evaluation; 0.875 if not given."""
     mean: Annotated[Factors | None, Range(least=0, most=1)] = None
     """Mean of each channel for normalisation, in 0..1; if not given, that of the initial weights, else of the data.
     Known are those of an --init-from run, and of timm's, torchvision's and transformers' weights."""
@@ -26,7 +26,7 @@ class ClassificationOptions(TeacherOptions, ClassOptions):
     """Standard deviation of each channel for normalisation; give it together with --mean."""
     augment: Annotated[str, named("NAME")] = "light"
     """none, light, or a timm RandAugment string such as rand-m9-mstd0.5-inc1.
-    light: random shift and horizontal flip; for photographs, random resized crop."""
+    light: random shift and horizontal flip; for imagefolder and wds, random resized crop."""
     color_jitter: Annotated[float, Range(least=0)] = 0.0
     """Strength of the random change of brightness, contrast and saturation, in addition to light."""
     reprob: Annotated[float, Range(least=0, most=1)] = 0.0
