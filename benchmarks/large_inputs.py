@@ -204,8 +204,7 @@ def _tokenise(way: str, file: str, tokenizer: str) -> int:
     loaded = load_tokenizer(tokenizer)
     with tempfile.TemporaryDirectory() as cache:
         if way == "tokenmix":
-            from tokenmix.lab.tasks.text.data import load_text
-            from tokenmix.lab.tasks.text.data.corpus import tokenized
+            from tokenmix.lab.tasks.text.corpus import load_text, tokenized
 
             train, test = tokenized(load_text(f"jsonl:{file}#text"), loaded, Path(cache))
             return 0 if len(train) + len(test) else 1

@@ -24,6 +24,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **unused: object) -> str:
-    """Fences without the marks of the tests (`no-run`, `run`, `slow`), which would end the fence; commands as shell."""
-    unmarked = re.sub(r"^(```\w+) (?:no-run|run|slow)$", r"\1", markdown, flags=re.MULTILINE)
+    """Fences without the mark of the tests (`no-run`), which would end the fence; commands as shell."""
+    unmarked = re.sub(r"^(```\w+) no-run$", r"\1", markdown, flags=re.MULTILINE)
     return re.sub(r"^```console$", "```bash", unmarked, flags=re.MULTILINE)

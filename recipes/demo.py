@@ -65,7 +65,7 @@ def _budget(config: Any) -> dict[str, int]:
     Short runs, side by side as the runs will be, say how long an image takes.
     """
     from tokenmix.lab.compare.variants import plan_runs
-    from tokenmix.lab.grid.engines import in_processes
+    from tokenmix.lab.grid import in_processes
     from tokenmix.lab.train.folder import read_part
 
     if (OUT / "compare.json").is_file():

@@ -150,6 +150,7 @@ def test_a_mechanism_is_four_files(tmp_path: Path) -> None:
             *(sys.executable, "-m", "pytest", "-vv", "-p", "no:cacheprovider", "-m", "not slow"),
             *("-k", "mean or mechanism or reference or names or order or circle"),
             *("tests/layers/test_mean_mixing.py", "tests/testing/test_contract.py", "tests/test_docs.py"),
+            "tests/docs/test_pages_run.py",
             *("tests/test_public_names.py", "tests/test_imports.py", "tests/test_registry.py"),
         ],
         cwd=tmp_path,

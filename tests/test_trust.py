@@ -18,7 +18,7 @@ from tokenmix.files import read_json, write_json
 from tokenmix.lab.data.lookup import load_data, local_copies
 from tokenmix.lab.grid import Cell, finish_cell
 from tokenmix.lab.tasks.generation.features import RunFeatures
-from tokenmix.lab.tasks.text.data import load_text
+from tokenmix.lab.tasks.text.corpus import load_text
 from tokenmix.lab.train.config import CompareConfig
 from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.load import load_run

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 EXTRAS = {
-    "vision": ("PIL", "huggingface_hub", "timm", "torchvision"),
+    "vision": ("PIL", "huggingface_hub", "timm", "torchvision", "yaml"),
     "train": (
         "filelock",
         "jinja2",

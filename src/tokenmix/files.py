@@ -22,9 +22,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from tokenmix.errors import UserError, printable
+from tokenmix.errors import UserError, needs, printable
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 Values = dict[str, Any]
@@ -90,6 +91,12 @@ def read_text(path: Path) -> str:
 
 class DiskError(OSError, UserError):
     """The disk refuses writes; later runs would also fail."""
+
+
+def check_new(folder: Path) -> None:
+    """`UserError` unless a folder to write is empty or does not exist."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists and is not empty; remove it, or give another --out")
 
 
 def make_folder(path: Path) -> None:
@@ -261,6 +268,14 @@ def to_html(rows: Sequence[Sequence[str]], about: str) -> str:
     """An HTML table, header first, under a sentence, for notebooks."""
     lines = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
     return f"<p>{html.escape(about)}</p><table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def to_frame(rows: Iterable[Values]) -> "pd.DataFrame":
+    """A pandas table with a row for each of these."""
+    with needs("to_pandas"):
+        import pandas as pd
+
+    return pd.DataFrame(rows)
 
 
 def write_json(path: Path, value: object, indent: int | None = 2) -> None:

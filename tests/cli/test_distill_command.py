@@ -205,7 +205,7 @@ def test_layers_of_a_run_are_ranked(validation: int, tmp_path: Path, capsys: Any
         (["--lr", "nan"], "lr must be a finite number, got nan"),
         (["--text", "nothing.txt"], "nothing.txt"),
         (["--text", "few.txt"], "few.txt has 1 different lines; give at least 20"),
-        (["--out", "full"], "full exists already; give another --out"),
+        (["--out", "full"], "full exists and is not empty; remove it, or give another --out"),
         (["--mixer-kwargs", "slots=3"], "has no argument 'slots'"),
         (["--loss", "l2"], "cannot be 'l2'"),
     ],

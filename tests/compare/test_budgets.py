@@ -3,7 +3,9 @@
 import json
 import math
 import threading
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -172,6 +174,8 @@ def test_two_networks_at_once_are_measured(monkeypatch: pytest.MonkeyPatch, fact
     class Bench:
         """Steps of 10 ms by a clock of each thread; of two at once `factor` times as long."""
 
+        engine = SimpleNamespace(computing=nullcontext)
+
         def __init__(self, *_: object) -> None:
             pass
 
@@ -185,5 +189,5 @@ def test_two_networks_at_once_are_measured(monkeypatch: pytest.MonkeyPatch, fact
 
     monkeypatch.setattr(costs, "_Bench", Bench)
     monkeypatch.setattr(costs.time, "perf_counter", seconds)
-    found = costs.measure_slowdown(nn.Identity(), None, make_config())
+    found = costs.measure_slowdown(nn.Identity(), {}, make_config())
     assert found == pytest.approx(max(1.0, factor))

@@ -15,7 +15,17 @@ from PIL import Image
 from rich.console import Console
 
 from tokenmix.errors import UserError
-from tokenmix.lab.compare.charts import Axis, Series, bars, cost_charts, line_chart, place_labels, scatter_chart, ticks
+from tokenmix.lab.compare.charts import (
+    Axis,
+    Series,
+    bars,
+    cost_charts,
+    learning_curves,
+    line_chart,
+    place_labels,
+    scatter_chart,
+    ticks,
+)
 from tokenmix.lab.compare.notes import budget_sentence, finding_sentence, notes, uncertainty
 from tokenmix.lab.compare.report import ExampleMaps, ShownExample, color_bars, write_report
 from tokenmix.lab.compare.results import (
@@ -198,14 +208,16 @@ def test_markdown_table_is_a_table(results: Results):
 
 def test_sentences_say_what_was_equal_what_failed_and_where_costs_cross(results: Results):
     assert "the same 80 images, 200 counting repeats," in budget_sentence(results)
+    odd = replace(results, train=75, seen=210)
+    assert "75 images, 210 counting repeats without incomplete batches, in" in budget_sentence(odd)
     assert "the same 40 images in the same order" in budget_sentence(replace(results, seen=40)), "half a pass"
     assert "(0, 1)" in budget_sentence(results)
     other = replace(results, config={**results.config, "pretrained": True, "class_weights": "balanced"})
     assert "Each was trained, starting from its published weights, on" in budget_sentence(other)
     assert budget_sentence(other).count(", classes of equal weight in the loss. ") == 1
-    assert "(width 64, 4 blocks, 49 tokens)" in budget_sentence(results)
+    assert "(embedding width 64, 4 blocks, 49 tokens)" in budget_sentence(results)
     sizes = {**results.skeleton, "img_size": [28, 28], "patch_size": 4, "num_tokens": 49}
-    expected = "(images of 28 x 28 px, patches of 4 px, 49 tokens, width 64, 4 blocks)"
+    expected = "(images of 28 x 28 px, patches of 4 px, 49 tokens, embedding width 64, 4 blocks)"
     assert expected in budget_sentence(replace(results, skeleton=sizes))
     assert finding_sentence(results) == (
         "No clear best accuracy: chance can explain the differences between external 0.8800, self 0.8200."
@@ -311,6 +323,12 @@ def test_where_identity_is_as_good_nothing_is_said_of_mixing(results: Results):
     known = replace(sharp, variants=[replace(t, name="identity") if i else t for i, t in enumerate(sharp.variants)])
     assert "Mixing does not help on this data: identity, which mixes no tokens, is better" in finding_sentence(known)
     assert finding_sentence(one_seed(known)).endswith("with this seed, 0.0600 better than self-attention.")
+    without = replace(known, variants=[replace(t, name="none") if i else t for i, t in enumerate(sharp.variants)])
+    told_without = (
+        "The block did not pay here: the model without it is with this seed 0.0600 better than self-attention."
+    )
+    assert finding_sentence(one_seed(without)).endswith(told_without)
+    assert "the model without it is 0.0600 better than" in finding_sentence(without)
 
 
 @pytest.mark.parametrize(
@@ -452,6 +470,13 @@ def test_the_page_tells_all_and_escapes_names(results: Results, maps: list[Examp
         assert expected in page.text
     assert "test image 7" in page.text
     assert "<shirt>, 60%" in page.text
+
+
+def test_a_comparison_without_validation_shows_the_curves_of_the_loss_alone(results: Results):
+    rows = [replace(v, runs=[replace(r, score_curve=Curve()) for r in v.runs]) for v in results.variants]
+    charts = learning_curves(replace(results, variants=rows))
+    assert len(charts) == 2
+    assert not any("No curve" in chart for chart in charts)
 
 
 def test_the_page_stands_without_maps_confusions_and_scores(results: Results, tmp_path: Path):

@@ -13,7 +13,7 @@ from torch import nn
 import tokenmix
 from tokenmix.errors import UserError
 from tokenmix.lab.cli import parse
-from tokenmix.lab.compare.baselines import frequencies, nearest_mean
+from tokenmix.lab.compare.baselines import fit_baselines, frequencies, nearest_mean
 from tokenmix.lab.compare.report import ComparisonResult
 from tokenmix.lab.compare.results import load_results
 from tokenmix.lab.compare.variants import plan_variants, reference_of
@@ -151,6 +151,14 @@ def test_a_file_without_a_task_is_of_the_task_that_is_typed(tmp_path: Path) -> N
     assert (command.config.task, command.config.options.min_size) == ("detection", (64,))
     with pytest.raises(UserError, match="is for semantic-segmentation, got the task detection; leave the task out"):
         parse(["compare", "detection", "--config", "compare_climates"])
+
+
+def test_a_baseline_that_cannot_be_fitted_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    config = make_config(data="digits", limit=1, limit_eval=20, validation=0)
+    data = config.task_class.load_data(config)
+    task = config.task_class(nn.Identity(), config, data.describe())
+    assert list(fit_baselines(task, data)) == ["majority", "random forest"]
+    assert "the baseline logistic regression is left out" in capsys.readouterr().err
 
 
 def test_nearest_mean_finds_the_class_of_the_nearest_centre() -> None:

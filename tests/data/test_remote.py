@@ -23,7 +23,8 @@ from loopback_s3 import LoopbackS3, loopback_s3
 from tokenmix.errors import UserError
 from tokenmix.lab.data.images import load_images
 from tokenmix.lab.data.lookup import local_copies, local_path, origin, short_name, with_absolute_paths
-from tokenmix.lab.tasks.text.data import load_labelled, load_text
+from tokenmix.lab.tasks.text.corpus import load_text
+from tokenmix.lab.tasks.text.labelled import load_labelled
 from tokenmix.lab.train import trainer
 from tokenmix.lab.train.run import evaluate, train
 from tokenmix.lab.train.sources import make_config

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from tokenmix.lab.data.indexed import IndexedDataset, make_loader
-from tokenmix.lab.grid import Cell
-from tokenmix.lab.grid.engines import in_processes, make_engine
+from tokenmix.lab.grid import Cell, in_processes, make_engine
 from tokenmix.lab.train.config import EngineConfig
 from tokenmix.lab.train.launch import launch
 from tokenmix.lab.train.sources import make_config

@@ -18,8 +18,7 @@ from safetensors.numpy import load_file
 from tokenmix.errors import UserError
 from tokenmix.lab.compare.compare import compare
 from tokenmix.lab.compare.results import load_results
-from tokenmix.lab.grid import Cell, finish_cell
-from tokenmix.lab.grid.engines import in_processes, in_turn, make_engine
+from tokenmix.lab.grid import Cell, finish_cell, in_processes, in_turn, make_engine
 from tokenmix.lab.train.config import CompareConfig, EngineConfig
 from tokenmix.lab.train.sources import make_config
 
@@ -235,8 +234,6 @@ def test_an_engine_without_its_package_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engine: Any, module: str
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    for name in ("tokenmix.lab.grid.on_ray", "tokenmix.lab.grid.on_slurm"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(UserError, match=rf"--engine {engine} needs {module}: pip install 'tokenmix\[{engine}\]'"):
         make_engine(EngineConfig(engine=engine), tmp_path, 0)
 

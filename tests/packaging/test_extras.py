@@ -21,7 +21,13 @@ class Hiding(importlib.machinery.PathFinder):
         return None if hidden(fullname.partition(".")[0]) else super().find_spec(fullname, path, target)
 sys.meta_path[sys.meta_path.index(importlib.machinery.PathFinder)] = Hiding
 """
-NAMES = {"mlflow-skinny": "mlflow", "pillow": "PIL", "scikit-learn": "sklearn", "torch-fidelity": "torch_fidelity"}
+NAMES = {
+    "mlflow-skinny": "mlflow",
+    "pillow": "PIL",
+    "pyyaml": "yaml",
+    "scikit-learn": "sklearn",
+    "torch-fidelity": "torch_fidelity",
+}
 """Modules of distributions with another name."""
 
 

@@ -101,7 +101,8 @@ assert model(torch.zeros(1, 8, dtype=torch.long)).logits.shape[:2] == (1, 8)
 """,
     "points": """
 assert tokenmix.create_model("pct_cls_nano", num_classes=3).eval()(torch.randn(1, 128, 3)).shape == (1, 3)
-from tokenmix.lab.tasks.points.data import read_points, write_ply
+from tokenmix.lab.tasks.points.files import read_points
+from tokenmix.lab.tasks.points.ply import write_ply
 tokenmix.lab.registry.get_task("point-classification")
 """,
     "detection": """
@@ -136,8 +137,8 @@ os.environ.update(MLFLOW_ALLOW_FILE_STORE="true", MLFLOW_TRACKING_URI="file:mlru
 small = dict(limit=256, limit_eval=32, epochs=1)
 train(make_config("image-classification", data="digits", logger="mlflow", out=Path("tracked"), **small))
 """,
-    "ray": "import tokenmix.lab.grid.on_ray",
-    "slurm": "import tokenmix.lab.grid.on_slurm",
+    "ray": "import ray, tokenmix.lab.grid",
+    "slurm": "import submitit, tokenmix.lab.grid",
     "fid": """
 from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 from tokenmix.lab.tasks.generation.features import frechet_distance

@@ -15,8 +15,7 @@ from tokenmix.errors import UserError
 from tokenmix.lab.data.fetch import FetchError
 from tokenmix.lab.data.lookup import stored_path
 from tokenmix.lab.registry import DATA_SETS
-from tokenmix.lab.tasks.points.data import load_points
-from tokenmix.lab.tasks.points.data.clouds import PackedClouds
+from tokenmix.lab.tasks.points.clouds import PackedClouds, load_points
 
 # A closed cube of half side 1 about the origin, each quadrilateral anticlockwise seen from outside.
 CCW = """0 Cube

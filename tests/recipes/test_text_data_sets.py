@@ -16,7 +16,8 @@ from tokenmix.lab.data import list_data
 from tokenmix.lab.data.fetch import FetchError
 from tokenmix.lab.data.lookup import stored_path
 from tokenmix.lab.registry import DATA_SETS
-from tokenmix.lab.tasks.text.data import load_labelled, load_text
+from tokenmix.lab.tasks.text.corpus import load_text
+from tokenmix.lab.tasks.text.labelled import load_labelled
 
 
 def test_they_are_listed_in_a_checkout(tmp_path: Path):

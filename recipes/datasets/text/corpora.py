@@ -17,8 +17,8 @@ from recipes.datasets.text.wordnet import read_wordnet
 from tokenmix.lab.data.fetch import FetchError, first_that_works
 from tokenmix.lab.data.lookup import DataRequest, stored_path
 from tokenmix.lab.data.store import Names, Stored, fetched
-from tokenmix.lab.tasks.text.data.corpus import Corpus, Documents
-from tokenmix.lab.tasks.text.data.files import choose_test, is_test
+from tokenmix.lab.tasks.text.corpus import Corpus, Documents
+from tokenmix.lab.tasks.text.files import choose_test, is_test
 
 __all__ = ["ENGLISH", "load_corpus"]
 

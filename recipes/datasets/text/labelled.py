@@ -19,8 +19,8 @@ from tokenmix.errors import UserError, unknown_name
 from tokenmix.lab.data.fetch import FetchError
 from tokenmix.lab.data.lookup import DataRequest, stored_path
 from tokenmix.lab.data.store import Names, Stored, fetched
-from tokenmix.lab.tasks.text.data.files import is_test
-from tokenmix.lab.tasks.text.data.labelled import LabelledData, build_labelled
+from tokenmix.lab.tasks.text.files import is_test
+from tokenmix.lab.tasks.text.labelled import LabelledData, build_labelled
 
 __all__ = ["DOMAINS", "load_definitions", "load_sense_pairs", "load_vader", "sense_pairs"]
 

@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from tokenmix.errors import UserError, needs, unknown_name
-from tokenmix.files import Values, make_folder, plain_text, save_figure, to_html, user_path, write_json
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.files import Values, make_folder, plain_text, save_figure, to_frame, to_html, user_path, write_json
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.folder import is_run
 from tokenmix.lab.train.load import load_task
@@ -279,10 +279,7 @@ class Inspection:
 
     def to_pandas(self) -> "pd.DataFrame":
         """A row per block; needs pandas."""
-        with needs("to_pandas"):
-            import pandas as pd
-
-        return pd.DataFrame(self.blocks)
+        return to_frame(self.blocks)
 
     def plot(self, name: str | None = None) -> Figure:
         """One of `figures`; by default the last, which for images shows the numbers over depth."""

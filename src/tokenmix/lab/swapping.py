@@ -15,6 +15,7 @@ from tokenmix.distillation import DistillReport, LayerRanking, distill, rank_lay
 from tokenmix.environment import environment, quiet_transformers
 from tokenmix.errors import UserError, as_user_error
 from tokenmix.files import (
+    check_new,
     check_regular,
     copy_folder,
     new_folder,
@@ -153,8 +154,7 @@ def convert_folder(
 
     The arguments are the options of `tokenmix distill`; `progress` receives lines.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists already; give another --out")
+    check_new(out)
     teacher, tokenizer = open_folder(folder)
     max_length = longest(teacher, tokenizer, max_length)
     student, names = copy.deepcopy(teacher), [site.name for site in find_sites(teacher)]

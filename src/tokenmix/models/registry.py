@@ -1,7 +1,7 @@
 """Create models by name, register our image classifiers with timm, and load pretrained weights."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,16 @@ def create_model(name: str, **kwargs: object) -> nn.Module:
 def create_on_meta(name: str, **kwargs: object) -> nn.Module:
     with torch.device("meta"):
         return create_model(name, **kwargs)
+
+
+def of_size(build: Callable[..., nn.Module], size: int | tuple[int, ...] | None) -> nn.Module:
+    """A model of timm in this image size; convolutional networks lack the argument, and take any size."""
+    try:
+        return build() if size is None else build(img_size=size)
+    except (TypeError, UserError) as error:
+        if "unexpected keyword argument 'img_size'" not in str(error):
+            raise
+        return build()
 
 
 default_cfgs: dict[str, object] = {}

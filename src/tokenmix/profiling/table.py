@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tokenmix.environment import environment
-from tokenmix.errors import needs
-from tokenmix.files import Values, make_folder, replace_file, to_html, to_text, user_path, write_json
+from tokenmix.files import Values, make_folder, replace_file, to_frame, to_html, to_text, user_path, write_json
 from tokenmix.profiling.machine import SPREAD, Ceilings, Pass, Timing
 from tokenmix.profiling.units import count, milliseconds, size, to_markdown
 
@@ -159,11 +158,8 @@ class CostTable:
 
     def to_pandas(self) -> "pd.DataFrame":
         """A data frame with a row per name and size, in seconds and bytes; requires pandas."""
-        with needs("to_pandas"):
-            import pandas as pd
-
         size = "tokens" if self.axis == "tokens" else "img_size"
-        return pd.DataFrame(
+        return to_frame(
             {
                 "name": row.name,
                 size: row.size,

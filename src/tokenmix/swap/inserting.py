@@ -1,14 +1,18 @@
 """Insert a token mixer after modules of any model, as a residual block that starts as the identity."""
 
 import fnmatch
+import functools
 import inspect
 import warnings
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Literal, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.fx.node import map_aggregate
+from torch.utils._pytree import tree_leaves
 
 from tokenmix.environment import warn_untested
 from tokenmix.errors import UserError, unknown_name
@@ -16,7 +20,7 @@ from tokenmix.layers.base import Factory, Mixer, count_parameters
 from tokenmix.layers.table import build_mixer, count_of, resolve_mixer
 from tokenmix.ops.checks import check_choice
 from tokenmix.registry import Arguments
-from tokenmix.swap.probe import Example, check_runs, example_of, watch_pass
+from tokenmix.swap.probe import Example, check_runs, example_of, model_macs, watch_calls, watch_pass
 from tokenmix.swap.report import ChangeReport, SkippedAttention, aligned, cost_cells
 
 INSERTED = "inserted"
@@ -38,14 +42,18 @@ class InsertedBlock(nn.Module):
     Args:
         mixer: of tokens (B, N, C), or of maps (B, C, H, W).
         layout: position of the channel axis of x.
+        sizes: the only (H, W) of x, for a mixer with weights per position.
 
     Shape: x (B, N, C) for `tokens`; (B, C, L), (B, C, H, W) or (B, C, D, H, W) for `channels-first`; (B, ..., C) for
     `channels-last`; the output has the shape of x. A 2-d mixer receives D slices as one map of D * H rows.
     """
 
-    def __init__(self, mixer: Mixer, layout: Layout, **factory: Unpack[Factory]) -> None:
+    def __init__(
+        self, mixer: Mixer, layout: Layout, sizes: Sequence[int] | None = None, **factory: Unpack[Factory]
+    ) -> None:
         super().__init__()
         self.mixer, self.layout = mixer, layout
+        self.sizes = None if sizes is None else tuple(sizes)
         bare = starts_as_identity(mixer)
         self.norm = None if bare else nn.LayerNorm(mixer.dim, **factory)
         self.gamma = None if bare else nn.Parameter(torch.zeros(mixer.dim, **factory))
@@ -57,11 +65,16 @@ class InsertedBlock(nn.Module):
                 f"(B, C, ...), got {tuple(x.shape)}; insert after modules that give the same layout in training"
             )
         first = self.layout == "channels-first"
+        sizes = x.shape[2:] if first else x.shape[1:-1]
+        if self.sizes is not None and tuple(sizes) != self.sizes:
+            raise UserError(
+                f"{type(self.mixer).__name__} has weights per position of a map of {self.sizes}, got {tuple(sizes)}; "
+                "give images of the size of the insertion, or insert external or self"
+            )
         tokens = x.flatten(2).transpose(1, 2) if first else x.flatten(1, -2)
         finite = tokens.nan_to_num(0.0, 0.0, 0.0)
         normed = finite if self.norm is None else self.norm(finite)
         if self.mixer.capabilities.layout == "2d":
-            sizes = x.shape[2:] if first else x.shape[1:-1]
             rows = sizes[0] * sizes[1] if len(sizes) == 3 else sizes[0] if len(sizes) == 2 else 1
             out = self.mixer(normed.transpose(1, 2).unflatten(2, (rows, sizes[-1]))).flatten(2).transpose(1, 2)
         else:
@@ -127,9 +140,10 @@ class InsertRow:
 
 @dataclass(frozen=True, kw_only=True)
 class InsertReport(ChangeReport):
-    """A model with inserted blocks: one row per block with its cost."""
+    """A model with inserted blocks: one row per block with its cost; `inputs` are shapes of the forward pass."""
 
     rows: tuple[InsertRow, ...]
+    inputs: tuple[tuple[int, ...], ...]
 
     def remove(self) -> None:
         remove_inserted(self.model)
@@ -141,7 +155,10 @@ class InsertReport(ChangeReport):
             table.append((row.name, tokens, f"+{row.parameters:,}", "", f"+{row.macs:,}", "", row.layout))
         table.append(("whole model", "", *cost_cells(self), ""))
         skipped = [f"left out: {s.name} ({s.kind}): {s.reason}" for s in self.skipped]
-        return "\n".join([f"{self.mixer} inserted, identity at the start", "", *aligned(table), *skipped])
+        inputs = ", ".join(map(str, self.inputs))
+        return "\n".join(
+            [f"{self.mixer} inserted, identity at the start; input {inputs}", "", *aligned(table), *skipped]
+        )
 
 
 def insert(
@@ -196,26 +213,32 @@ def insert(
     if example is None:
         raise UserError("the model does not tell its input; give example_inputs, a tuple of arguments of its forward")
     calls, macs_before, device = watch_pass(model, example, list(hosts.values()), _observe)
+    wider = {} if layout else _wider_shapes(model, list(hosts.values()), example)
     blocks: list[tuple[nn.Module, InsertedBlock]] = []
     rows, skipped = [], []
     for i, (name, host) in enumerate(hosts.items()):
         found = [call for place, call in calls if place == i]
-        refusal = _refusal(host, found, layout)
+        seen, refusal = [shape for shape in found if isinstance(shape, torch.Size)], _refusal(found)
+        chosen = layout or (_layout_of(host, seen[0], wider.get(i)) if seen else "tokens")
+        if len(dims := {_width(shape, chosen) for shape in seen}) > 1:
+            refusal = refusal or f"its calls give outputs of widths {sorted(dims)}; name a module around one call"
         if refusal:
             skipped.append(SkippedAttention(name, type(host).__name__, refusal))
             continue
-        seen = [shape for shape in found if isinstance(shape, torch.Size)]
-        chosen = layout or _layout_of(host, seen[0])
-        counts, dim = tuple(_tokens(shape, chosen) for shape in seen), _width(seen[0], chosen)
+        places, dim = [_sizes(shape, chosen) for shape in seen], _width(seen[0], chosen)
+        counts = tuple(place.numel() for place in places)
+        if max(counts) == 1:
+            warnings.warn(f"the output {tuple(seen[0])} of {name} is one token: a block cannot mix it", stacklevel=2)
         known = inspect.signature(layer).parameters
         if layer.capabilities.layout == "2d" and chosen == "tokens":
             raise UserError(
                 f"{label} works on maps (B, C, H, W), and the output is tokens {tuple(seen[0])}; choose a mixer of "
                 "tokens"
             )
-        if "num_tokens" in known and layer.capabilities.length == "fixed" and len(set(counts)) > 1:
+        bound = layer.capabilities.length == "fixed" or (layer.capabilities.length == "up-to" and len(places[0]) > 1)
+        if "num_tokens" in known and bound and len(set(places)) > 1:
             raise UserError(
-                f"{label} takes one number of tokens, and the module is called with {sorted(set(counts))}; choose "
+                f"{label} takes one size, and the module is called with {sorted(set(map(tuple, places)))}; choose "
                 "another mixer"
             )
         like = next((p for module in (host, model) for p in module.parameters()), None)
@@ -223,7 +246,7 @@ def insert(
         given = {**default_heads(layer, dim), **{key: value for key, value in factory.items() if key in known}}
         given |= {**fixed, **(mixer_kwargs or {})}
         built = build_mixer(layer, f"mixer {label!r}", dim, max(counts), given).to(**factory)
-        block = InsertedBlock(built, chosen, **factory).train(host.training)
+        block = InsertedBlock(built, chosen, places[0] if bound else None, **factory).train(host.training)
         blocks.append((host, block))
         sizes = {3: "L", 4: "H, W", 5: "D, H, W"}[len(seen[0])]
         letters = f"(B, C, {sizes})" if chosen == "channels-first" else f"(B, {sizes}, C)"
@@ -265,6 +288,7 @@ def insert(
         model=model,
         mixer=label,
         rows=tuple(rows),
+        inputs=tuple(tuple(x.shape) for x in tree_leaves(example) if isinstance(x, Tensor)),
         skipped=tuple(skipped),
         parameters_before=before,
         parameters_after=count_parameters(model),
@@ -318,43 +342,61 @@ def _observe(
     return place, result.shape
 
 
-def _refusal(host: nn.Module, calls: Sequence[torch.Size | str], layout: Layout | None) -> str:
+def _wider_shapes(model: nn.Module, hosts: Sequence[nn.Module], example: Example) -> dict[int, torch.Size]:
+    """Shape of each host's first output if images are twice as wide, as far as the model runs on the meta device."""
+    wider: Example = map_aggregate(  # pyrefly: ignore[bad-assignment]
+        example, lambda x: torch.cat([x, x], -1) if isinstance(x, Tensor) and x.dim() > 2 else x
+    )
+    calls: list[tuple[int, torch.Size | str]] = []
+    # The model may take one size only.
+    with suppress(Exception), ExitStack() as stack:
+        for place, host in enumerate(hosts):
+            stack.enter_context(watch_calls(host, calls, functools.partial(_observe, place)))
+        model_macs(model, wider)
+    return {place: shape for place, shape in reversed(calls) if isinstance(shape, torch.Size)}
+
+
+def _refusal(calls: Sequence[torch.Size | str]) -> str:
     if not calls:
         return "the forward pass does not call it; name a module that it calls"
     shapes = [call for call in calls if not isinstance(call, str)]
     if len(shapes) < len(calls):
         return next(call for call in calls if isinstance(call, str))
-    if len(set(map(len, shapes))) > 1:
-        return "its calls give outputs of different layouts; name a module around one call"
-    dims = {_width(shape, layout or _layout_of(host, shapes[0])) for shape in shapes}
-    return f"its calls give outputs of widths {sorted(dims)}; name a module around one call" if len(dims) > 1 else ""
+    different = len(set(map(len, shapes))) > 1
+    return "its calls give outputs of different layouts; name a module around one call" if different else ""
 
 
-def _layout_of(host: nn.Module, shape: Sequence[int]) -> Layout:
-    """Layout of a module's output: the channel axis has the width of the module's last layers."""
-    kinds: tuple[tuple[str, bool], ...] = (
-        ("out_channels", True),
-        ("num_features", True),
-        ("out_features", False),
-        ("normalized_shape", False),
-    )
+def _layout_of(host: nn.Module, shape: torch.Size, wider: torch.Size | None) -> Layout:
+    """Layout of a module's output: the channel axis keeps its size if images are wider.
+
+    If no axis changes, or the model takes one size only, the channel axis has the width of the module's last layers.
+    """
+    last: Layout = "tokens" if len(shape) == 3 else "channels-last"
+    if wider is not None and len(wider) == len(shape) and wider != shape:
+        return last if wider[-1] == shape[-1] else "channels-first"
+    kinds = (("out_channels", True), ("num_features", True), ("out_features", False), ("normalized_shape", False))
     for module in reversed(list(host.modules())):
         for name, convolves in kinds:
             size = getattr(module, name, None)
             size = size[-1] if isinstance(size, tuple) and size else size
-            if not isinstance(size, int) or size not in (shape[1], shape[-1]):
-                continue
-            if shape[1] != shape[-1]:
-                first = size == shape[1]
-            else:
-                first = convolves
-            return "channels-first" if first else "tokens" if len(shape) == 3 else "channels-last"
-    return "tokens" if len(shape) == 3 else "channels-first"
+            if size == shape[1] and (convolves or size != shape[-1]):
+                return "channels-first"
+            # The map of a convolution becomes tokens, but a map with the channels last has another layer after it.
+            if size == shape[-1] and (last == "tokens" or not convolves):
+                return last
+    if last == "tokens" or shape[-1] == 1:
+        return "tokens" if last == "tokens" else "channels-first"
+    warnings.warn(
+        f"the output {tuple(shape)} of {type(host).__name__} does not show which axis has the channels, so the block "
+        "takes channels-first; otherwise give layout='channels-last'",
+        stacklevel=3,
+    )
+    return "channels-first"
 
 
 def _width(shape: Sequence[int], layout: Layout) -> int:
     return shape[1 if layout == "channels-first" else -1]
 
 
-def _tokens(shape: Sequence[int], layout: Layout) -> int:
-    return torch.Size(shape[2:] if layout == "channels-first" else shape[1:-1]).numel()
+def _sizes(shape: torch.Size, layout: Layout) -> torch.Size:
+    return torch.Size(shape[2:] if layout == "channels-first" else shape[1:-1])

@@ -1,6 +1,7 @@
 """Token mixers in the YAML files of Ultralytics' YOLO. Ultralytics is under AGPL-3.0; only `register` imports it."""
 
 import importlib
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -71,7 +72,7 @@ def transfer_weights(model: Any, source: Any) -> int:
         source: `YOLO("yolo11n.pt")`, its `.model`, or a state dict.
 
     Returns:
-        How many tensors were loaded.
+        How many tensors were loaded: all of the source, without some of the head if its classes differ.
 
     Raises:
         UserError: `model` has no `TokenMix` row, or no tensor fits.
@@ -81,7 +82,7 @@ def transfer_weights(model: Any, source: Any) -> int:
     own = [i for i, row in enumerate(net.model) if not isinstance(row, TokenMix)]
     if len(own) == len(net.model):
         raise UserError("the model has no TokenMix row, so that its own load takes the weights")
-    state, found = net.state_dict(), dict[str, Tensor]()
+    state, found, unfit = net.state_dict(), dict[str, Tensor](), set[int]()
     for key, value in given.items():
         first, _, rest = key.partition(".")
         number, _, rest = rest.partition(".")
@@ -89,9 +90,20 @@ def transfer_weights(model: Any, source: Any) -> int:
             name = f"model.{own[int(number)]}.{rest}"
             if name in state and state[name].shape == value.shape:
                 found[name] = value
+            else:
+                unfit.add(own[int(number)])
     if not found:
         raise UserError("no tensor of the source fits the model; give the same YOLO at the same scale")
     net.load_state_dict(found, strict=False)
+    # The last row, the head, may have other classes.
+    if isinstance(source, Mapping) or _classes(net) != _classes(_rows(source)):
+        unfit -= {own[-1]}
+    if rows := ", ".join(map(str, sorted(unfit))):
+        warnings.warn(
+            f"{len(found)} of {len(given)} tensors were loaded; rows {rows} of the YAML do not fit the source: add 1 "
+            "to source numbers, there or in the row before, for each TokenMix row before the wanted row",
+            stacklevel=2,
+        )
     return len(found)
 
 
@@ -99,6 +111,10 @@ def _rows(model: Any) -> Any:
     """The network whose `.model` is the sequence of rows."""
     inner = getattr(model, "model", None)
     return model if isinstance(inner, nn.Sequential) else inner
+
+
+def _classes(net: Any) -> int | None:
+    return getattr(net.model[-1], "nc", None)
 
 
 def register() -> None:

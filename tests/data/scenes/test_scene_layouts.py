@@ -106,6 +106,21 @@ def test_voc_boxes(voc: Path):
     assert difficult.crowd.tolist() == [True]
 
 
+def test_voc_with_classes_of_its_own(voc: Path, capsys: pytest.CaptureFixture[str]):
+    xml(voc / "Annotations" / "a.xml", ("screw", 1, 2, 12, 10), ("nut", 3, 3, 5, 5))
+    with pytest.raises(UserError, match=r"b\.xml has an object 'person', .* give one of nut, screw"):
+        load_scenes(f"voc:{voc}", want="boxes")
+    xml(voc / "Annotations" / "b.xml", ("nut", 2, 2, 4, 6))
+    data = load_scenes(f"voc:{voc}", want="boxes")
+    assert (data.classes, len(data.palette)) == (["nut", "screw"], 2)
+    assert "train.txt: nut, screw;" in capsys.readouterr().err
+    objects = data.train.scene(0).objects
+    assert objects is not None
+    assert objects.labels.tolist() == [1, 0]
+    lines(voc / "classes.txt", "screw", "washer", "nut")
+    assert load_scenes(f"voc:{voc}", want="boxes").classes == ["screw", "washer", "nut"]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -138,8 +153,9 @@ def test_voc_without_any_box(voc: Path, name: str, purpose: str):
 
 def test_boxes_that_do_not_fit(voc: Path):
     annotation = voc / "Annotations" / "a.xml"
+    lines(voc / "classes.txt", "dog", "person")
     xml(annotation, ("unicorn", 1, 1, 4, 4))
-    with pytest.raises(UserError, match=r"a\.xml has an object 'unicorn'"):
+    with pytest.raises(UserError, match=r"a\.xml has an object 'unicorn', which is neither in classes\.txt"):
         load_scenes(f"voc:{voc}", want="boxes")
     xml(annotation, ("dog", 5, 1, 4, 4))
     with pytest.raises(UserError, match="corners swapped"):
@@ -323,6 +339,86 @@ def test_coco(coco: Path):
     boxes = load_scenes(f"coco:{coco}", want="boxes").train.scene(0).objects
     assert boxes is not None
     assert boxes.masks is None
+
+
+def test_coco_as_roboflow_exports_it(coco: Path):
+    for old, new in (("train", "train"), ("val", "valid")):
+        (coco / f"{old}2017").rename(coco / new)
+        (coco / "annotations" / f"instances_{old}2017.json").rename(coco / new / "_annotations.coco.json")
+    data = load_scenes(f"coco:{coco}", want="boxes")
+    assert (len(data.train), len(data.test), data.classes) == (2, 2, ["person", "toothbrush"])
+    assert data.test.scene(0).name == str(coco / "valid" / "1.jpg")
+    (coco / "valid").rename(coco / "test")
+    assert len(load_scenes(f"coco:{coco}", want="boxes").test) == 2
+    (coco / "train").rename(coco / "other")
+    (coco / "annotations").rmdir()
+    with pytest.raises(UserError, match=r"layout of COCO: .*_train2017\.json .* or train/_annotations\.coco\.json"):
+        load_scenes(f"coco:{coco}", want="boxes")
+
+
+@pytest.fixture
+def yolo(tmp_path: Path) -> Path:
+    for part in ("train", "val"):
+        for name in ("a", "b"):
+            image(tmp_path / "images" / part / f"{name}.jpg")
+        lines(tmp_path / "labels" / part / "a.txt", "1 0.5 0.5 0.5 0.4", "0 0 0 0.25 0 0.25 0.5", "0 .5 .5 0 .5", "")
+    (tmp_path / "labels" / "train" / "b.txt").touch()
+    lines(tmp_path / "data.yaml", "path: /elsewhere", "train: images/train", "names: {0: cat, 1: dog}")
+    return tmp_path
+
+
+def test_yolo(yolo: Path, capsys: pytest.CaptureFixture[str]):
+    data = load_scenes(f"yolo:{yolo}", want="boxes")
+    objects, none = data.train.scene(0).objects, data.train.scene(1).objects
+    assert objects is not None
+    assert none is not None
+    torch.testing.assert_close(objects.boxes, torch.tensor([[3.0, 3, 9, 7], [0, 0, 3, 5]]))
+    assert (objects.labels.tolist(), data.classes, len(data.palette)) == ([1, 0], ["cat", "dog"], 2)
+    assert none.boxes.shape == (0, 4), "an empty file is background"
+    assert [(Path(s.path).name, s.reason) for s in data.skipped] == 2 * [("a.txt", "1 of its boxes have no area")]
+    assert "1 of 2 images of" in capsys.readouterr().err, "and so is an image without a file, with a message"
+    for part, new in (("train", "train"), ("val", "valid")):
+        for kind in ("images", "labels"):
+            (yolo / new).mkdir(exist_ok=True)
+            (yolo / kind / part).rename(yolo / new / kind)
+    lines(yolo / "data.yaml", "names: [cat, dog]")
+    assert len(load_scenes(f"yolo:{yolo / 'data.yaml'}", want="boxes").test) == 2
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("labels/train/a.txt", "0 0.5 0.5 0.1 0.1\n7 .5 .5 .1 .1", r"a\.txt, line 2, .* no class 7; .* 0 to 1"),
+        ("labels/train/a.txt", "0.5 0.5 0.5 0.1 0.1", "no class 0.5"),
+        ("labels/train/a.txt", "-1 0.5 0.5 0.1 0.1", "no class -1"),
+        ("labels/train/a.txt", "0 0.5 0.5 0.1", "line 1, .* give class, x, y, width and height"),
+        ("labels/train/a.txt", "0 0.5 0.5 0.1 0.1 0.9", "give class, x, y"),
+        ("labels/train/a.txt", "0 0.5 0.5 nan 0.1", "give class, x, y"),
+        ("labels/train/a.txt", "0 0.5 x 0.1 0.1", "give class, x, y"),
+        ("labels/train/a.txt", "0 120 80 40 30", "ends outside the image; give shares"),
+        ("labels/train/a.txt", "", "no image of .*images/train has a box"),
+        ("data.yaml", "nc: 2", r"data\.yaml has no list of class names"),
+        ("data.yaml", "names: [[a], b]", "no list of class names"),
+        ("data.yaml", "names: {1: a, 2: b}", "no list of class names"),
+        ("data.yaml", "names: [a, a]", "names a class more than once"),
+        ("data.yaml", "names: !!python/object/apply:os.getcwd []", "no list of class names"),
+        ("data.yaml", "[" * 100_000, "no list of class names"),
+        ("data.yaml", "a: &a [x]\nb: &b [*a, *a]\nnames: [*b, *b]", "no list of class names"),
+    ],
+)
+def test_yolo_files_that_are_wrong(yolo: Path, file: str, text: str, message: str):
+    (yolo / file).write_text(text)
+    with pytest.raises(UserError, match=message):
+        load_scenes(f"yolo:{yolo}", want="boxes")
+
+
+def test_yolo_folders_that_are_not_there(yolo: Path):
+    (yolo / "images" / "val").rename(yolo / "images" / "other")
+    with pytest.raises(UserError, match="images/val has no images"):
+        load_scenes(f"yolo:{yolo}", want="boxes")
+    (yolo / "data.yaml").unlink()
+    with pytest.raises(UserError, match=r"data\.yaml does not exist; give a folder with data\.yaml, images/train"):
+        load_scenes(f"yolo:{yolo}", want="boxes")
 
 
 @pytest.mark.parametrize(

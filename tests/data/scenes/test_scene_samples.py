@@ -223,11 +223,8 @@ def test_scenes_without_what_is_asked_for():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"crop": (0, 4)}, "crop of 0 x 4"),
         ({"crop": None, "scales": (0.5, 1.0)}, "without a crop"),
-        ({"scales": ()}, "above 0"),
-        ({"flip": 1.5}, "flip is a probability"),
-        ({"color_jitter": -0.1}, "color_jitter must be in"),
+        ({"scales": ()}, "no scales"),
     ],
 )
 def test_settings_that_are_not_possible(change: dict, message: str):

@@ -18,7 +18,7 @@ from tokenmix.errors import UserError
 from tokenmix.lab import cli
 from tokenmix.lab.compare.baselines import fit_baselines
 from tokenmix.lab.compare.compare import compare
-from tokenmix.lab.tasks.points.data.clouds import scale_axes
+from tokenmix.lab.tasks.points.clouds import scale_axes
 from tokenmix.lab.tasks.points.task import PointClassification, PointSegmentation, cloud_iou
 from tokenmix.lab.train import run as runs
 from tokenmix.lab.train import trainer

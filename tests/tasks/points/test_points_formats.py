@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from tokenmix.errors import UserError
-from tokenmix.lab.tasks.points.data import read_points, write_ply
-from tokenmix.lab.tasks.points.data.files import sampled
+from tokenmix.lab.tasks.points.files import read_points, sampled
+from tokenmix.lab.tasks.points.ply import write_ply
 
 # A tetrahedron whose faces run anticlockwise seen from outside.
 CORNERS = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]], dtype=np.float64)

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tokenmix.errors import UserError
-from tokenmix.lab.tasks.points.data import load_points
-from tokenmix.lab.tasks.points.data.layouts import PARTS
+from tokenmix.lab.tasks.points.clouds import load_points
+from tokenmix.lab.tasks.points.layouts import PARTS
 
 BOX = """{header}
 8 6 0

@@ -6,7 +6,7 @@ import torch
 from tokenmix.errors import UserError
 from tokenmix.lab.data.indexed import make_loader
 from tokenmix.lab.data.store import Names
-from tokenmix.lab.tasks.points.data.clouds import NO_PART, Cloud, CloudSamples, PackedClouds, farthest, unit_ball
+from tokenmix.lab.tasks.points.clouds import NO_PART, Cloud, CloudSamples, PackedClouds, farthest, unit_ball
 
 SIZES = [40, 12, 16, 100]
 

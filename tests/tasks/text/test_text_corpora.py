@@ -9,8 +9,9 @@ import pytest
 from tokenmix.errors import UserError
 from tokenmix.lab.data import fetch_data, list_data
 from tokenmix.lab.data.lookup import short_name, with_absolute_paths
-from tokenmix.lab.tasks.text.data import corpus, load_text
-from tokenmix.lab.tasks.text.data.files import choose_test, is_test
+from tokenmix.lab.tasks.text import corpus
+from tokenmix.lab.tasks.text.corpus import load_text
+from tokenmix.lab.tasks.text.files import choose_test, is_test
 
 
 def sides(spec: str) -> tuple[list[str], list[str]]:

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from tokenmix.errors import UserError
-from tokenmix.lab.tasks.text.data import load_labelled, load_questions, load_text
+from tokenmix.lab.tasks.text.corpus import load_text
+from tokenmix.lab.tasks.text.labelled import load_labelled
+from tokenmix.lab.tasks.text.questions import load_questions
 from tokenmix.lab.train.run import train
 from tokenmix.lab.train.sources import make_config
 

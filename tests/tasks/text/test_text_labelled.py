@@ -11,11 +11,10 @@ import torch
 
 from tokenmix.errors import UserError
 from tokenmix.lab.data.indexed import make_loader
-from tokenmix.lab.tasks.text.data import load_labelled, load_questions
-from tokenmix.lab.tasks.text.data.corpus import groups
-from tokenmix.lab.tasks.text.data.files import is_test
-from tokenmix.lab.tasks.text.data.labelled import EncodedText, LabelledText, Rows
-from tokenmix.lab.tasks.text.data.questions import EncodedQuestions, Question
+from tokenmix.lab.tasks.text.corpus import groups
+from tokenmix.lab.tasks.text.files import is_test
+from tokenmix.lab.tasks.text.labelled import EncodedText, LabelledText, Rows, load_labelled
+from tokenmix.lab.tasks.text.questions import EncodedQuestions, Question, load_questions
 from tokenmix.lab.tasks.text.tokenizer import train_tokenizer
 
 TEXTS = [f"it is {word} number {i}" for i in range(60) for word in ("good", "bad")]
@@ -222,7 +221,7 @@ def test_blocks_of_texts_are_encoded_as_all_at_once(monkeypatch: pytest.MonkeyPa
         EncodedText(texts, tokenizer, max_length=12),
         EncodedQuestions(asked, tokenizer, max_length=90, stride=9),
     ]
-    monkeypatch.setattr("tokenmix.lab.tasks.text.data.corpus.BLOCK", 100)
+    monkeypatch.setattr("tokenmix.lab.tasks.text.corpus.BLOCK", 100)
     again = [EncodedText(texts, tokenizer, max_length=12), EncodedQuestions(asked, tokenizer, max_length=90, stride=9)]
     for one, other in zip(encoded, again):
         assert len(one) == len(other)
@@ -234,7 +233,7 @@ def test_blocks_of_texts_are_encoded_as_all_at_once(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_context_that_takes_too_much_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, tokenizer: Any):
-    monkeypatch.setattr("tokenmix.lab.tasks.text.data.corpus.BLOCK", 10)
+    monkeypatch.setattr("tokenmix.lab.tasks.text.corpus.BLOCK", 10)
     with pytest.raises(UserError, match="the context of question '7' has 170 characters; split it"):
         EncodedQuestions([Question("7", "who?", CONTEXT, ())], tokenizer, max_length=90, stride=9)
 

@@ -10,8 +10,7 @@ import torch
 
 from tokenmix.errors import UserError
 from tokenmix.lab.data.indexed import make_loader
-from tokenmix.lab.tasks.text.data import load_text
-from tokenmix.lab.tasks.text.data.corpus import IGNORED, PackedText, Tokens, tokenized
+from tokenmix.lab.tasks.text.corpus import IGNORED, PackedText, Tokens, load_text, tokenized
 from tokenmix.lab.tasks.text.tokenizer import train_tokenizer
 
 LINES = [
@@ -51,7 +50,7 @@ def test_tokens_are_those_of_the_tokenizer(corpus: Any, tokenizer: Any, tokens: 
 def test_tokens_are_made_once(
     corpus: Any, tokenizer: Any, tokens: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("tokenmix.lab.tasks.text.data.corpus._encoded", lambda *_: pytest.fail("made again"))
+    monkeypatch.setattr("tokenmix.lab.tasks.text.corpus._encoded", lambda *_: pytest.fail("made again"))
     again = tokenized(corpus, tokenizer, tmp_path / "cache")
     assert np.array_equal(everything(again[0]), everything(tokens[0]))
 
@@ -60,13 +59,11 @@ def test_groups_of_documents_are_one_run_of_tokens(
     corpus: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     groups: list[str] = []
-    monkeypatch.setattr(
-        "tokenmix.lab.tasks.text.data.corpus.tokenizing", lambda what: groups.append(what) or nullcontext()
-    )
-    monkeypatch.setattr("tokenmix.lab.tasks.text.data.corpus.PIECE", 400)
+    monkeypatch.setattr("tokenmix.lab.tasks.text.corpus.tokenizing", lambda what: groups.append(what) or nullcontext())
+    monkeypatch.setattr("tokenmix.lab.tasks.text.corpus.PIECE", 400)
     whole = tokenized(corpus, tokenizer, tmp_path / "whole")[0]
     at_once = len(groups)
-    monkeypatch.setattr("tokenmix.lab.tasks.text.data.corpus.BLOCK", 500)
+    monkeypatch.setattr("tokenmix.lab.tasks.text.corpus.BLOCK", 500)
     parts = tokenized(corpus, tokenizer, tmp_path / "parts")[0]
     assert len(groups) - at_once > at_once == 2
     assert np.array_equal(everything(parts), everything(whole))

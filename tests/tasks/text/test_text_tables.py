@@ -9,7 +9,9 @@ import pytest
 from pyarrow import parquet
 
 from tokenmix.errors import UserError
-from tokenmix.lab.tasks.text.data import files, load_labelled, load_text
+from tokenmix.lab.tasks.text import files
+from tokenmix.lab.tasks.text.corpus import load_text
+from tokenmix.lab.tasks.text.labelled import load_labelled
 
 
 def parts(folder: Path, ending: str, content: bytes) -> str:

@@ -13,9 +13,9 @@ from tokenizers import Regex, normalizers
 
 from tokenmix.errors import UserError
 from tokenmix.lab import cli
-from tokenmix.lab.tasks.text.data.corpus import Corpus, growth, tokenized, tokenizing
-from tokenmix.lab.tasks.text.data.labelled import EncodedText, LabelledText
-from tokenmix.lab.tasks.text.data.questions import EncodedQuestions, Question
+from tokenmix.lab.tasks.text.corpus import Corpus, growth, tokenized, tokenizing
+from tokenmix.lab.tasks.text.labelled import EncodedText, LabelledText
+from tokenmix.lab.tasks.text.questions import EncodedQuestions, Question
 from tokenmix.lab.tasks.text.tokenizer import SPECIAL, load_tokenizer, save_tokenizer, train_tokenizer
 
 TEXTS = [f"The quick brown fox no. {i} jumps over the lazy dog's café." for i in range(40)]

@@ -1,6 +1,7 @@
 """Results as tables of text, and the output of `tokenmix info`."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -66,7 +67,7 @@ def summarize_foreign(name: str, sizes: Arguments, model_kwargs: Arguments) -> V
 
     from tokenmix.models.foreign import IMAGENET, load_foreign
     from tokenmix.models.interface import pair
-    from tokenmix.models.registry import create_on_meta
+    from tokenmix.models.registry import create_on_meta, of_size
     from tokenmix.swap.probe import example_of, model_macs
 
     if "num_points" in sizes:
@@ -77,12 +78,7 @@ def summarize_foreign(name: str, sizes: Arguments, model_kwargs: Arguments) -> V
         model = load_foreign(name, {**IMAGENET, "img_size": (height, width)}, **model_kwargs)
         image = torch.zeros(1, 3, height, width)
     else:
-        try:
-            model = create_on_meta(name, **model_kwargs, **({} if size is None else {"img_size": size}))
-        except (TypeError, UserError) as error:  # Convolutional networks lack this argument.
-            if "unexpected keyword argument 'img_size'" not in str(error):
-                raise
-            model = create_on_meta(name, **model_kwargs)
+        model = of_size(partial(create_on_meta, name, **model_kwargs), size)
         example: Any = example_of(model, size)
         (image,) = example
         height, width = image.shape[2:]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmix.errors import one_line
 from tokenmix.lab.compare.results import metric_name
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.train.metrics import Rows, joined
@@ -53,7 +54,11 @@ def _fitted(task: TaskModule, data: TaskData) -> Iterator[tuple[str, Rows]]:
         features = torch.cat(given) if isinstance(given[0], Tensor) else [text for part in given for text in part]
     targets = torch.cat(wanted)
     for name in task.baselines:
-        predict = BASELINES[name](features, targets, task.num_targets())
+        try:
+            predict = BASELINES[name](features, targets, task.num_targets())
+        except ValueError as error:  # samples of one class, or texts without words
+            log(f"the baseline {name} is left out ({one_line(error)})")
+            continue
         parts, seen = list[Rows](), 0
         for some, true in task.plain_samples(data, "test"):
             index = torch.arange(seen, seen := seen + len(true))

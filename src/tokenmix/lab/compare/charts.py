@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from statistics import fmean
 
+import numpy as np
+
 from tokenmix.lab.compare.results import Column, Curve, Results, Variant
 from tokenmix.profiling.units import count, milliseconds
 
@@ -75,7 +77,7 @@ def ticks(low: float, high: float, wanted: int = 6, *, log: bool = False) -> lis
 def line_chart(series: Sequence[Series], x: Axis, y: Axis) -> str:
     drawn = [one for one in series if len(one.xs)]
     if not drawn:
-        return '<p class="empty">No curve to draw: no run finished, or nothing was held out for validation.</p>'
+        return '<p class="empty">No curve to draw: no run finished.</p>'
     x = x.over([v for one in drawn for v in one.xs], across=True)
     y = y.over([v for one in drawn for v in one.ys], across=False)
     lines = []
@@ -203,7 +205,9 @@ def learning_curves(results: Results) -> list[str]:
                 # Up to the last point that all runs have.
                 xs, ys = ([fmean(v) for v in zip(*(getattr(c, part) for c in curves))] for part in (name, "values"))
                 series.append(Series(variant.name, i, xs, ys))
-            charts.append(line_chart(series, x, Axis(label, _short)))
+            # A note says why there is no score.
+            if pick == "loss_curve" or any(len(one.xs) for one in series):
+                charts.append(line_chart(series, x, Axis(label, _short)))
     return charts
 
 
@@ -257,8 +261,4 @@ def bars(results: Results, column: Column) -> list[tuple[str, int, float, str]]:
 def confusions(results: Results) -> dict[str, list[list[int]]]:
     """Confusion matrix of each variant that has one, summed over the seeds."""
     found = {v.name: [run.confusion for run in v.runs if run.confusion] for v in results.variants}
-    return {
-        name: [[sum(counts) for counts in zip(*rows)] for rows in zip(*matrices)]
-        for name, matrices in found.items()
-        if matrices
-    }
+    return {name: np.sum(matrices, axis=0).tolist() for name, matrices in found.items() if matrices}

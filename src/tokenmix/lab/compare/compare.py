@@ -40,13 +40,13 @@ from tokenmix.lab.compare.variants import (
     variant_of,
 )
 from tokenmix.lab.data.fetch import log, muted
-from tokenmix.lab.grid import Cell, Engine
-from tokenmix.lab.grid.engines import in_turn, make_engine, parallel_runs
+from tokenmix.lab.grid import Cell, Engine, in_turn, make_engine, parallel_runs
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.config import CompareConfig, comparison_config
 from tokenmix.lab.train.load import check_own_mixers, load_task, own_sources, start_and_swap, with_published_weights
 from tokenmix.lab.train.options import CompareOptions
 from tokenmix.lab.train.plan import batch_norm_errors, check_config, make_plan, plan_notes, with_epochs
+from tokenmix.lab.train.programs import Batch
 from tokenmix.lab.train.schema import joined
 from tokenmix.lab.train.sources import base_comparison, check_call, load_comparison
 from tokenmix.lab.train.task import TaskData, TaskModule
@@ -357,7 +357,7 @@ def _measure(one: Comparison, jobs: int) -> Comparison:
     )
 
 
-def _timed_batch(batches: Iterable[object]) -> tuple[object, float]:
+def _timed_batch(batches: Iterable[Batch]) -> tuple[Batch, float]:
     """The first batch, and the load time of a later one in seconds: the first batch fills caches."""
     found = iter(batches)
     first, start, number = next(found), time.monotonic(), 0

@@ -4,21 +4,19 @@ import copy
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from tokenmix.errors import UserError
 from tokenmix.files import Values
 from tokenmix.lab.compare.results import Growth, Variant
 from tokenmix.lab.train.config import TrainConfig
-from tokenmix.lab.train.distributed import map_tensors
 from tokenmix.lab.train.plan import make_optimizer
 from tokenmix.lab.train.programs import Batch
 from tokenmix.lab.train.task import TaskModule, input_sizes
+from tokenmix.lab.train.trainer import Engine
 from tokenmix.layers.base import Mixer, count_parameters
 from tokenmix.layers.table import get_spec, is_mixer
 from tokenmix.profiling.cost import find_crossover
@@ -33,39 +31,28 @@ TOKENS = (64, 256, 1024, 4096)
 
 
 class _Bench:
-    def __init__(self, module: TaskModule, batch: object, config: TrainConfig, device: torch.device) -> None:
-        self.dtype = dtype = torch.bfloat16 if config.loop.precision == "bf16" else None
-        self.module, self.config, self.device = module.to(device, dtype), config, device
-        self.batch, self.sample = (_placed(given, device, dtype) for given in (batch, one_sample(module)))
-        self.optimizer = make_optimizer(self.module.parameter_groups(), config.optim)
+    """A variant in the engine that trains it, with a training batch and one sample."""
 
-    def _autocast(self) -> AbstractContextManager[object]:
-        mixed = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(self.config.loop.precision)
-        return nullcontext() if mixed is None else torch.autocast(self.device.type, mixed)
+    def __init__(self, task: TaskModule, batch: Batch, config: TrainConfig, device: torch.device) -> None:
+        self.task, self.clip_grad = task, config.optim.clip_grad
+        self.engine = Engine(config.replace(device=device.type), task)
+        self.batch, self.sample = self.engine.move(batch), self.engine.move(one_sample(task))
+        self.optimizer = make_optimizer(task.parameter_groups(), config.optim)
 
     @torch.no_grad()
     def forward(self) -> None:
-        with self._autocast():
-            self.module.model(*self.sample)
+        with self.engine.computing():
+            self.task.model(*self.sample)
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> None:
-        self.module.on_validation_epoch_start()
-        with self._autocast():
-            self.module.validation_step(batch, 0)
+        self.task.on_validation_epoch_start()
+        with self.engine.computing():
+            self.task.validation_step(batch, 0)
 
     def step(self) -> None:
-        with self._autocast():
-            loss, _ = self.module.loss(self.batch)
-        loss.backward()
-        if self.config.optim.clip_grad is not None:
-            nn.utils.clip_grad_norm_(self.module.model.parameters(), self.config.optim.clip_grad)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-
-
-def _placed(given: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
-    return map_tensors(given, lambda x: x.to(device, dtype if x.is_floating_point() else None))
+        self.engine.train(self.batch, 0)
+        self.engine.step(self.optimizer, self.clip_grad)
 
 
 def one_sample(task: TaskModule) -> tuple[object, ...]:
@@ -74,7 +61,7 @@ def one_sample(task: TaskModule) -> tuple[object, ...]:
 
 
 def measure_variants(
-    variants: Mapping[str, TaskModule], batch: object, test: object, config: TrainConfig, device: torch.device
+    variants: Mapping[str, TaskModule], batch: Batch, test: Batch, config: TrainConfig, device: torch.device
 ) -> tuple[list[Variant], dict[str, float]]:
     """Count and measure new variants, changing their weights; also return the seconds of each to evaluate `test`."""
     macs, inserting = {}, any(task.config.swap.insert for task in variants.values())
@@ -86,13 +73,13 @@ def measure_variants(
         macs[name] = own or model_macs(task.model, one_sample(task), torch.device("cpu"))
     benches = {name: _Bench(module, batch, config, device) for name, module in variants.items()}
     for bench in benches.values():
-        bench.module.eval()
+        bench.task.eval()
     latency = _time({name: bench.forward for name, bench in benches.items()}, device)
     inference = {name: _peak(bench.forward, device) for name, bench in benches.items()}
-    tests = {name: partial(bench.evaluate, _placed(test, device, bench.dtype)) for name, bench in benches.items()}
+    tests = {name: partial(bench.evaluate, bench.engine.move(test)) for name, bench in benches.items()}
     evaluated = time_interleaved(tests, repeats=1, warmup=1, device=device)
     for bench in benches.values():
-        bench.module.train()
+        bench.task.train()
     step = _time({name: bench.step for name, bench in benches.items()}, device)
     memory = {name: _peak(bench.step, device) for name, bench in benches.items()}
     layers = _measure_layers(variants, device)
@@ -113,7 +100,7 @@ def measure_variants(
     return measured, {name: timing.median for name, timing in evaluated.items()}
 
 
-def measure_slowdown(task: TaskModule, batch: object, config: TrainConfig) -> float:
+def measure_slowdown(task: TaskModule, batch: Batch, config: TrainConfig) -> float:
     """Factor by which a CPU training step slows down while a second network trains in another thread; at least 1."""
     here = torch.device("cpu")
     benches = [_Bench(copy.deepcopy(task).train(), batch, config, here) for _ in range(2)]
@@ -127,7 +114,8 @@ def measure_slowdown(task: TaskModule, batch: object, config: TrainConfig) -> fl
         return (time.perf_counter() - start) / steps
 
     alone = seconds_a_step(benches[0])
-    with ThreadPoolExecutor(2) as pool:
+    # The default dtype of bf16 belongs to the process: set here, both threads find and restore the same.
+    with benches[0].engine.computing(), ThreadPoolExecutor(2) as pool:
         together = max(pool.map(seconds_a_step, benches))
     return max(1.0, together / alone)
 

@@ -24,7 +24,7 @@ def budget_sentence(results: Results) -> str:
     seeds = config["seeds"]
     order = f"for the same seed ({', '.join(map(str, seeds))})" if len(seeds) > 1 else f"(seed {seeds[0]})"
     known = [size_note(skeleton)] if "img_size" in skeleton else []
-    known += [f"width {skeleton['dim']}"] if "dim" in skeleton else []
+    known += [f"embedding width {skeleton['dim']}"] if "dim" in skeleton else []
     known += [f"{skeleton['depth']} blocks"] if "depth" in skeleton else []
     if "num_tokens" in skeleton and "img_size" not in skeleton:
         known.append(f"{skeleton['num_tokens']} tokens")
@@ -34,8 +34,8 @@ def budget_sentence(results: Results) -> str:
     start = f", starting from the weights of {config['init_from']}," if config.get("init_from") else start
     balanced = [text for name, text in BALANCED.items() if config.get(name) == "balanced"]
     listed = f" ({', '.join(known)})" if known else ""
-    repeats = f", {results.seen:,} counting repeats," if results.seen > results.different_samples() else ""
-    seen = f"the same {results.different_samples():,} {unit}{repeats}"
+    repeats = results.repeats()
+    seen = f"the same {results.different_samples():,} {unit}{repeats}{',' * bool(repeats)}"
     steps = results.variants[0].steps
     batches = f"{steps:,} steps on batches" if steps and results.budget == unit else "batches"
     free = "Parameters, multiply-adds, time and memory"
@@ -135,6 +135,9 @@ def mixing_sentence(results: Results) -> list[str]:
             "because it mixes tokens at all. This does not compare ways of mixing."
         ]
     better = found.value < 0 and found.real
+    if better and none.name == NONE:
+        seed = "" if found.between_mixers else " with this seed"
+        return [f"The block did not pay here: the model without it is{seed} {-found.value:.4f} better than {other}."]
     if better and found.between_mixers:
         return [f"Mixing does not help on this data: {control} is better by {-found.value:.4f}."]
     if found.same:

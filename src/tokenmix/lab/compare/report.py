@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from tokenmix.errors import needs
-from tokenmix.files import replace_file
+from tokenmix.files import replace_file, to_frame
 from tokenmix.lab.compare.charts import bars, confusions, cost_charts, growth_charts, learning_curves, marker
 from tokenmix.lab.compare.notes import budget_sentence, finding_sentence, notes
 from tokenmix.lab.compare.results import Results, Variant, columns, differences_of, metrics_of, table_of
@@ -292,10 +291,7 @@ class ComparisonResult(os.PathLike[str]):
 
     def to_pandas(self) -> "pd.DataFrame":
         """A row per run with score, times and costs; needs pandas."""
-        with needs("to_pandas"):
-            import pandas as pd
-
-        return pd.DataFrame(
+        return to_frame(
             {
                 "comparison": name,
                 "variant": variant.name,

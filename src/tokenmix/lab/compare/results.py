@@ -228,6 +228,13 @@ class Results:
         """Number of different training samples of each variant; `seen` counts repetitions."""
         return min(self.seen, self.train)
 
+    def repeats(self) -> str:
+        """Remark on the number of samples if some were seen several times."""
+        if self.seen <= self.train:
+            return ""
+        incomplete = " without incomplete batches" * bool(self.train % self.step_batch)
+        return f", {self.seen:,} counting repeats{incomplete}"
+
     def difference(self, a: Variant, b: Variant) -> Difference:
         """Advantage of `a` over `b`, over seeds and test samples; negative if `a` is worse."""
         sign = 1 if self.higher else -1
@@ -490,9 +497,8 @@ def table_of(results: Results) -> Table:
     rows += [Row(name, [Cell(shown[0].text(v)), *empty], aside=True) for name, v in results.baselines.items()]
     seeds = results.config["seeds"]
     runs = f"{len(seeds)} seeds, mean ± standard deviation" if len(seeds) > 1 else f"seed {seeds[0]}"
-    repeats = f", {results.seen:,} counting repeats" if results.seen > results.different_samples() else ""
-    repeats += f", in {results.variants[0].steps:,} steps" if results.variants[0].steps else ""
-    what = f"{results.different_samples():,} training {results.unit}{repeats}"
+    steps = f", in {results.variants[0].steps:,} steps" if results.variants[0].steps else ""
+    what = f"{results.different_samples():,} training {results.unit}{results.repeats()}{steps}"
     what = what if results.budget == results.unit else f"equal {results.budget} of training"
     what += f", {results.test:,} for testing"
     title = f"{results.data.get('name', short_name(results.config['data']))}: {what}, {runs}"

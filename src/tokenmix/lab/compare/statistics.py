@@ -22,7 +22,7 @@ import numpy as np
 from scipy.special import stdtr, stdtrit
 
 CONFIDENCE, POWER = 0.95, 0.8
-RESAMPLES = 500
+RESAMPLES, AT_ONCE = 500, 50
 MOST_SEEDS = 1000
 Matrix = np.ndarray
 
@@ -189,11 +189,11 @@ def covariance_of_resamples(scores: Matrix) -> Matrix:
     return np.atleast_2d(np.cov(scores[:, np.isfinite(scores).all(0)]))
 
 
-def resample(number: int, resamples: int = RESAMPLES, seed: int = 0, at_once: int = 50) -> Iterator[Matrix]:
+def resample(number: int, resamples: int = RESAMPLES) -> Iterator[Matrix]:
     """Counts of `number` samples drawn with replacement, in blocks float64 (B, number) of resamples."""
-    rng = np.random.default_rng(seed)
-    for start in range(0, resamples, at_once):
-        drawn = rng.integers(number, size=(min(at_once, resamples - start), number))
+    rng = np.random.default_rng(0)
+    for start in range(0, resamples, AT_ONCE):
+        drawn = rng.integers(number, size=(min(AT_ONCE, resamples - start), number))
         yield np.stack([np.bincount(row, minlength=number) for row in drawn]).astype(np.float64)
 
 

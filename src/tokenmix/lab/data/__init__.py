@@ -23,6 +23,7 @@ LAYOUTS: tuple[tuple[str, tuple[Kind, ...], str, str], ...] = (
     ("ade20k", ("classes",), ", ADEChallengeData2016, 150 classes", "scenes.label_maps:load_ade20k"),
     ("cityscapes", ("classes",), ", leftImg8bit and gtFine, 19 classes", "scenes.label_maps:load_cityscapes"),
     ("coco", ("boxes", "masks"), ", annotations, train2017 and val2017, 80 classes", "scenes.coco:load_coco"),
+    ("yolo", ("boxes",), ", data.yaml, images and labels in text files of YOLO", "scenes.yolo:load_yolo"),
     (
         "masks",
         ("classes",),

@@ -96,22 +96,22 @@ _text(
 
 _SHAPENET = "shapenetcore_partanno_segmentation_benchmark_v0_normal"
 for _name, _kinds, _about, _load in (
-    ("text", ("corpus",), ", a file or a folder of text files", "text.data.corpus:load_text_files"),
-    ("jsonl", ("corpus", "labelled-text"), "#column, or #text,label", "text.data.labelled:load_table"),
-    ("csv", ("corpus", "labelled-text"), "#column, or #text,label", "text.data.labelled:load_table"),
-    ("parquet", ("corpus", "labelled-text"), "#column, or #text,label", "text.data.labelled:load_table"),
-    ("glue", ("labelled-text",), "/SST-2, in GLUE's layout", "text.data.labelled:load_glue"),
-    ("squad", ("questions",), ", in SQuAD's layout", "text.data.questions:load_squad"),
-    ("clouds", ("clouds", "parts"), "/train/CLASS/*.ply, also OFF, OBJ, NPZ, XYZ", "points.data.layouts:load_clouds"),
-    ("modelnet", ("clouds",), ", OFF meshes or modelnet40_normal_resampled", "points.data.layouts:load_modelnet"),
-    ("shapenet-part", ("clouds", "parts"), f", {_SHAPENET}", "points.data.layouts:load_shapenet_part"),
+    ("text", ("corpus",), ", a file or a folder of text files", "text.corpus:load_text_files"),
+    ("jsonl", ("corpus", "labelled-text"), "#column, or #text,label", "text.labelled:load_table"),
+    ("csv", ("corpus", "labelled-text"), "#column, or #text,label", "text.labelled:load_table"),
+    ("parquet", ("corpus", "labelled-text"), "#column, or #text,label", "text.labelled:load_table"),
+    ("glue", ("labelled-text",), "/SST-2, in GLUE's layout", "text.labelled:load_glue"),
+    ("squad", ("questions",), ", in SQuAD's layout", "text.questions:load_squad"),
+    ("clouds", ("clouds", "parts"), "/train/CLASS/*.ply, also OFF, OBJ, NPZ, XYZ", "points.layouts:load_clouds"),
+    ("modelnet", ("clouds",), ", OFF meshes or modelnet40_normal_resampled", "points.layouts:load_modelnet"),
+    ("shapenet-part", ("clouds", "parts"), f", {_SHAPENET}", "points.layouts:load_shapenet_part"),
 ):
     _licence = "its authors'" if _name in ("modelnet", "shapenet-part") else "yours"
     _about = f"{_name}:PATH{_about}"
     register_dataset(_name, f"{HERE}.{_load}", kinds=_kinds, about=_about, licence=_licence, variant="path")
 register_dataset(
     "hf",
-    f"{HERE}.text.data.questions:load_hub",
+    f"{HERE}.text.questions:load_hub",
     kinds=("corpus", "labelled-text", "questions"),
     about="hf:NAME[:CONFIG] of the Hugging Face hub; #column, or #text,label",
     licence="its author's",

@@ -16,7 +16,7 @@ from tokenmix.errors import UserError
 from tokenmix.files import Values
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.images import ImageData
-from tokenmix.lab.data.images.decode import PNG, UnreadableImage, decode_stored, png_chunk
+from tokenmix.lab.data.images.decode import PNG, png_chunk
 from tokenmix.lab.data.indexed import IndexedDataset, balanced_order
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distributed import distributed_info
@@ -61,14 +61,6 @@ class ImageTask(TaskModule):
         if theirs is not None and distributed_info().first:
             log(f"the head starts fresh: {source} has {theirs} classes, this run {len(self.data['classes'])}")
         return weights
-
-
-def stored_picture(file: str | Path) -> Tensor:
-    """A file's image as stored, of any size, uint8 (3, H, W); `UserError` names an unreadable file."""
-    try:
-        return decode_stored(file)
-    except UnreadableImage as reason:
-        raise UserError(f"{file} {reason}; give a readable PNG, JPEG, WebP, BMP, GIF or TIFF image") from None
 
 
 def drawn_png(image: Tensor, draw: Callable[[Image.Image, int], Image.Image]) -> Iterator[bytes]:

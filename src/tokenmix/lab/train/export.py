@@ -19,6 +19,7 @@ from tokenmix.errors import UserError, as_user_error, needs, one_line
 from tokenmix.files import (
     DiskError,
     Values,
+    check_new,
     make_folder,
     new_folder,
     open_regular,
@@ -149,8 +150,7 @@ def export_to_hub(run: Path | RunFolder, out: Path | None = None, push: str | No
     if not folder.is_finished:
         raise UserError(f"{run} has not finished, but a model card needs results; {folder.to_continue}")
     out = out or run / "hub"
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists and is not empty; remove it, or give another folder with --out")
+    check_new(out)
     lacking = f"result.json or config.json in {run} lacks what a model card needs ("
     kinds = AttributeError, LookupError, StopIteration, TypeError, ValueError
     with as_user_error(lacking, "); restore them from a copy", *kinds):

@@ -5,6 +5,7 @@ import functools
 import hashlib
 import inspect
 import sys
+import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -167,15 +168,21 @@ def swap_mixers(task: TaskModule) -> ChangedModel:
             changed.notes.append(f"positions dropped: {', '.join(dropped)}")
         changed.notes += (f"left as it was: {s.name} ({s.kind}): {s.reason}" for s in report.skipped)
     if swap.insert is not None:
-        inserted = insert(
-            task.model, swap.insert_after or "", swap.insert, mixer_kwargs=swap.insert_kwargs, example_inputs=example
-        )
+        with warnings.catch_warnings(record=True) as told:
+            inserted = insert(
+                task.model,
+                swap.insert_after or "",
+                swap.insert,
+                mixer_kwargs=swap.insert_kwargs,
+                example_inputs=example,
+            )
         changed.mixers += [f"{row.name}.{INSERTED}" for row in inserted.rows]
         more = inserted.parameters_after - inserted.parameters_before
         changed.notes.append(
             f"{inserted.mixer} inserted after {_places(inserted)}; identity at the start, {more:,} more parameters"
         )
         changed.notes += (f"left out: {s.name} ({s.kind}): {s.reason}" for s in inserted.skipped)
+        changed.notes += (str(warning.message) for warning in told)
     return changed
 
 

@@ -60,14 +60,13 @@ class Metric:
         *,
         higher_is_better: bool = True,
         names: Sequence[str] | None = None,
-        undefined: float = math.nan,
     ) -> "Metric":
         """A function of sums (R, ...) over samples of values (n, ...)."""
 
         def measure(rows: Rows, weights: Tensor) -> Tensor:
             return metric(torch.tensordot(weights, values(rows).double(), 1))
 
-        return cls(measure, higher_is_better, names, undefined=undefined)
+        return cls(measure, higher_is_better, names)
 
     @classmethod
     def of_columns(cls, function: Callable[..., Tensor], *columns: str, higher_is_better: bool = True) -> "Metric":

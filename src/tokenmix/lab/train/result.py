@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from torch import nn
 
-from tokenmix.errors import as_user_error, needs
-from tokenmix.files import Values, read_text, to_html
+from tokenmix.errors import as_user_error
+from tokenmix.files import Values, read_text, to_frame, to_html
 from tokenmix.lab.data.fetch import muted
 from tokenmix.lab.train import run as runs
 from tokenmix.lab.train.config import TrainConfig
@@ -65,10 +65,7 @@ class RunResult(os.PathLike[str]):
 
     def to_pandas(self) -> "pd.DataFrame":
         """`history()` as a table; needs pandas."""
-        with needs("to_pandas"):
-            import pandas as pd
-
-        return pd.DataFrame(self.history())
+        return to_frame(self.history())
 
     def plot(self) -> "Figure":
         """Plot training loss and, with validation samples, the monitored metric over steps."""

@@ -250,7 +250,6 @@ def _resolve(given: TrainConfig) -> TrainConfig:
             raise UserError(
                 f"{run} is finished; evaluate it with: tokenmix eval {run}, or start from it with --init-from {run}"
             )
-        config = config.task_class.with_absolute_paths(config)
     check_device(config)
     check_config(config)
     config.task_class.check(config, config.loop.batch_size // config.optim.accumulate)

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -47,6 +48,7 @@ from tokenmix.lab.train.programs import Batch
 from tokenmix.lab.train.record import ProgressBar, Recorder
 from tokenmix.lab.train.task import TaskData, TaskModule
 
+T = TypeVar("T")
 MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
@@ -94,11 +96,11 @@ class Engine:
         elif not self.average:
             self.module = DistributedDataParallel(self.module, [self.device] if self.kind == "cuda" else None)
 
-    def move(self, batch: Batch) -> Batch:
-        """The batch on the device, in precision bf16 as bf16. Mixed precision keeps float32: points need all bits."""
+    def move(self, given: T) -> T:
+        """Tensors on the device, in precision bf16 as bf16. Mixed precision keeps float32: points need all bits."""
         dtype = torch.bfloat16 if self.precision == "bf16" else None
         return map_tensors(
-            batch, lambda x: x.to(self.device, dtype if x.is_floating_point() else None, non_blocking=True)
+            given, lambda x: x.to(self.device, dtype if x.is_floating_point() else None, non_blocking=True)
         )
 
     @contextmanager

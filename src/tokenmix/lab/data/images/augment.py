@@ -151,8 +151,6 @@ class Erase:
     """
 
     def __init__(self, reprob: float, seed: int) -> None:
-        if not 0 <= reprob <= 1:
-            raise UserError(f"reprob is a probability in [0, 1], got {reprob}")
         self.seed, self.erase = seed, RandomErasing(reprob, mode="pixel", device="cpu")
 
     def __call__(self, images: Tensor, epoch: int, indices: Tensor) -> None:

@@ -32,6 +32,7 @@ Box = tuple[float, float, float, float]
 # Only formats recognised by their content: a text file must not pass for an image. None runs a helper program, as EPS
 # would.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF", "JPEG2000")
+GIVE = "give a readable PNG, JPEG, WebP, BMP, GIF or TIFF image"
 TRANSPARENT = ("RGBA", "RGBa", "LA", "La", "PA")
 # A larger decoded image fills more than 2 GB.
 MAX_PIXELS = 500_000_000
@@ -81,7 +82,15 @@ def read_image(path: str | Path, channels: int, img_size: int | tuple[int, int],
     try:
         return decode(path, channels, size_of(img_size), crop_pct=crop_pct)
     except UnreadableImage as reason:
-        raise UserError(f"{path} {reason}; give a readable PNG, JPEG, WebP, BMP, GIF or TIFF image") from None
+        raise UserError(f"{path} {reason}; {GIVE}") from None
+
+
+def read_stored(path: str | Path) -> Tensor:
+    """`decode_stored` of a file; `UserError` names an unreadable file."""
+    try:
+        return decode_stored(path)
+    except UnreadableImage as reason:
+        raise UserError(f"{path} {reason}; {GIVE}") from None
 
 
 def decode(source: str | Path | bytes, channels: int, size: tuple[int, int], *, crop_pct: float = 1.0) -> Tensor:

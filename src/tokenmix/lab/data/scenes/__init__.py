@@ -21,7 +21,6 @@ from tokenmix.environment import check_mask_memory
 from tokenmix.errors import UserError
 from tokenmix.files import Values
 from tokenmix.lab.data.fetch import log
-from tokenmix.lab.data.images.decode import UnreadableImage, decode_stored
 from tokenmix.lab.data.images.image_set import normalize
 from tokenmix.lab.data.indexed import Batch, DataSet, IndexedDataset, hash_indices, restored_random_state, seed_all
 from tokenmix.lab.data.lookup import load_data
@@ -180,14 +179,6 @@ def bit_palette(count: int) -> list[tuple[int, int, int]]:
     ]
 
 
-def read_stored(path: Path) -> Tensor:
-    """An image as stored, uint8 (3, H, W); `UserError` names the file."""
-    try:
-        return decode_stored(path)
-    except UnreadableImage as reason:
-        raise UserError(f"{path} {reason}; give a readable image or remove it from the set") from None
-
-
 def folder_in(path: Path, candidates: Sequence[str], marker: str, layout: str) -> Path:
     """The first of path / candidate that contains `marker`; `UserError` describes the layout."""
     if not path.is_dir():
@@ -228,14 +219,8 @@ class SceneAugment:
     min_size: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.crop is not None and min(self.crop) < 1:
-            raise UserError(f"a crop of {self.crop[0]} x {self.crop[1]} is not possible; give at least 1 x 1")
-        if not self.scales or min(self.scales) <= 0:
-            raise UserError(f"scales must be above 0, got {tuple(self.scales)}")
-        if not 0 <= self.flip <= 1:
-            raise UserError(f"flip is a probability in [0, 1], got {self.flip:g}")
-        if not 0 <= self.color_jitter <= 1:
-            raise UserError(f"color_jitter must be in [0, 1], got {self.color_jitter:g}")
+        if not self.scales:
+            raise UserError("there are no scales to choose from; give at least one, such as 1")
 
     def __call__(self, scene: Scene, epoch: int, index: int) -> Scene:
         """The scene in an epoch, with classes in their type; crowd regions, which are not learned, are left out."""

@@ -19,6 +19,7 @@ from torchvision.ops import clip_boxes_to_image
 from tokenmix.environment import check_mask_memory
 from tokenmix.errors import UserError, needs
 from tokenmix.files import Values, inside
+from tokenmix.lab.data.images.decode import read_stored
 from tokenmix.lab.data.lookup import DataRequest
 from tokenmix.lab.data.reading import Skipped, parse_json, read_file
 from tokenmix.lab.data.scenes import (
@@ -28,11 +29,12 @@ from tokenmix.lab.data.scenes import (
     bit_palette,
     folder_in,
     objects_of,
-    read_stored,
     warn_of_absent,
 )
 
 YEARS = ("2017", "2014")
+ROBOFLOW = "_annotations.coco.json"
+LAYOUT = f"annotations/instances_train2017.json and instances_val2017.json, or train/{ROBOFLOW} and valid/{ROBOFLOW}"
 # Fields that are read, and their types.
 IMAGE = {"id": (int,), "file_name": (str,), "height": (int, float), "width": (int, float)}
 CATEGORY = {"id": (int,), "name": (str,)}
@@ -51,7 +53,7 @@ class CocoScenes(Scenes[tuple[Values, list[Values]]]):
     def __init__(self, path: Path, folder: Path, *, with_masks: bool) -> None:
         self.path, self.folder, self.with_masks = path, folder, with_masks
         if not path.exists():
-            raise UserError(f"{path} does not exist; COCO's layout has annotations/instances_train2017.json and val")
+            raise UserError(f"{path} does not exist; COCO's layout has {LAYOUT}")
         given = parse_json(read_file(path), path)
         if not isinstance(given, dict):
             raise UserError(
@@ -126,17 +128,18 @@ class CocoScenes(Scenes[tuple[Values, list[Values]]]):
 
 
 def load_coco(request: DataRequest) -> SceneData:
-    """Training and validation images of a folder with annotations/instances_train2017.json, or 2014."""
-    root = folder_in(request.path, ("", "coco"), "annotations", "COCO")
-    year = next((y for y in YEARS if (root / "annotations" / f"instances_train{y}.json").is_file()), YEARS[0])
-    train, test = (
-        CocoScenes(
-            root / "annotations" / f"instances_{part}{year}.json",
-            root / f"{part}{year}",
-            with_masks=request.kind == "masks",
-        )
-        for part in ("train", "val")
-    )
+    """Training and validation images of a folder with annotations/instances_train2017.json, or 2014; or of Roboflow."""
+    root = request.path
+    if (root / "train" / ROBOFLOW).is_file():
+        # As Roboflow exports it, with the images beside the annotations.
+        held_out = next((part for part in ("valid", "test") if (root / part / ROBOFLOW).is_file()), "valid")
+        places = [(root / part / ROBOFLOW, root / part) for part in ("train", held_out)]
+    else:
+        root = folder_in(root, ("", "coco"), "annotations", f"COCO: {LAYOUT}")
+        lists = root / "annotations"
+        year = next((y for y in YEARS if (lists / f"instances_train{y}.json").is_file()), YEARS[0])
+        places = [(lists / f"instances_{part}{year}.json", root / f"{part}{year}") for part in ("train", "val")]
+    train, test = (CocoScenes(*place, with_masks=request.kind == "masks") for place in places)
     if train.categories != test.categories:
         raise UserError(f"{train.path} and {test.path} have different categories; both splits must have the same")
     for part, purpose in ((train, "learn from"), (test, "evaluate on")):
@@ -153,7 +156,7 @@ def load_coco(request: DataRequest) -> SceneData:
         test=test,
         classes=list(train.categories.values()),
         palette=bit_palette(len(train.categories) + 1)[1:],
-        source=f"COCO {year} in {root}",
+        source=f"COCO in {root}, {train.folder.name} and {test.folder.name}",
         skipped=[Skipped(str(path), f"{count} of its boxes have no area in it") for path, count in dropped.items()],
         notes={"category_ids": list(train.categories), "boxes_without_area": sum(dropped.values())},
     )

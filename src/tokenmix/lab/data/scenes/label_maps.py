@@ -17,7 +17,7 @@ from torchvision.datasets import Cityscapes
 from tokenmix.errors import UserError
 from tokenmix.files import read_bytes
 from tokenmix.lab.data.fetch import log
-from tokenmix.lab.data.images.decode import UnreadableImage, decode_numbers
+from tokenmix.lab.data.images.decode import UnreadableImage, decode_numbers, read_stored
 from tokenmix.lab.data.lookup import DataRequest
 from tokenmix.lab.data.reading import NAMED, names_in
 from tokenmix.lab.data.scenes import (
@@ -27,7 +27,6 @@ from tokenmix.lab.data.scenes import (
     Scenes,
     bit_palette,
     folder_in,
-    read_stored,
     warn_of_absent,
 )
 
@@ -78,7 +77,7 @@ def load_cityscapes(request: DataRequest) -> SceneData:
     root = folder_in(request.path, ("",), "leftImg8bit", "Cityscapes")
     parts = []
     for images, labels in ((root / "leftImg8bit" / part, root / "gtFine" / part) for part in ("train", "val")):
-        found = _images_below(images)
+        found = images_below(images)
         stems = [labels / p.parent.relative_to(images) / p.stem.removesuffix("_leftImg8bit") for p in found]
         names, table = [stem.with_name(f"{stem.name}_gtFine_labelTrainIds.png") for stem in stems], TRAIN_IDS
         if not all(path.is_file() for path in names):
@@ -172,7 +171,7 @@ def _numbers_shown(masks: Sequence[Path], count: int | None) -> set[int]:
 
 def _masks_below(images: Path, masks: Path) -> list[tuple[Path, Path]]:
     """Images in a folder and below, each with the PNG at the same path in the other folder."""
-    return [(path, masks / path.relative_to(images).with_suffix(".png")) for path in _images_below(images)]
+    return [(path, masks / path.relative_to(images).with_suffix(".png")) for path in images_below(images)]
 
 
 def checked_pairs(pairs: Sequence[tuple[Path, Path]]) -> Sequence[tuple[Path, Path]]:
@@ -238,7 +237,7 @@ def _read_numbers(path: Path) -> Tensor:
         raise UserError(f"{path} {reason}; a label image is a PNG whose pixels are class numbers") from None
 
 
-def _images_below(folder: Path) -> list[Path]:
+def images_below(folder: Path) -> list[Path]:
     """Images in a folder and below, sorted by name; `UserError` if there are none."""
     images = sorted(p for p in folder.rglob("*") if p.suffix.lower() in ENDINGS) if folder.is_dir() else []
     if not images:

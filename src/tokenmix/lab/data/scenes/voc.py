@@ -19,8 +19,9 @@ from torchvision.ops import clip_boxes_to_image
 from tokenmix.environment import check_mask_memory
 from tokenmix.errors import UserError
 from tokenmix.lab.data.fetch import log
+from tokenmix.lab.data.images.decode import read_stored
 from tokenmix.lab.data.lookup import DataRequest
-from tokenmix.lab.data.reading import Skipped, names_in, read_file
+from tokenmix.lab.data.reading import NAMED, Skipped, names_in, read_file
 from tokenmix.lab.data.scenes import (
     IGNORE,
     Scene,
@@ -29,7 +30,6 @@ from tokenmix.lab.data.scenes import (
     bit_palette,
     folder_in,
     objects_of,
-    read_stored,
 )
 from tokenmix.lab.data.scenes.label_maps import checked_pairs, numbers_table, pair_scenes, read_labels
 
@@ -108,12 +108,17 @@ def _read_masks(pairs: tuple[tuple[Path, Path], tuple[Path, Path]]) -> Scene:
 
 
 def _load_boxes(root: Path) -> SceneData:
-    """Images with boxes from XML files; `difficult` objects are marked as crowd, and so ignored."""
+    """Images with boxes from XML files; `difficult` objects are marked as crowd, and so ignored.
+
+    classes.txt has the classes; without it they are Pascal's twenty, or those of the training images if one is new.
+    """
     lists, folder = root / "ImageSets" / "Main", root / "Annotations"
     if not folder.is_dir():
         raise UserError(f"{root} has no folder Annotations with the boxes; for classes of pixels want='classes'")
     # VOC 2007 has a published test set; for 2012, val.txt is used for testing.
     names = ("trainval", "test") if (lists / "test.txt").is_file() else ("train", "val")
+    own = root / "classes.txt"
+    classes = names_in(own) if own.exists() else None
     parts, skipped, dropped = [], list[Skipped](), 0
     for name, purpose in zip(names, ("learn from", "evaluate on")):
         listed, items, absent = lists / f"{name}.txt", list[tuple[Path, Boxes]](), list[Path]()
@@ -122,7 +127,7 @@ def _load_boxes(root: Path) -> SceneData:
             if not image.is_file():
                 raise UserError(f"{image} does not exist, though {listed} lists it; add it or remove its line")
             if path.exists():
-                items.append((image, read_boxes(read_file(path), path, known=OBJECTS)))
+                items.append((image, read_boxes(read_file(path), path, known=classes)))
             else:
                 absent.append(path)
                 items.append((image, Boxes([], [], [], 0, None)))
@@ -133,13 +138,26 @@ def _load_boxes(root: Path) -> SceneData:
             log(f"{absent[0]} does not exist: {len(absent)} images of {listed} have no annotation and are background")
         if not any(found.corners for _, found in items):
             raise UserError(f"no image of {listed} has an object in {folder} to {purpose}; list one that has")
-        parts.append(Scenes(items, _read_boxed))
+        if classes is None:
+            shown = {name for _, found in items for name in found.names}
+            classes = OBJECTS if shown <= {*OBJECTS} else sorted(shown)
+            if classes is not OBJECTS:
+                log(f"classes of {listed}: {', '.join(classes[:NAMED])}; {own} may list others, one per line")
+        parts.append(Scenes(items, partial(_read_boxed, classes)))
     train, test = parts
     source = f"Pascal VOC in {root}, boxes, {' and '.join(names)}"
-    return ObjectData(train=train, test=test, source=source, skipped=skipped, notes={"boxes_without_area": dropped})
+    return SceneData(
+        train=train,
+        test=test,
+        classes=classes or OBJECTS,
+        palette=bit_palette(len(classes or OBJECTS) + 1)[1:],
+        source=source,
+        skipped=skipped,
+        notes={"boxes_without_area": dropped},
+    )
 
 
-def _read_boxed(item: tuple[Path, "Boxes"]) -> Scene:
+def _read_boxed(classes: Sequence[str], item: tuple[Path, "Boxes"]) -> Scene:
     path, boxes = item
     image = read_stored(path)
     size = (image.shape[1], image.shape[2])
@@ -148,7 +166,7 @@ def _read_boxed(item: tuple[Path, "Boxes"]) -> Scene:
     corners = torch.tensor(boxes.corners, dtype=torch.float32).reshape(-1, 4)
     if (corners < -1).any() or (corners[:, 2] > size[1] + 1).any() or (corners[:, 3] > size[0] + 1).any():
         raise UserError(f"{path} has a box beyond its {size[1]} x {size[0]} pixels; correct its annotation")
-    labels = [OBJECTS.index(name) for name in boxes.names]
+    labels = [classes.index(name) for name in boxes.names]
     objects = objects_of(labels, boxes=clip_boxes_to_image(corners, size), crowd=boxes.difficult)
     return Scene(image, str(path), objects=objects)
 
@@ -222,7 +240,7 @@ def read_boxes(text: str | bytes, path: Path | str, *, first: int = 1, known: Se
         names.append(_text(node, "name", where))
         if known is not None and names[-1] not in known:
             raise UserError(
-                f"{path} has an object {names[-1]!r}, which is not a class of Pascal VOC; "
+                f"{path} has an object {names[-1]!r}, which is neither in classes.txt nor in the training images; "
                 f"give one of {', '.join(known)}, or remove it"
             )
         difficult.append(node.findtext("difficult", "0").strip() == "1")

@@ -23,7 +23,7 @@ class ClassificationOptions(TeacherOptions, ClassOptions):
     light: random shift and horizontal flip; for imagefolder and wds, random resized crop."""
     color_jitter: Annotated[float, Range(least=0)] = 0.0
     """Strength of the random change of brightness, contrast and saturation, in addition to light."""
-    reprob: float = 0.0
+    reprob: Annotated[float, Range(least=0, most=1)] = 0.0
     """Probability of random erasing (timm)."""
     mixup: Annotated[float, Range(least=0)] = 0.0
     """Mixup alpha (timm)."""

@@ -1,7 +1,7 @@
 """Image classification with cross-entropy and classification metrics."""
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -18,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 from tokenmix.errors import UserError
 from tokenmix.files import Values
 from tokenmix.lab.data.images import load_images, make_augment, read_image
-from tokenmix.lab.data.images.augment import Erase
 from tokenmix.lab.registry import DATA_SETS, incompatible_model_error
 from tokenmix.lab.tasks.classes import ClassTask, likeliest
 from tokenmix.lab.tasks.classification import ClassificationOptions
@@ -32,7 +31,7 @@ from tokenmix.lab.train.task import IndexedData, check_names, input_sizes
 from tokenmix.layers.less_attention import LessAttention
 from tokenmix.losses import diagonality_loss
 from tokenmix.models import create_model
-from tokenmix.models.registry import by_timm, check_source, fetching
+from tokenmix.models.registry import by_timm, check_source, fetching, of_size
 from tokenmix.ops.less import Scores
 from tokenmix.registry import MODELS, is_foreign, is_transformers, list_models, without_timm
 
@@ -123,7 +122,7 @@ class ImageClassification(ImageTask, ClassTask):
             return theirs
         given: Values = {"num_classes": len(data["classes"]), "in_chans": data["channels"]}
         build = partial(create_model, name, **given, **config.model.model_kwargs)
-        return build(img_size=size) if name in MODELS else _of_size(build, size)
+        return build(img_size=size) if name in MODELS else of_size(build, size)
 
     @classmethod
     def with_absolute_paths(cls, config: TrainConfig) -> TrainConfig:
@@ -146,7 +145,6 @@ class ImageClassification(ImageTask, ClassTask):
         if options.distill_from == "layers" and unread is not None:
             raise UserError(f"distill_from=layers only uses the loss over layers; leave {unread} out")
         make_augment(options.augment, seed=0, flip=True, fill=None, color_jitter=options.color_jitter)
-        Erase(options.reprob, 0)
 
     @classmethod
     def view(cls, model: nn.Module, file: Path, data: Description) -> View:
@@ -197,7 +195,7 @@ class ImageClassification(ImageTask, ClassTask):
             check_source(name, resolve_pretrained_cfg(name), elsewhere=told)
         with fetching(name, told):
             build = partial(by_timm, name, pretrained=True, in_chans=data["channels"])
-            model: Any = _of_size(build, tuple(data["img_size"]))
+            model: Any = of_size(build, tuple(data["img_size"]))
         if model.num_classes != len(data["classes"]):
             raise UserError(
                 f"the teacher {name} has {model.num_classes} classes and the data {len(data['classes'])}; train it on "
@@ -265,16 +263,6 @@ class ImageClassification(ImageTask, ClassTask):
             probabilities = self.model(image).float().softmax(-1)[0]
             answers.append({"file": str(file), **likeliest(probabilities, self.classes)})
         return answers
-
-
-def _of_size(build: Callable[..., nn.Module], size: tuple[int, ...]) -> nn.Module:
-    """A timm model of this image size; convolutional models lack the argument, and take any size."""
-    try:
-        return build(img_size=size)
-    except TypeError as error:
-        if "img_size" not in str(error):
-            raise
-        return build()
 
 
 def _check_image_size(task: type[ImageClassification], config: TrainConfig) -> None:

@@ -41,7 +41,7 @@ class ObjectOptions(FindingOptions, TaskOptions):
     """Side in pixels of the square that images are resized to; the model's own if not given."""
     augment: Literal["none", "light"] = "light"
     """light scales, crops and flips images."""
-    color_jitter: Annotated[float, Range(least=0)] = 0.0
+    color_jitter: Annotated[float, Range(least=0, most=1)] = 0.0
     """Strength of the random change of brightness, contrast and saturation, in addition to light."""
     crop: Annotated[int | None, Range(least=0)] = None
     """Side of the random training crops in pixels; the data set's own if not given, 0 for whole images."""

@@ -15,6 +15,7 @@ from torchvision.ops import batched_nms, box_convert
 
 from tokenmix.errors import UserError
 from tokenmix.files import Values, replace_file
+from tokenmix.lab.data.images.decode import read_stored
 from tokenmix.lab.data.images.image_set import warn_of_shrinking
 from tokenmix.lab.data.indexed import subset
 from tokenmix.lab.data.scenes import ObjectSamples, SceneAugment, load_scenes, repeated
@@ -27,7 +28,6 @@ from tokenmix.lab.tasks.images import (
     check_stems,
     drawn_png,
     shown_image,
-    stored_picture,
     window_starts,
 )
 from tokenmix.lab.train.config import TrainConfig
@@ -233,7 +233,7 @@ class ObjectTask(ImageTask):
     def view(cls, model: nn.Module, file: Path, data: Description) -> View:
         """The whole image at the detector's scale."""
         detector: Any = model
-        picture = stored_picture(file)
+        picture = read_stored(file)
         # Only our transform takes 8 bits.
         own = isinstance(detector.net.transform, PictureTransform)
         seen, _ = detector.net.transform([picture if own else picture.float() / 255])
@@ -346,7 +346,7 @@ class ObjectTask(ImageTask):
         """Label, score and box (left, top, width, height in pixels) of each object with at least the score `shown`."""
         rows = list[Values]()
         for file in inputs:
-            (found,) = self.find([stored_picture(file)])
+            (found,) = self.find([read_stored(file)])
             rows += object_rows(str(file), self._shown(found), self.data["classes"])
         return rows
 
@@ -357,7 +357,7 @@ class ObjectTask(ImageTask):
         classes = self.data["classes"]
         ids = self.data.get("category_ids") or [label + 1 for label in range(len(classes))]
         for number, file in zip(image_numbers(inputs), map(Path, inputs), strict=True):
-            picture = stored_picture(file)
+            picture = read_stored(file)
             size, (found,) = (picture.shape[1], picture.shape[2]), self.find([picture])
             shown = self._shown(found)
             rows += object_rows(str(file), shown, classes)

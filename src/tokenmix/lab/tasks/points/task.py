@@ -18,8 +18,17 @@ from tokenmix.files import Values, save_figure
 from tokenmix.lab.data.indexed import balanced_order, hold_out, spread
 from tokenmix.lab.tasks.classes import ClassTask, likeliest, told, train_counts
 from tokenmix.lab.tasks.points import CloudClassificationOptions, CloudOptions
-from tokenmix.lab.tasks.points.data import load_points, read_points, write_ply
-from tokenmix.lab.tasks.points.data.clouds import NO_PART, Cloud, CloudSamples, point_features, scale_axes, unit_ball
+from tokenmix.lab.tasks.points.clouds import (
+    NO_PART,
+    Cloud,
+    CloudSamples,
+    load_points,
+    point_features,
+    scale_axes,
+    unit_ball,
+)
+from tokenmix.lab.tasks.points.files import read_points
+from tokenmix.lab.tasks.points.ply import write_ply
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.metrics import Metric, Rows, accuracy_of, class_counts, iou_of, joined, quotient

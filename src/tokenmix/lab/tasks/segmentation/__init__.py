@@ -54,7 +54,7 @@ class SegmentationOptions(Inference, TaskOptions):
     """Scale factors; one is drawn for each training image before the crop."""
     augment: Literal["none", "light"] = "light"
     """light flips images horizontally."""
-    color_jitter: Annotated[float, Range(least=0)] = 0.0
+    color_jitter: Annotated[float, Range(least=0, most=1)] = 0.0
     """Strength of the random change of brightness, contrast and saturation."""
     iou_loss: Annotated[float, Range(least=0)] = 0.0
     """Weight of the soft IoU loss, added to cross-entropy; it gives rare classes the weight of common ones."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from tokenmix.errors import UserError, one_line
 from tokenmix.files import Values, replace_file, replacing, write_json
 from tokenmix.lab.data.fetch import log
-from tokenmix.lab.data.images import read_image
+from tokenmix.lab.data.images.decode import read_image, read_stored
 from tokenmix.lab.data.indexed import spread
 from tokenmix.lab.data.scenes import PixelSamples, SceneAugment, SceneData, load_scenes, repeated
 from tokenmix.lab.data.scenes.coco import encode_mask
@@ -32,7 +32,6 @@ from tokenmix.lab.tasks.images import (
     check_stems,
     drawn_png,
     image_view,
-    stored_picture,
     window_starts,
 )
 from tokenmix.lab.tasks.segmentation import Inference, SegmentationOptions
@@ -320,7 +319,7 @@ class SemanticSegmentation(ImageTask):
         if getattr(model, "fixed_size", False) or any(mixer.capabilities.map == "tokens" for mixer in mixers):
             pixels = read_image(file, data["channels"], tuple(data["img_size"]))
         else:
-            pixels = stored_picture(file)
+            pixels = read_stored(file)
         return image_view(pixels, data["mean"], data["std"])
 
     @property
@@ -459,7 +458,7 @@ class SemanticSegmentation(ImageTask):
         return answers
 
     def _answer(self, file: str | Path) -> tuple[Tensor, Tensor, Values]:
-        picture, names = stored_picture(file), self.data["classes"]
+        picture, names = read_stored(file), self.data["classes"]
         classes = self.answer(picture)
         counts = sorted(zip(pixel_counts(classes, len(names)), names, strict=True), reverse=True)
         shares = {name: round(count / classes.numel(), 6) for count, name in counts if count}

@@ -13,8 +13,8 @@ from tokenmix.errors import UserError
 from tokenmix.files import Values
 from tokenmix.lab.data.indexed import balanced_order
 from tokenmix.lab.tasks.classes import ClassTask, likeliest, told, train_counts
-from tokenmix.lab.tasks.text.data.corpus import tokenizing
-from tokenmix.lab.tasks.text.data.labelled import EncodedText, load_labelled
+from tokenmix.lab.tasks.text.corpus import tokenizing
+from tokenmix.lab.tasks.text.labelled import EncodedText, load_labelled
 from tokenmix.lab.tasks.text.task import DistillingTextTask, TextData, hub_form, inputs_of, read_sentences
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask

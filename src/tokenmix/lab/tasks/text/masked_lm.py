@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from tokenmix.errors import UserError
 from tokenmix.files import Values
 from tokenmix.lab.data.indexed import validation_size
-from tokenmix.lab.tasks.text.data import load_text
-from tokenmix.lab.tasks.text.data.corpus import PackedText, tokenized, tokenizing
+from tokenmix.lab.tasks.text.corpus import PackedText, load_text, tokenized, tokenizing
 from tokenmix.lab.tasks.text.task import DistillingTextTask, TextData, hub_form, inputs_of, read_sentences
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask

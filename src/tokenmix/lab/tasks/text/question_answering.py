@@ -18,7 +18,7 @@ from torch import Tensor
 from tokenmix.errors import UserError
 from tokenmix.files import Values, user_path
 from tokenmix.lab.data.indexed import hold_out
-from tokenmix.lab.tasks.text.data.questions import (
+from tokenmix.lab.tasks.text.questions import (
     EncodedQuestions,
     Question,
     WholeQuestions,

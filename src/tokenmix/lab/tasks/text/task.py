@@ -12,7 +12,7 @@ from tokenmix.files import Values, user_path
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.indexed import IndexedDataset
 from tokenmix.lab.tasks.foreign import build_theirs, class_fields, described_architecture, folder_of, from_folder
-from tokenmix.lab.tasks.text.data.files import read_lines
+from tokenmix.lab.tasks.text.files import read_lines
 from tokenmix.lab.tasks.text.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from tokenmix.lab.train.checkpoint import read_weights
 from tokenmix.lab.train.config import TrainConfig

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tokenmix.errors import UserError
-from tokenmix.files import Values, new_folder, user_path, write_json
-from tokenmix.lab.tasks.text.data.corpus import Documents, growth, load_text, pieces, settings_of, tokenizing
+from tokenmix.files import Values, check_new, new_folder, user_path, write_json
+from tokenmix.lab.tasks.text.corpus import Documents, growth, load_text, pieces, settings_of, tokenizing
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -160,12 +160,6 @@ def write_tokenizer(
     tokenizer = train_tokenizer(data, kind, vocab_size, lowercase=lowercase, max_length=max_length)
     folder = save_tokenizer(tokenizer, out)
     return f"{kind} tokenizer with {len(tokenizer):,} pieces, trained on the training part of {data}, is in {folder}"
-
-
-def check_new(folder: Path) -> None:
-    """`UserError` if the folder is not empty."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} exists and is not empty; give another folder for the tokenizer, or remove it")
 
 
 def _bpe(documents: Iterable[str], lowercase: bool, settings: Values) -> "Tokenizer":

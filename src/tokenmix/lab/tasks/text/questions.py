@@ -16,9 +16,9 @@ from tokenmix.files import Values
 from tokenmix.lab.data.indexed import DataSet, IndexedDataset
 from tokenmix.lab.data.lookup import DataRequest, load_data
 from tokenmix.lab.data.reading import parse_json
-from tokenmix.lab.tasks.text.data.corpus import Corpus, block_characters, groups, tokenizing
-from tokenmix.lab.tasks.text.data.files import open_table, read_lines
-from tokenmix.lab.tasks.text.data.labelled import Batch, LabelledData, Rows, load_table, padded, token_batch
+from tokenmix.lab.tasks.text.corpus import Corpus, block_characters, groups, tokenizing
+from tokenmix.lab.tasks.text.files import open_table, read_lines
+from tokenmix.lab.tasks.text.labelled import Batch, LabelledData, Rows, load_table, padded, token_batch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

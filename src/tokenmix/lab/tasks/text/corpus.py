@@ -24,7 +24,7 @@ from tokenmix.files import Values, open_regular, replace_file
 from tokenmix.lab.data.indexed import DataSet, IndexedDataset, hash_indices
 from tokenmix.lab.data.lookup import DataRequest, cache_root, load_data, origin
 from tokenmix.lab.data.reading import LeftOut, check_file
-from tokenmix.lab.tasks.text.data.files import TEST_SHARE, choose_test, digest_of, find_parts, open_table, read_lines
+from tokenmix.lab.tasks.text.files import TEST_SHARE, choose_test, digest_of, find_parts, open_table, read_lines
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

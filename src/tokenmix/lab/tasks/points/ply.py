@@ -1,6 +1,6 @@
 """PLY files: reads text and binary of either byte order; writes binary little-endian.
 
-trimesh is not used: it drops a cloud's normals and accepts a truncated text file (DESIGN.md, "Point clouds").
+trimesh is not used: it drops a cloud's normals and accepts a truncated text file (dev/decisions.md).
 """
 
 import codecs

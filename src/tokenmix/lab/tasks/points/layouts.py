@@ -16,8 +16,8 @@ from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.lookup import DataRequest
 from tokenmix.lab.data.reading import Item, Skipped, held_out, labelled_files, parse_json, read_each, read_file
 from tokenmix.lab.data.store import Names, Stored, fetched_of_files
-from tokenmix.lab.tasks.points.data.clouds import Cloud, PackedClouds, PointData, unit_ball
-from tokenmix.lab.tasks.points.data.files import ENDINGS, NUM_POINTS, read_points
+from tokenmix.lab.tasks.points.clouds import Cloud, PackedClouds, PointData, unit_ball
+from tokenmix.lab.tasks.points.files import ENDINGS, NUM_POINTS, read_points
 
 MAX_PARTS = 1000
 LAYOUT = "train/CLASS/ and test/CLASS/, or one sub-folder per class, with " + ", ".join(ENDINGS)

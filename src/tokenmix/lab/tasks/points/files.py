@@ -17,8 +17,8 @@ from torch import Tensor
 
 from tokenmix.errors import UserError, needs
 from tokenmix.lab.data.reading import read_file
-from tokenmix.lab.tasks.points.data.clouds import Cloud, check_cloud
-from tokenmix.lab.tasks.points.data.ply import parse_ply
+from tokenmix.lab.tasks.points.clouds import Cloud, check_cloud
+from tokenmix.lab.tasks.points.ply import parse_ply
 
 NUM_POINTS = 2048
 # Compression limit: zeros pack a thousand to one, coordinates about ten to one; small arrays may be zeros.

@@ -18,8 +18,8 @@ from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.indexed import DataSet, IndexedDataset
 from tokenmix.lab.data.lookup import DataRequest, load_data
 from tokenmix.lab.data.reading import check_file
-from tokenmix.lab.tasks.text.data.corpus import Corpus, block_characters, groups, load_column, tokenizing
-from tokenmix.lab.tasks.text.data.files import label_name, open_table, read_lines
+from tokenmix.lab.tasks.text.corpus import Corpus, block_characters, groups, load_column, tokenizing
+from tokenmix.lab.tasks.text.files import label_name, open_table, read_lines
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
