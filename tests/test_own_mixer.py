@@ -172,7 +172,7 @@ def test_a_run_does_not_continue_with_other_code(package: Path, capsys) -> None:
     words = ["train", "image-classification", "--model", "mixer_nano", *TINY, "--checkpoint-every", "1", "--out", "own"]
     with stopped_at(2), pytest.raises(Killed):
         main([*words, "--model-kwargs", *NARROW, "mixer=toy_layers:Shift"])
-    (package / "toy_layers" / "__init__.py").write_text(f"{PACKAGE}\n# Changed.\n")
+    (package / "toy_layers" / "__init__.py").write_text(PACKAGE.replace("x.roll(1", "x.roll(2"))
     resume = ["--import", "toy_layers", "train", "--resume", "own"]
     assert "the module toy_layers changed since" in refused(capsys, *resume)
     (package / "toy_layers" / "__init__.py").write_text(PACKAGE)

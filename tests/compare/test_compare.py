@@ -158,10 +158,10 @@ def test_runs_of_old_code_and_old_data_are_not_mixed_with_new_ones(
     out = compare(config=small(tmp_path / "out", **call), quiet=True).path
     assert capsys.readouterr() == ("", ""), "not even that photographs are scaled down"
     before = (out / "results.json").read_bytes()
-    code.write_text(OWN + "# Changed.")
+    code.write_text(OWN.replace("return x", "return 2 * x"))
     with pytest.raises(UserError, match=r"the module own_still changed since .*; give another --out"):
         compare(config=small(out, **{**call, "seeds": (0, 1)}), quiet=True)
-    code.write_text(OWN)
+    code.write_text(f"import math\n{OWN}\n# A note, and another mixer.\nclass Next(Still):\n    pass\n")
     for name in ("a", "b"):
         Image.new("L", (16, 16), 7).save(tmp_path / "images" / name / "new.png")
     with pytest.raises(UserError, match=r"the data changed since .* differ\); give another --out"):

@@ -1,5 +1,6 @@
 """Models from run folders or initial weights, with the mixers that their config swaps in or inserts."""
 
+import ast
 import dataclasses
 import functools
 import hashlib
@@ -197,19 +198,41 @@ def check_own_mixers(task: TaskModule) -> None:
 
 
 def own_sources(task: TaskModule) -> dict[str, str]:
-    """SHA-256 of the file of each module with the user's code for a task: its class, model, mixers and plug-ins.
+    """SHA-256 of the user's code for a task, by module: its class, model, mixers and plug-ins.
 
     Installed packages are left out, and the main program, which may add seeds to its own call.
     """
-    names = {type(part).__module__ for part in (task, *task.model.modules())} - {"__main__"}
-    names |= {text.partition(":")[0] for text in texts_in(task.config)}
-    names |= {Path(name).stem if name.endswith(".py") else name for name in imported_plugins()}
-    found, others = dict[str, str](), {*sys.stdlib_module_names, "tokenmix"}
-    for name in sorted(names & sys.modules.keys()):
-        file = Path(getattr(sys.modules[name], "__file__", None) or "")
-        if name.partition(".")[0] not in others and "site-packages" not in file.parts and file.is_file():
-            found[name] = hashlib.sha256(file.read_bytes()).hexdigest()
+    used = [(type(part).__module__, type(part).__name__) for part in (task, *task.model.modules())]
+    used += [(module, name) for text in texts_in(task.config) for module, _, name in [text.partition(":")]]
+    used += [(Path(name).stem if name.endswith(".py") else name, "") for name in imported_plugins()]
+    found, others = dict[str, str](), {*sys.stdlib_module_names, "tokenmix", "__main__"}
+    for module in sorted({module for module, _ in used} & sys.modules.keys()):
+        file = Path(getattr(sys.modules[module], "__file__", None) or "")
+        if module.partition(".")[0] not in others and "site-packages" not in file.parts and file.is_file():
+            code = _code_of(file.read_bytes(), {name for part, name in used if part == module})
+            found[module] = hashlib.sha256(code.encode()).hexdigest()
     return found
+
+
+def _code_of(source: bytes, names: set[str]) -> str:
+    """What the definitions of these names need of a file, or all of it if it has none of them; comments do not count."""
+    try:
+        statements = ast.parse(source).body
+    except SyntaxError:  # The module was imported before this edit.
+        return source.decode(errors="replace")
+    defined = {
+        name: node
+        for node in statements
+        for name in [getattr(node, "name", "")] + [n.id for n in ast.walk(node) if isinstance(n, ast.Name)]
+        if name == getattr(node, "name", name)
+    }
+    needed, new = set[str](), names & defined.keys()
+    while new:
+        needed |= new
+        read = {n.id for name in new for n in ast.walk(defined[name]) if isinstance(n, ast.Name)}
+        new = (read & defined.keys()) - needed
+    kept = [defined[name] for name in sorted(needed)] or statements
+    return "\n".join(ast.dump(node) for node in kept)
 
 
 def _places(report: SwapReport | InsertReport) -> str:
