@@ -215,24 +215,27 @@ def own_sources(task: TaskModule) -> dict[str, str]:
 
 
 def _code_of(source: bytes, names: set[str]) -> str:
-    """What the definitions of these names need of a file, or all of it if it has none of them; comments do not count."""
+    """What the definitions of these names need of a file, or all of it if it has none; comments do not count."""
     try:
         statements = ast.parse(source).body
     except SyntaxError:  # The module was imported before this edit.
         return source.decode(errors="replace")
-    defined = {
-        name: node
-        for node in statements
-        for name in [getattr(node, "name", "")] + [n.id for n in ast.walk(node) if isinstance(n, ast.Name)]
-        if name == getattr(node, "name", name)
-    }
+    defined = dict[str, list[ast.stmt]]()
+    for node in statements:
+        stored = [part.id for part in _names_in(node) if isinstance(part.ctx, ast.Store)]
+        for name in [own] if (own := getattr(node, "name", "")) else stored:
+            defined.setdefault(name, []).append(node)
     needed, new = set[str](), names & defined.keys()
     while new:
         needed |= new
-        read = {n.id for name in new for n in ast.walk(defined[name]) if isinstance(n, ast.Name)}
+        read = {part.id for name in new for node in defined[name] for part in _names_in(node)}
         new = (read & defined.keys()) - needed
-    kept = [defined[name] for name in sorted(needed)] or statements
+    kept = [node for name in sorted(needed) for node in defined[name]] or statements
     return "\n".join(ast.dump(node) for node in kept)
+
+
+def _names_in(node: ast.stmt) -> list[ast.Name]:
+    return [part for part in ast.walk(node) if isinstance(part, ast.Name)]
 
 
 def _places(report: SwapReport | InsertReport) -> str:
