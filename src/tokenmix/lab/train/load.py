@@ -231,7 +231,7 @@ def _code_of(source: bytes, names: set[str]) -> str:
         read = {part.id for name in new for node in defined[name] for part in _names_in(node)}
         new = (read & defined.keys()) - needed
     kept = [node for name in sorted(needed) for node in defined[name]] or statements
-    return "\n".join(ast.dump(node) for node in kept)
+    return "\n".join(ast.unparse(node) for node in kept)
 
 
 def _names_in(node: ast.stmt) -> list[ast.Name]:

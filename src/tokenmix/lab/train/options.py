@@ -35,6 +35,8 @@ class Options(TypedDict, total=False):
     distill_from: Literal["logits", "layers"]
     in_chans: Literal[1, 3] | None
     crop_pct: float | None
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
     augment: str
     color_jitter: float
     reprob: float
