@@ -109,6 +109,14 @@ tokenmix.lab.registry.get_task("point-classification")
 from tokenmix.lab.tasks.detection.metrics import object_metrics
 object_metrics("masks", ["a", "b"])
 """,
+    "pandas": """
+assert len(tokenmix.cost("external", [8], dim=16, repeats=1).to_pandas()) == 2
+""",
+    "lightning": """
+from tokenmix.lab.train.lightning import LightningTask
+import lightning
+assert issubclass(LightningTask, lightning.LightningModule)
+""",
     "onnx": """
 from pathlib import Path
 from tokenmix.lab.train import make_config, train
