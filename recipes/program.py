@@ -1,12 +1,16 @@
 """A recipe as a program: exit codes that run_all understands, and no traceback for Ctrl-C or a user's mistake."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NoReturn, TypeVar
 
+import numpy as np
 import tyro
 
+from tokenmix.environment import environment
 from tokenmix.errors import UserError
+from tokenmix.files import Values, write_json
 
 Args = TypeVar("Args")
 
@@ -24,3 +28,26 @@ def run_program(main: Callable[[Args], bool | None], args: type[Args]) -> NoRetu
     except UserError as error:
         sys.exit(f"tokenmix: {error}")
     sys.exit(STOPPED if complete is False else 0)
+
+
+def write_scores(
+    file: Path,
+    variants: Sequence[Values],
+    sampling: Values,
+    covariance: np.ndarray,
+    *,
+    metric: str,
+    note: str,
+) -> None:
+    """What a program measured on finished runs, in the form that the ledger reads; of covariances four digits."""
+    now = environment()
+    rounded = [[float(f"{value:.4g}") for value in row] for row in covariance.tolist()]
+    document = {key: now[key] for key in ("date", "cpu", "commit")} | {
+        "metric": metric,
+        "higher": True,
+        "note": note,
+        "minutes": None,
+        "variants": variants,
+        "sampling": {**sampling, "covariance": rounded},
+    }
+    write_json(file, document)

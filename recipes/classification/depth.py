@@ -16,10 +16,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from recipes.program import run_program
-from tokenmix.environment import environment
+from recipes.program import run_program, write_scores
 from tokenmix.errors import UserError
-from tokenmix.files import write_json
 from tokenmix.lab.compare.statistics import covariance_of_means
 from tokenmix.lab.inspect import attention_maps, map_numbers
 from tokenmix.lab.train.load import load_task, rebuilt
@@ -67,17 +65,14 @@ def main(args: Args) -> None:
             print(f"{name}, seed {seed}: {curves}", flush=True)
     if not drawn:
         raise UserError(f"no runs in {args.runs}; run compare_depth first")
-    now = environment()
-    covariance = covariance_of_means(np.stack([*drawn.values()])).tolist()
-    document = {key: now[key] for key in ("date", "cpu", "commit")} | {
-        "metric": "distance of maps",
-        "higher": True,
-        "note": "runs of `compare_depth`; `python -m recipes.classification.depth`",
-        "minutes": None,
-        "variants": [*variants.values()],
-        "sampling": {"samples": args.images, "unit": "images", "runs": [*drawn], "covariance": covariance},
-    }
-    write_json(RESULTS, document)
+    write_scores(
+        RESULTS,
+        [*variants.values()],
+        {"samples": args.images, "unit": "images", "runs": [*drawn]},
+        covariance_of_means(np.stack([*drawn.values()])),
+        metric="distance of maps",
+        note="runs of `compare_depth`; `python -m recipes.classification.depth`",
+    )
 
 
 if __name__ == "__main__":

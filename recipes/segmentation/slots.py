@@ -20,10 +20,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 
-from recipes.program import run_program
-from tokenmix.environment import environment
+from recipes.program import run_program, write_scores
 from tokenmix.errors import UserError
-from tokenmix.files import write_json
 from tokenmix.lab.compare.statistics import covariance_of_resamples, resample
 from tokenmix.lab.train.load import load_task
 
@@ -121,23 +119,14 @@ def main(args: Args) -> None:
                     print(f"{folder}: {score:.3f}", flush=True)
     if not drawn:
         raise UserError(f"no runs in {args.runs}; run compare_climates first")
-    now = environment()
-    covariance = covariance_of_resamples(np.stack([*drawn.values()])).tolist()
-    document = {key: now[key] for key in ("date", "cpu", "commit")} | {
-        "metric": "share of the class's entropy",
-        "higher": True,
-        "note": "what a label tells of the class over all tiles; controls: as many k-means clusters, of all tiles "
-        "or each tile's own; `recipes.segmentation.slots`",
-        "minutes": None,
-        "variants": [{"name": name, "runs": runs} for name, runs in variants.items()],
-        "sampling": {
-            "samples": len(tables),
-            "unit": "images",
-            "runs": [*drawn],
-            "covariance": [[float(f"{value:.4g}") for value in row] for row in covariance],
-        },
-    }
-    write_json(RESULTS, document)
+    write_scores(
+        RESULTS,
+        [{"name": name, "runs": runs} for name, runs in variants.items()],
+        {"samples": len(tables), "unit": "images", "runs": [*drawn]},
+        covariance_of_resamples(np.stack([*drawn.values()])),
+        metric="share of the class's entropy",
+        note="segmenters of `compare_climates`; `python -m recipes.segmentation.slots`",
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Create models by name, register our image classifiers with timm, and load pretrained weights."""
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -81,11 +82,12 @@ def create_on_meta(name: str, **kwargs: object) -> nn.Module:
 
 
 def of_size(build: Callable[..., nn.Module], size: int | tuple[int, ...] | None) -> nn.Module:
-    """A model of timm in this image size; convolutional networks lack the argument, and take any size."""
+    """A model in this image size; convolutional networks lack the argument, and take any size."""
     try:
         return build() if size is None else build(img_size=size)
     except (TypeError, UserError) as error:
-        if "unexpected keyword argument 'img_size'" not in str(error):
+        # torchvision's name is image_size.
+        if not re.search(r"unexpected keyword argument 'ima?ge?_size'", str(error)):
             raise
         return build()
 

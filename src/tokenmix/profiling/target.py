@@ -140,17 +140,12 @@ def model_with_image(
         UserError: the model does not accept images of that size.
     """
     from tokenmix.models.foreign import open_model
+    from tokenmix.models.registry import of_size
 
     name, given = (model, None) if isinstance(model, str) else (type(model).__name__, model)
     try:
         with torch.device(device):
-            try:
-                built = open_model(name, size) if given is None else copy.deepcopy(given)
-            except (TypeError, UserError) as error:
-                # Convolutional networks lack the argument: they accept any size.
-                if "unexpected keyword argument" not in str(error):
-                    raise
-                built = open_model(name)
+            built = of_size(partial(open_model, name), size) if given is None else copy.deepcopy(given)
         own = example_of(built, None)
         resize: Any = getattr(built, "set_input_size", None)
         image = own[0] if isinstance(own, tuple) else None

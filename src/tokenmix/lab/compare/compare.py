@@ -258,6 +258,7 @@ def _check_unchanged(cells: Sequence[Cell], variants: Mapping[str, TaskModule], 
     """`UserError` if runs that are kept had other data, or other code of the user."""
     shape = attrgetter("options", "model.model", "loop.seed")  # What a description of the same data depends on.
     description = json.loads(to_json(data.describe()))
+    sources = {name: own_sources(task) for name, task in variants.items()}
     for cell in cells:
         if not cell.is_finished and not latest_complete_checkpoint(cell.folder / "checkpoints" / "last").exists():
             continue
@@ -266,7 +267,7 @@ def _check_unchanged(cells: Sequence[Cell], variants: Mapping[str, TaskModule], 
             before, _ = run.description, run.setup
         except UserError:
             continue  # Training reports the damage.
-        run.check_sources(own_sources(variants[variant_of(cell)]))
+        run.check_sources(sources[variant_of(cell)])
         before = before if shape(cell.config) == shape(cells[0].config) else {}
         for name in sorted((before.keys() & description.keys()) - {"source"}):
             if before[name] != description[name]:

@@ -206,9 +206,10 @@ def own_sources(task: TaskModule) -> dict[str, str]:
     used += [(module, name) for text in texts_in(task.config) for module, _, name in [text.partition(":")]]
     used += [(Path(name).stem if name.endswith(".py") else name, "") for name in imported_plugins()]
     found, others = dict[str, str](), {*sys.stdlib_module_names, "tokenmix", "__main__"}
+    installed = {"site-packages", "dist-packages"}
     for module in sorted({module for module, _ in used} & sys.modules.keys()):
         file = Path(getattr(sys.modules[module], "__file__", None) or "")
-        if module.partition(".")[0] not in others and "site-packages" not in file.parts and file.is_file():
+        if module.partition(".")[0] not in others and not installed & {*file.parts} and file.is_file():
             code = _code_of(file.read_bytes(), {name for part, name in used if part == module})
             found[module] = hashlib.sha256(code.encode()).hexdigest()
     return found
