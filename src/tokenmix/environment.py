@@ -134,9 +134,18 @@ def keep_freed_memory() -> None:
     By default glibc returns the pages of large tensors to the system and maps them again: 27,000 page faults per
     training step with wide layers. With this setting, memory stays at its peak for the life of the process.
     """
+    _set_glibc({M_TRIM_THRESHOLD: NEVER, M_MMAP_THRESHOLD: MOST})
+
+
+def return_large_memory() -> None:
+    """Undo `keep_freed_memory` for blocks of a megabyte: for loader processes, which fill one batch after the other."""
+    _set_glibc({M_MMAP_THRESHOLD: 1 << 20})
+
+
+def _set_glibc(options: dict[int, int]) -> None:
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "gnu_get_libc_version"):
-        libc.mallopt(M_TRIM_THRESHOLD, NEVER)
-        libc.mallopt(M_MMAP_THRESHOLD, MOST)
+        for option, value in options.items():
+            libc.mallopt(option, value)
 
 
 _one_at_a_time = threading.RLock()

@@ -363,7 +363,7 @@ assert not {{'torch', 'timm', 'lightning', 'transformers'}} & set(sys.modules)
         ("train --lr it's", '--lr cannot be "it\'s"; give a number'),
         (f"train --batch-size {'9' * 5000}", "--batch-size cannot be what it was given; give a whole number"),
         ("train --epochs 1.5", "--epochs cannot be '1.5'; give none or a whole number"),
-        ("train --logger csv", "--logger cannot be 'csv'; give none or one of wandb, mlflow"),
+        ("train --logger csv", "--logger cannot be 'csv'; give none or one of tensorboard, wandb, mlflow"),
         ("compare --seeds x", "--seeds: 'x' is not a whole number; separate values by commas"),
         ("train --model-kwargs depth", "--model-kwargs: 'depth' is not of the form name=value; give NAME=VALUE"),
         ("train --grad-checkpointing yes", "--grad-checkpointing takes no value, got 'yes'; leave 'yes' out"),

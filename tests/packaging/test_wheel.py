@@ -129,6 +129,13 @@ import fsspec
 from tokenmix.lab.data import lookup
 assert all(fsspec.get_filesystem_class(name) for name in ("s3", "gs", "https", "hf"))
 """,
+    "tensorboard": """
+from pathlib import Path
+from tokenmix.lab.train import make_config, train
+small = dict(limit=256, limit_eval=32, epochs=1)
+train(make_config("image-classification", data="digits", logger="tensorboard", out=Path("shown"), **small))
+assert any(Path("shown/tensorboard").iterdir())
+""",
     "wandb": """
 import os
 from pathlib import Path

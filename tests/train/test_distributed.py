@@ -203,7 +203,6 @@ def test_checkpoints_are_whole_and_resuming_is_bit_equal(two: Path, one: Path, s
 
 def test_one_process_writes_and_the_folder_serves_one_process(two: Path):
     run = two / "ddp"
-    assert len(list((run / "tensorboard").iterdir())) == 1
     config = json.loads((run / "config.json").read_text())["config"]
     assert [config["loop"][name] for name in ("devices", "num_nodes", "batch_size")] == [2, 1, 10]
     again = evaluate(run, device="cpu")

@@ -15,13 +15,27 @@ from PIL import Image, ImageFile, ImageOps, PngImagePlugin
 
 from tokenmix.errors import UserError
 from tokenmix.lab.data.images import read_image
-from tokenmix.lab.data.images.decode import _cover, decode, decode_numbers, decode_part, decode_stored, stored_size
+from tokenmix.lab.data.images.decode import (
+    ENDINGS,
+    FORMATS,
+    _cover,
+    decode,
+    decode_numbers,
+    decode_part,
+    decode_stored,
+    stored_size,
+)
 from tokenmix.lab.data.reading import UnreadableImage
 
 
 def read(image: Image.Image, path: Path, channels: int = 3, size: int | tuple[int, int] = 8, **options) -> torch.Tensor:
     image.save(path, **options)
     return read_image(path, channels, size)
+
+
+def test_endings_are_pillows():
+    Image.init()
+    assert {ending for ending, name in Image.EXTENSION.items() if name in FORMATS} <= ENDINGS
 
 
 def test_native_size_is_exact(tmp_path: Path):

@@ -101,6 +101,18 @@ def test_workers_change_nothing(augment: str):
         assert same(list(alone), list(helped))
 
 
+@pytest.mark.parametrize("sent", [torch.uint8, torch.float32])
+def test_loader_processes_send_bytes_but_to_page_locked_memory(sent: torch.dtype):
+    """Bytes take a quarter of the shared memory. Page-locked floats are copied to a GPU in the background."""
+    samples = image_set(50).prepared(mean=(0.4,), std=(0.2,)).chosen(torch.arange(32))
+    made = make_loader(samples, batch_size=8, shuffle=False, seed=0, pin_memory=sent == torch.float32)
+    keys = list(iter(made.sampler))
+    read = [made.dataset[key]["image"] for key in keys]
+    assert {images.dtype for images in read} == {sent}
+    finished = read if sent == torch.float32 else [normalize(images, (0.4,), (0.2,)) for images in read]
+    assert torch.equal(torch.cat(finished), torch.cat([batch["image"] for batch in made]))
+
+
 def test_batch_size_changes_no_image():
     def by_index(batch_size: int) -> dict[int, Tensor]:
         batches = loader(batch_size=batch_size)

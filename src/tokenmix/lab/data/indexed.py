@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from tokenmix.environment import return_large_memory
 from tokenmix.errors import UserError
 from tokenmix.lab.data.reading import Skipped
 from tokenmix.trust import safe_children
@@ -79,7 +80,11 @@ class IndexedDataset(ABC, Generic[Batch]):
 
     @abstractmethod
     def read(self, indices: Tensor, epoch: int) -> Batch:
-        """The batch of these samples, as the task takes it."""
+        """The batch of these samples, as the task takes it after `finish`."""
+
+    def finish(self, batch: Batch) -> Batch:
+        """What is left to do where the batch is used: a loader process sends bytes, not floats made of them."""
+        return batch
 
     def chosen(self, indices: Tensor) -> "IndexedDataset[Batch]":
         """The samples with these indices; each still depends only on its own index."""
@@ -134,6 +139,9 @@ class _Chosen(IndexedDataset[Batch]):
 
     def read(self, indices: Tensor, epoch: int) -> Batch:
         return self.dataset.read(self.indices[indices], epoch)
+
+    def finish(self, batch: Batch) -> Batch:
+        return self.dataset.finish(batch)
 
     def training_order(self, seed: int, epoch: int, rank: int, world_size: int) -> np.ndarray:
         if self.labels is None:
@@ -298,21 +306,26 @@ class EpochSampler(Sampler[Key]):
 
 
 class _Batches(Dataset[object]):
-    def __init__(self, dataset: IndexedDataset) -> None:
-        self.dataset = dataset
+    """Batches as loader processes send them: whole for a GPU, since page-locked memory is copied in the background."""
+
+    def __init__(self, dataset: IndexedDataset, whole: bool) -> None:
+        self.dataset, self.whole = dataset, whole
 
     def __getitem__(self, index: Key) -> object:
         epoch, indices = index
-        return self.dataset.read(indices, epoch)
+        batch = self.dataset.read(indices, epoch)
+        return self.dataset.finish(batch) if self.whole else batch
 
 
 class EpochLoader(DataLoader[object]):
-    """A DataLoader over `IndexedDataset.read`, in the order of an `EpochSampler`."""
+    """A DataLoader over `IndexedDataset.read` and `finish`, in the order of an `EpochSampler`."""
 
     def __iter__(self) -> Any:
         # Without fork, Python starts the workers as new interpreters.
         with safe_children():
-            return super().__iter__()
+            batches = super().__iter__()
+        assert isinstance(self.dataset, _Batches)
+        return batches if self.dataset.whole else map(self.dataset.dataset.finish, batches)
 
     def set_epoch(self, epoch: int) -> None:
         assert isinstance(self.sampler, EpochSampler)
@@ -358,7 +371,7 @@ def make_loader(
     if shuffle:
         dataset.check_shares(world_size)
     return EpochLoader(
-        _Batches(dataset),
+        _Batches(dataset, whole=pin_memory),
         # The sampler gives whole batches, so the loader must not collect samples.
         batch_size=None,
         sampler=sampler,
@@ -366,7 +379,7 @@ def make_loader(
         persistent_workers=workers > 0,
         pin_memory=pin_memory,
         collate_fn=_same,
-        worker_init_fn=_pass_over_sigterm,
+        worker_init_fn=_start_worker,
         # Otherwise each pass would draw from the global random state and break bit-equal resuming.
         generator=torch.Generator(),
     )
@@ -399,8 +412,9 @@ def _same(batch: object) -> object:
     return batch
 
 
-def _pass_over_sigterm(worker: int) -> None:
-    """Ignore a SIGTERM to all processes of a run: the training process saves, and ends this one."""
+def _start_worker(worker: int) -> None:
+    """Return memory, and ignore a SIGTERM to all processes of a run: the training process saves, and ends this one."""
+    return_large_memory()
     if hasattr(signal, "sigwaitinfo"):  # macOS has none: there the run stops without saving
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 

@@ -206,9 +206,9 @@ class BudgetConfig(Part):
     """Steps between rows of metrics.csv."""
     checkpoint_every: Annotated[int, Range(least=1)] = field(default=200, metadata=FREE)
     """Steps between checkpoints; one is also written after each epoch."""
-    logger: Literal["wandb", "mlflow"] | None = field(default=None, metadata=RESUMABLE)
-    """Log to Weights & Biases or MLflow, in addition to metrics.csv and TensorBoard.
-    Configure them by their environment variables, such as WANDB_MODE and MLFLOW_TRACKING_URI."""
+    logger: Literal["tensorboard", "wandb", "mlflow"] | None = field(default=None, metadata=RESUMABLE)
+    """Log to TensorBoard (in the run folder), Weights & Biases or MLflow, in addition to metrics.csv.
+    Configure the last two by their environment variables, such as WANDB_MODE and MLFLOW_TRACKING_URI."""
     init_from: Path | None = None
     """Start from the weights of a safetensors file or run folder; image size and classes may differ.
     Positions of your own models are interpolated if they have the shape (1, h*h, D) or (1, 1 + h*h, D).

@@ -26,7 +26,7 @@ class Options(TypedDict, total=False):
     grad_checkpointing: bool
     log_every: int
     checkpoint_every: int
-    logger: Literal["wandb", "mlflow"] | None
+    logger: Literal["tensorboard", "wandb", "mlflow"] | None
     class_weights: Literal["none", "balanced"]
     sampler: Literal["shuffle", "balanced"]
     teacher: str | None

@@ -41,14 +41,8 @@ class Recorder:
         self.started = self.lr = 0.0
         self.row_start = (progress.images, progress.train_seconds)
         if self.first:
-            from torch.utils.tensorboard.writer import SummaryWriter
-
             logger = task.config.loop.logger
-            self.logger = None if logger is None else _open_tracker(task.config, run, quiet=quiet)
-            # purge_step hides points after the checkpoint, written before a kill.
-            purged = progress.step + 1 if progress.step else None
-            self.tensorboard = run / "tensorboard"
-            self.board = SummaryWriter(str(self.tensorboard), purge_step=purged)
+            self.logger = None if logger is None else _open_tracker(task.config, run, progress.step, quiet=quiet)
             self.columns = _cut(self.path, progress.csv_bytes)
             progress.csv_bytes = self.path.stat().st_size
             self.file = open_to_append(self.path)
@@ -111,23 +105,17 @@ class Recorder:
     def close(self) -> None:
         if self.first:
             self.file.close()
-            if not self._removed():  # Its thread cannot flush into a removed folder.
-                self.board.close()
             if self.logger is not None:
                 self.logger.close(finished=self.progress.epoch == self.plan.epochs)
 
     def _check_folder(self) -> None:
-        if removed := self._removed():
-            raise UserError(
-                f"{removed} was removed or renamed during the run, so training stopped; "
-                "continue a renamed folder with --resume FOLDER, or start again"
-            )
-
-    def _removed(self) -> Path | None:
-        """The run folder or a part of it that is missing."""
         run = self.path.parent
-        parts = (run, run / "config.json", self.path, self.tensorboard)
-        return next((part for part in parts if not part.exists()), None)
+        for part in (run, run / "config.json", self.path):
+            if not part.exists():
+                raise UserError(
+                    f"{part} was removed or renamed during the run, so training stopped; "
+                    "continue a renamed folder with --resume FOLDER, or start again"
+                )
 
     def settle(self) -> None:
         """Update the clock; `UserError` if a loss since the last row is not finite."""
@@ -181,11 +169,8 @@ class Recorder:
         self.file.write(text.getvalue())
         self.file.flush()
         progress.csv_bytes = self.file.tell()
-        named = {name.replace("_", "/", 1): value for name, value in values.items()}
-        for name, value in named.items():
-            self.board.add_scalar(name, value, progress.step)
         if self.logger is not None:
-            self.logger.log(named, progress.step)
+            self.logger.log({name.replace("_", "/", 1): value for name, value in values.items()}, progress.step)
 
 
 class ProgressBar:
@@ -250,9 +235,11 @@ REMEDIES = {
 }
 
 
-def _open_tracker(config: TrainConfig, run: Path, *, quiet: bool) -> "_Wandb | _MLflow":
+def _open_tracker(config: TrainConfig, run: Path, step: int, *, quiet: bool) -> "_TensorBoard | _Wandb | _MLflow":
     """The run in the tracker of `config.loop.logger`, with its options; logger.json keeps its id for a resume."""
     kind, file = str(config.loop.logger), run / "logger.json"
+    if kind == "tensorboard":
+        return _TensorBoard(run, step)
     try:
         known = read_json(file)["id"] if file.exists() else None
     except (LookupError, TypeError, ValueError, RecursionError):
@@ -263,6 +250,23 @@ def _open_tracker(config: TrainConfig, run: Path, *, quiet: bool) -> "_Wandb | _
         tracker = {"wandb": _Wandb, "mlflow": _MLflow}[kind](run, known, options, quiet)
         write_json(file, {"logger": kind, "id": tracker.id})
     return tracker
+
+
+class _TensorBoard:
+    def __init__(self, run: Path, step: int) -> None:
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        self.folder = run / "tensorboard"
+        # purge_step hides points after the checkpoint, written before a kill.
+        self.board = SummaryWriter(str(self.folder), purge_step=step + 1 if step else None)
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        for name, value in values.items():
+            self.board.add_scalar(name, value, step)
+
+    def close(self, *, finished: bool) -> None:
+        if self.folder.exists():  # Its thread cannot flush into a removed folder.
+            self.board.close()
 
 
 class _Wandb:

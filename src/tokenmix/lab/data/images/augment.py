@@ -87,8 +87,9 @@ def shift_and_flip(images: Tensor, down: Tensor, right: Tensor, flips: Tensor, f
     height, width = images.shape[-2:]
     reach_down, reach_right = (int(shift.abs().max()) if len(shift) else 0 for shift in (down, right))
     around = ((0, 0), (0, 0), (reach_down, reach_down), (reach_right, reach_right))
-    pixels = images.numpy()
-    padded = np.pad(pixels, around, "edge") if fill is None else np.pad(pixels, around, constant_values=fill)
+    padded = pixels = images.numpy()
+    if reach_down or reach_right:
+        padded = np.pad(pixels, around, "edge") if fill is None else np.pad(pixels, around, constant_values=fill)
     out = np.empty(images.shape, np.uint8)
     # Copying one window per image is several times faster than a gather once images exceed the cache.
     lefts = reach_right + torch.where(flips, right, -right)

@@ -32,6 +32,11 @@ Box = tuple[float, float, float, float]
 # Only formats recognised by their content: a text file must not pass for an image. None runs a helper program, as EPS
 # would.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF", "JPEG2000")
+# Their file endings, as Pillow knows them once it has imported all of its readers.
+ENDINGS = {
+    *(".apng", ".avif", ".avifs", ".bmp", ".gif", ".j2c", ".j2k", ".jfif", ".jp2", ".jpc", ".jpe", ".jpeg", ".jpf"),
+    *(".jpg", ".jpx", ".pbm", ".pfm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"),
+}
 GIVE = "give a readable PNG, JPEG, WebP, BMP, GIF or TIFF image"
 TRANSPARENT = ("RGBA", "RGBa", "LA", "La", "PA")
 # A larger decoded image fills more than 2 GB.
@@ -170,12 +175,6 @@ def stored_size(source: str | Path | bytes) -> tuple[int, int]:
         return image.height, image.width
 
 
-def picture_endings() -> set[str]:
-    """Lower-case file endings of the formats that are read, such as .jpg."""
-    Image.init()
-    return {ending for ending, name in Image.EXTENSION.items() if name in FORMATS}
-
-
 def _turn(image: Image.Image) -> Image.Transpose | None:
     """Rotation by EXIF; None if there is none, or if the EXIF is damaged."""
     with contextlib.suppress(Exception):
@@ -288,10 +287,7 @@ def _opened(source: str | Path | bytes) -> Iterator[ImageFile.ImageFile]:
             file = stack.enter_context(_file(source))
             if file.seek(0, os.SEEK_END) == 0:
                 raise UnreadableImage("is empty (0 bytes)")
-            Image.init()
-            with _unlimited():
-                image = Image.open(_needed(file), formats=[name for name in FORMATS if name in Image.OPEN])
-            stack.enter_context(image)
+            image = stack.enter_context(_identified(_needed(file)))
             animated = image.format == "WEBP" and getattr(image, "is_animated", False)
             kind = "animated WebP" if animated else str(image.format)
             most = MAX_PIXELS // WHOLE.get(kind, 1)
@@ -327,6 +323,17 @@ def _file(source: str | Path | bytes) -> BinaryIO:
     except UserError:
         folder = f"is a folder: name the files in it, as in {source}/*"
         raise UnreadableImage(folder if os.path.isdir(source) else "is a pipe or a device, not a file") from None
+
+
+def _identified(file: BinaryIO) -> ImageFile.ImageFile:
+    """The image by Pillow's readers of common formats, or else by all, which take 2 MB more."""
+    with _unlimited():
+        try:
+            Image.preinit()
+            return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
+        except Image.UnidentifiedImageError:
+            Image.init()
+            return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
 
 
 @contextlib.contextmanager

@@ -64,7 +64,8 @@ class ImageSet(IndexedDataset):
     """Images of one size with labels; item i is (uint8 (C, H, W), label).
 
     `read` gives {"image": (B, C, H, W), "label": int64 (B,), "index": int64 (B,)} without images that have become
-    unreadable. After `prepared` the images are normalised float32, before it uint8 as stored.
+    unreadable. After `prepared` the images are augmented, and `finish` normalises them; before it they are uint8 as
+    stored.
 
     Attributes:
         labels: int64 (N,).
@@ -148,10 +149,17 @@ class ImageSet(IndexedDataset):
         images, kept = self.pixels(indices) if seed is None else self.random_crops(indices, seed, epoch)
         if self._prepare is not None:
             change, mean, std, erase = self._prepare
-            images = normalize(change(images, epoch, kept), mean, std)
+            images = change(images, epoch, kept)
             if erase is not None:
+                images = normalize(images, mean, std)
                 erase(images, epoch, kept)
         return {"image": images, "label": self.labels[kept], "index": kept}
+
+    def finish(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        if self._prepare is None or batch["image"].is_floating_point():
+            return batch
+        _, mean, std, _ = self._prepare
+        return {**batch, "image": normalize(batch["image"], mean, std)}
 
 
 class InMemoryImages(ImageSet):
@@ -217,15 +225,15 @@ class LazyImages(ImageSet):
             return self._decoded(indices, part)
 
     def _decoded(self, indices: Tensor, one: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
-        images, kept = [], []
+        images = torch.empty(len(indices), self.channels, *self.size, dtype=torch.uint8)
+        kept: list[int] = []
         for index in indices.tolist():
             try:
-                images.append(one(index))
+                images[len(kept)] = one(index)
                 kept.append(index)
             except UnreadableImage as reason:
                 self._left_out.add(index, f"{self.name(index)} {reason}")
-        stacked = torch.stack(images) if images else torch.empty(0, self.channels, *self.size, dtype=torch.uint8)
-        return stacked, torch.tensor(kept, dtype=torch.int64)
+        return images[: len(kept)], torch.tensor(kept, dtype=torch.int64)
 
 
 def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:

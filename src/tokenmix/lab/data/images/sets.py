@@ -16,7 +16,7 @@ from torchvision.datasets.utils import extract_archive
 
 from tokenmix.errors import UserError
 from tokenmix.lab.data.fetch import FetchError, apt_package, check_digest, download, first_that_works
-from tokenmix.lab.data.images.decode import decode, picture_endings, stored_size
+from tokenmix.lab.data.images.decode import ENDINGS, decode, stored_size
 from tokenmix.lab.data.images.image_set import (
     CHANNELS,
     ImageData,
@@ -54,11 +54,10 @@ def load_imagefolder(request: DataRequest) -> ImageData:
     folder, size = request.path, request.img_size
     assert size is not None  # The registry has one.
     # By file ending: opening a million files would take an hour.
-    endings = picture_endings()
     others: list[Skipped] = []
 
     def wanted(path: str) -> bool:
-        if _may_be_image(path) and os.path.splitext(path)[1].lower() not in endings:
+        if _may_be_image(path) and os.path.splitext(path)[1].lower() not in ENDINGS:
             others.append(Skipped(path, NO_PICTURE))
             return False
         return _may_be_image(path)
