@@ -21,7 +21,7 @@ from tokenmix.lab.tasks.classification.task import ImageClassification
 from tokenmix.lab.tasks.foreign import build_theirs
 from tokenmix.lab.tasks.text.tokenizer import save_tokenizer, train_tokenizer
 from tokenmix.lab.train.config import TrainConfig
-from tokenmix.lab.train.load import load_run, rebuilt
+from tokenmix.lab.train.load import load_run, make_model
 from tokenmix.lab.train.run import train
 from tokenmix.lab.train.sources import make_config
 from tokenmix.layers.local import IdentityMixer
@@ -173,7 +173,7 @@ def test_a_run_opens_without_the_weights_that_it_started_with(tmp_path: Path) ->
 def test_a_run_fetches_no_weights_for_a_backbone(model: str, kwargs: dict[str, Any]) -> None:
     config = make_config(task="semantic-segmentation", model=model, model_kwargs=kwargs)
     with pytest.raises(UserError, match=r"names a source: building it reads \S+\.\S+, which .*--model module:function"):
-        rebuilt(config, DATA)
+        make_model(config, DATA)
 
 
 def own(num_classes: int, place: str) -> nn.Module:
@@ -184,7 +184,7 @@ def own(num_classes: int, place: str) -> nn.Module:
 def test_a_users_own_function_reads_what_it_likes() -> None:
     config = make_config(model=f"{__name__}:own", model_kwargs={"place": "ld/config.json"})
     with typed(config):
-        assert isinstance(rebuilt(config, DATA), nn.Sequential)
+        assert isinstance(make_model(config, DATA), nn.Sequential)
 
 
 class OwnTask(ImageClassification):
@@ -206,15 +206,15 @@ class OwnMixer(IdentityMixer):
 def test_a_users_own_mixer_reads_what_it_likes() -> None:
     config = make_config(model="mixer_nano", model_kwargs={"mixer": f"{__name__}:OwnMixer"})
     with typed(config):
-        assert isinstance(rebuilt(config, DATA), nn.Module)
+        assert isinstance(make_model(config, DATA), nn.Module)
 
 
 def test_a_users_own_task_and_own_model_of_timm_read_what_they_like(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(timm.models._registry._model_entrypoints, "own_net", own_net)
     monkeypatch.setitem(timm.models._registry._model_to_module, "own_net", __name__)
-    assert isinstance(rebuilt(make_config(model="own_net"), DATA), nn.Sequential)
+    assert isinstance(make_model(make_config(model="own_net"), DATA), nn.Sequential)
     monkeypatch.setattr(TrainConfig, "task_class", OwnTask)
-    assert isinstance(rebuilt(make_config(model="vit_nano"), DATA), nn.Sequential)
+    assert isinstance(make_model(make_config(model="vit_nano"), DATA), nn.Sequential)
 
 
 def test_every_call_of_transformers_refuses_code() -> None:

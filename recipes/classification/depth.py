@@ -20,7 +20,7 @@ from recipes.program import run_program, write_scores
 from tokenmix.errors import UserError
 from tokenmix.lab.compare.statistics import covariance_of_means
 from tokenmix.lab.inspect import attention_maps, map_numbers
-from tokenmix.lab.train.load import load_task, rebuilt
+from tokenmix.lab.train.load import load_task, make_model
 
 RESULTS = Path(__file__).with_suffix(".json")
 MEASURES = ("distance", "entropy", "saturation")
@@ -52,7 +52,7 @@ def main(args: Args) -> None:
         data = type(task).load_data(task.config, like=task.data)
         images = next(iter(data.test_batches(batch_size=args.images)))["image"]
         torch.manual_seed(100 + int(seed))
-        for name, model in ((mixer, task.model), (f"{mixer}-random", rebuilt(task.config, task.data))):
+        for name, model in ((mixer, task.model), (f"{mixer}-random", make_model(task.config, task.data))):
             found = measured(model, images)
             third = found.shape[1] // 3
             for part, blocks in (("first", slice(1, 1 + third)), ("last", slice(-third, None))):

@@ -24,7 +24,7 @@ from tokenmix.lab import cli
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train import checkpoint, record, trainer
 from tokenmix.lab.train.config import TrainConfig
-from tokenmix.lab.train.load import load_run, with_published_weights
+from tokenmix.lab.train.load import load_run, make_model
 from tokenmix.lab.train.plan import make_optimizer, make_plan, make_schedule, seed_everything
 from tokenmix.lab.train.run import DiskError, evaluate, predict, train
 from tokenmix.lab.train.sources import make_config
@@ -428,5 +428,5 @@ def test_weights_that_cannot_be_fetched_are_one_line(tmp_path: Path, monkeypatch
         train(config(tmp_path / "run", pretrained=True), quiet=True)
     for task, model in (("masked-lm", "gmlp_text_nano"), ("point-classification", "pct_cls_nano")):
         with pytest.raises(UserError, match=f"{model} has no pretrained weights; .*--init-from FILE, in create_model"):
-            with_published_weights(make_config(task, model=model, data="text:x", pretrained=True))
+            make_model(make_config(task, model=model, data="text:x", pretrained=True), {}, new=True)
     assert not (tmp_path / "run").exists()

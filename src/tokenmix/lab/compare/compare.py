@@ -43,7 +43,7 @@ from tokenmix.lab.data.fetch import log, muted
 from tokenmix.lab.grid import Cell, Engine, in_turn, make_engine, parallel_runs
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.config import CompareConfig, comparison_config
-from tokenmix.lab.train.load import check_own_mixers, load_task, own_sources, start_and_swap, with_published_weights
+from tokenmix.lab.train.load import check_own_mixers, load_task, make_model, own_sources, start_and_swap
 from tokenmix.lab.train.options import CompareOptions
 from tokenmix.lab.train.plan import batch_norm_errors, check_config, make_plan, plan_notes, with_epochs
 from tokenmix.lab.train.programs import Batch
@@ -304,7 +304,7 @@ def _new_variants(config: CompareConfig, cells: Sequence[Cell], data: TaskData) 
     for name, cell in _first_of_each(cells).items():
         run, kind = cell.config, get_task(cell.config.task)
         with naming(config, name):
-            task = kind(kind.model_from_config(with_published_weights(run), description), run, description)
+            task = kind(make_model(run, description, new=True), run, description)
             if run.swap.swap is not None:
                 try:
                     find_sites(task.model)

@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 
 from tokenmix.errors import UserError, as_user_error
 from tokenmix.files import Values
-from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.launch import START, distributed_info
 
 T = TypeVar("T")
@@ -28,12 +27,6 @@ LOST = ("connection closed", "connection reset", "broken pipe", "remote process 
 
 class PeerFailure(SystemExit):
     """Another rank stops the run and reports why; this process exits with the same code."""
-
-
-def data_parallel_rank(config: TrainConfig) -> tuple[int, int]:
-    """Data-parallel rank, and number of data-parallel parts; ranks that share images have one part, thus one seed."""
-    here, shared = distributed_info(), config.loop.token_parallel
-    return here.rank // shared, here.world_size // shared
 
 
 @contextmanager

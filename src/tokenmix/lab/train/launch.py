@@ -36,6 +36,10 @@ class DistributedInfo:
     def num_nodes(self) -> int:
         return self.world_size // self.local_world_size
 
+    def data_parallel(self, shared: int) -> tuple[int, int]:
+        """Rank, and number of parts of the data, where `shared` ranks have the same images, and thus the same seed."""
+        return self.rank // shared, self.world_size // shared
+
 
 def distributed_info() -> DistributedInfo:
     """Rank of this process from torchrun's variables; rank 0 of 1 without them, `UserError` for invalid ones."""

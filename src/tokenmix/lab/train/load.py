@@ -50,7 +50,7 @@ def load_task(run: Path | RunFolder, options: Arguments | None = None) -> TaskMo
     weights, kind = folder.path / WEIGHTS, config.task_class
     if not weights.exists():
         raise UserError(f"{folder.path} has not finished its first epoch; {folder.to_continue}")
-    build, stored = functools.partial(rebuilt, config, description), None
+    build, stored = functools.partial(make_model, config, description), None
     changed = config.swap.swap is not None or config.swap.insert is not None
     size = description.get("img_size")
     # A user's own task may describe another kind of size.
@@ -68,29 +68,25 @@ def load_task(run: Path | RunFolder, options: Arguments | None = None) -> TaskMo
     return task.eval()
 
 
-def with_published_weights(config: TrainConfig) -> TrainConfig:
-    """The config of a new model; --pretrained becomes the argument that loads published weights."""
-    if not config.model.pretrained:
-        return config
-    name = config.model.model
-    taken = inspect.signature(load_object(MODELS[name].build)).parameters if name in MODELS else {}
-    part = "pretrained_backbone" if "pretrained_backbone" in taken else "pretrained"
-    if name in MODELS and MODELS[name].pretrained_cfg is None and part not in taken:
-        raise UserError(f"{name} {NO_WEIGHTS}")
-    return config.replace(model_kwargs={**config.model.model_kwargs, part: True})
-
-
-def rebuilt(config: TrainConfig, description: Values) -> nn.Module:
-    """The model of a run, without published weights. Nothing is fetched; torchvision may read what it has fetched.
+def make_model(config: TrainConfig, description: Values, *, new: bool = False) -> nn.Module:
+    """The model of a run. A `new` one may fetch its published weights; else torchvision may read what it has fetched.
 
     Code of the user's, of the model or of the task, builds it as it likes.
     """
     name, given, kind = config.model.model, config.model.model_kwargs, config.task_class
-    whole = "weights" if name.startswith(TORCHVISION) else None
-    kwargs = {key: value for key, value in given.items() if key != whole and not key.startswith("pretrained")}
-    closed = nullcontext() if is_users(name) else sealed(Path(torch.hub.get_dir()))
+    closed = nullcontext() if new or is_users(name) else sealed(Path(torch.hub.get_dir()))
+    if new and config.model.pretrained:
+        taken = inspect.signature(load_object(MODELS[name].build)).parameters if name in MODELS else {}
+        part = "pretrained_backbone" if "pretrained_backbone" in taken else "pretrained"
+        if name in MODELS and MODELS[name].pretrained_cfg is None and part not in taken:
+            raise UserError(f"{name} {NO_WEIGHTS}")
+        config = config.replace(model_kwargs={**given, part: True})
+    elif not new:
+        whole = "weights" if name.startswith(TORCHVISION) else None
+        kwargs = {key: value for key, value in given.items() if key != whole and not key.startswith("pretrained")}
+        config = config.replace(pretrained=False, model_kwargs=kwargs)
     with closed, unsealed(kind.build_model):
-        return kind.model_from_config(config.replace(pretrained=False, model_kwargs=kwargs), description)
+        return kind.model_from_config(config, description)
 
 
 def stored_types(config: TrainConfig) -> tuple[torch.dtype, ...]:

@@ -41,7 +41,6 @@ from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.distributed import (
     PeerFailure,
     all_gather,
-    data_parallel_rank,
     distributed_info,
     process_group,
     raise_on_all_ranks,
@@ -51,11 +50,10 @@ from tokenmix.lab.train.load import (
     check_own_mixers,
     freeze_all_but,
     load_task,
+    make_model,
     own_sources,
-    rebuilt,
     start_and_swap,
     stored_types,
-    with_published_weights,
 )
 from tokenmix.lab.train.plan import (
     batch_norm_errors,
@@ -303,18 +301,14 @@ def _prepare(config: TrainConfig, run: RunFolder) -> Session:
     if config.loop.threads is not None:
         torch.set_num_threads(config.loop.threads)
     data = kind.load_data(config)
-    rank, parts = data_parallel_rank(config)
+    rank, parts = distributed_info().data_parallel(shared)
     plan = make_plan(config, data.num_train, parts, data.unit)
     notes = [*data.notes, *plan_notes(config, plan, data.num_train, data.unit)]
     config = with_epochs(config, plan)
     # As JSON returns it, so that a run that continues reads the same values as its first start.
     description = json.loads(to_json(data.describe()))
     seed_everything(config.loop.seed, 0, 0)
-    if checkpoint is None:
-        model = kind.model_from_config(with_published_weights(config), description)
-    else:
-        model = rebuilt(config, description)
-    task = kind(model, config, description)
+    task = kind(make_model(config, description, new=checkpoint is None), config, description)
     changed = start_and_swap(task, config.loop.init_from if checkpoint is None else None)
     check_own_mixers(task)
     if isinstance(task, DistillingTask) and task.options.teacher is not None:

@@ -26,7 +26,6 @@ from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distributed import (
     all_gather,
     broadcast_buffers,
-    data_parallel_rank,
     distributed_info,
     full_state_dict,
     load_full_state_dict,
@@ -315,7 +314,7 @@ class TrainingLoop:
 
     def start_batch(self) -> None:
         """Seed the batch: dropout and mixup depend only on (seed, epoch, batch, data-parallel rank)."""
-        rank, _ = data_parallel_rank(self.config)
+        rank, _ = distributed_info().data_parallel(self.config.loop.token_parallel)
         seed_everything(self.config.loop.seed, self.progress.epoch + 1, self.progress.batch, rank)
 
     def advance(self) -> None:
