@@ -245,13 +245,15 @@ def page() -> str:
         lines += [f"| {i} | {_line(one)} |" for one in found if one.difference is not None]
         for name in dict.fromkeys(one.row["comparison"] for one in found if one.difference is None):
             missing.setdefault(name, []).append(str(i))
-    lines += ["", "## Not yet run", "", "| claim | the paper | comparisons |", "|---|---|---|"]
-    for claim, found in judged[len(run) :]:
+    lines += ["", "## Not yet run", ""]
+    if waiting := judged[len(run) :]:
+        lines += ["| claim | the paper | comparisons |", "|---|---|---|"]
+    for claim, found in waiting:
         names = ", ".join(dict.fromkeys(f"`{one.row['comparison']}`" for one in found))
         lines.append(f"| {claim['text']} | {claim['paper']} | {names} |")
     if missing:
         told = "; ".join(f"`{name}` (claims {', '.join(numbers)})" for name, numbers in missing.items())
-        lines += ["", f"Claims above with comparisons that are not yet run: {told}."]
+        lines += [*([""] if waiting else []), f"Claims above with comparisons that are not yet run: {told}."]
     lines += ["", "## Run one", "", "```console", "tokenmix compare --config compare_climates --jobs 2", "```", ""]
     lines += ["| comparison | metric | minutes a run | measured | note |", "|---|---|---:|---|---|"]
     names = dict.fromkeys(row["comparison"] for claim in CLAIMS for row in claim["rows"])

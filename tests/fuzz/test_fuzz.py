@@ -61,7 +61,6 @@ def _strategies(runs: Path) -> dict[str, Any]:
         for path in (runs / name).rglob("*")
         if path.is_file()
     }
-    files = {name: data for name, data in files.items() if "tensorboard" not in name}
     return {
         "options": grammar.options(),
         "verbs": grammar.verbs(),

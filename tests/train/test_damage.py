@@ -164,8 +164,6 @@ def test_a_second_writer_is_told_who_the_first_is(killed: Path, tmp_path: Path):
 @pytest.mark.parametrize("name", [".writer", ".lock", "metrics.csv", "tensorboard"])
 def test_a_link_in_a_run_folder_is_not_written_through(killed: Path, tmp_path: Path, name: str):
     (tmp_path / "letters").write_text("kept")
-    if (killed / name).is_dir():
-        shutil.rmtree(killed / name)
     (killed / name).unlink(missing_ok=True)
     (killed / name).symlink_to(tmp_path / "letters")
     with pytest.raises(UserError, match=rf"{name} is a link to .*letters"):
@@ -221,18 +219,19 @@ def test_a_killed_process_of_two_is_one_line_each_and_the_others_end(tmp_path, r
     assert len(ours) == (1 if rank == 0 else 2)
 
 
-def test_metrics_removed_in_mid_run_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("part", ["tensorboard", "metrics.csv"])
+def test_a_part_removed_in_mid_run_stops_the_run(tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch):
     original = trainer.TrainingLoop.start_batch
 
     def removing(self):
         if self.progress.step == 3:
-            (self.folder.path / "metrics.csv").rename(tmp_path / "removed")
+            (self.folder.path / part).rename(tmp_path / "removed")
         return original(self)
 
     monkeypatch.setattr(trainer.TrainingLoop, "start_batch", removing)
     run = tmp_path / "run"
-    with pytest.raises(UserError, match=r"metrics.csv was removed .* continue with: tokenmix train --resume"):
-        train(CONFIG.replace(out=run), quiet=True)
+    with pytest.raises(UserError, match=rf"{part} was removed .* continue with: tokenmix train --resume"):
+        train(CONFIG.replace(out=run, logger="tensorboard"), quiet=True)
     monkeypatch.undo()
     train(make_config(resume=run), quiet=True)
     assert (run / "result.json").exists()

@@ -139,7 +139,7 @@ def environment(**extra: str) -> dict[str, str]:
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the runs of two processes."""
     out = tmp_path_factory.mktemp("two")
-    values = json.dumps(dataclasses.asdict(CONFIG))
+    values = json.dumps(dataclasses.asdict(CONFIG.replace(logger="tensorboard")))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": "2"}
@@ -203,6 +203,7 @@ def test_checkpoints_are_whole_and_resuming_is_bit_equal(two: Path, one: Path, s
 
 def test_one_process_writes_and_the_folder_serves_one_process(two: Path):
     run = two / "ddp"
+    assert len(list((run / "tensorboard").iterdir())) == 1
     config = json.loads((run / "config.json").read_text())["config"]
     assert [config["loop"][name] for name in ("devices", "num_nodes", "batch_size")] == [2, 1, 10]
     again = evaluate(run, device="cpu")

@@ -180,7 +180,7 @@ def test_the_optimisers_epsilon():
 
 
 def test_too_few_shards_are_told_before_anything_is_written(shards: str, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("tokenmix.lab.train.run.data_parallel_rank", lambda config: (0, 5))
+    monkeypatch.setattr("tokenmix.lab.train.launch.DistributedInfo.data_parallel", lambda self, shared: (0, 5))
     with pytest.raises(UserError, match=r"3 shards cannot be distributed over 5 processes.* --devices 3 or fewer$"):
         train(CONFIG.replace(data=shards, batch_size=2, out=tmp_path / "run"), quiet=True)
     assert not (tmp_path / "run").exists()

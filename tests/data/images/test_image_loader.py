@@ -102,7 +102,7 @@ def test_workers_change_nothing(augment: str):
 
 
 @pytest.mark.parametrize("sent", [torch.uint8, torch.float32])
-def test_loader_processes_send_bytes_but_to_page_locked_memory(sent: torch.dtype):
+def test_bytes_are_sent_but_to_page_locked_memory(sent: torch.dtype):
     """Bytes take a quarter of the shared memory. Page-locked floats are copied to a GPU in the background."""
     samples = image_set(50).prepared(mean=(0.4,), std=(0.2,)).chosen(torch.arange(32))
     made = make_loader(samples, batch_size=8, shuffle=False, seed=0, pin_memory=sent == torch.float32)

@@ -110,7 +110,8 @@ class Recorder:
 
     def _check_folder(self) -> None:
         run = self.path.parent
-        for part in (run, run / "config.json", self.path):
+        board = [self.logger.folder] if isinstance(self.logger, _TensorBoard) else []
+        for part in (run, run / "config.json", self.path, *board):
             if not part.exists():
                 raise UserError(
                     f"{part} was removed or renamed during the run, so training stopped; "

@@ -18,7 +18,7 @@ from typing import IO, Any, BinaryIO
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image, ImageFile
+from PIL import ExifTags, Image, ImageFile, features
 from PIL.TiffImagePlugin import ImageFileDirectory_v2, TiffImageFile
 from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg, decode_webp
@@ -32,11 +32,12 @@ Box = tuple[float, float, float, float]
 # Only formats recognised by their content: a text file must not pass for an image. None runs a helper program, as EPS
 # would.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF", "JPEG2000")
-# Their file endings, as Pillow knows them once it has imported all of its readers.
+# Their file endings, as Pillow knows them once it has imported all of its readers; those that not every Pillow has.
 ENDINGS = {
-    *(".apng", ".avif", ".avifs", ".bmp", ".gif", ".j2c", ".j2k", ".jfif", ".jp2", ".jpc", ".jpe", ".jpeg", ".jpf"),
-    *(".jpg", ".jpx", ".pbm", ".pfm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"),
+    *(".apng", ".bmp", ".gif", ".j2c", ".j2k", ".jfif", ".jp2", ".jpc", ".jpe", ".jpeg", ".jpf", ".jpg", ".jpx"),
+    *(".pbm", ".pfm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff"),
 }
+OPTIONAL = {".avif": "avif", ".avifs": "avif", ".webp": "webp"}
 GIVE = "give a readable PNG, JPEG, WebP, BMP, GIF or TIFF image"
 TRANSPARENT = ("RGBA", "RGBa", "LA", "La", "PA")
 # A larger decoded image fills more than 2 GB.
@@ -173,6 +174,12 @@ def stored_size(source: str | Path | bytes) -> tuple[int, int]:
     """(height, width) of a stored image, from its header; raises `UnreadableImage`."""
     with _opened(source) as image:
         return image.height, image.width
+
+
+def is_read(ending: str) -> bool:
+    """Whether files with this ending, such as .jpg, are read as images."""
+    ending = ending.lower()
+    return ending in ENDINGS or (ending in OPTIONAL and features.check(OPTIONAL[ending]) is True)
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:

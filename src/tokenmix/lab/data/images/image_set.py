@@ -64,8 +64,7 @@ class ImageSet(IndexedDataset):
     """Images of one size with labels; item i is (uint8 (C, H, W), label).
 
     `read` gives {"image": (B, C, H, W), "label": int64 (B,), "index": int64 (B,)} without images that have become
-    unreadable. After `prepared` the images are augmented, and `finish` normalises them; before it they are uint8 as
-    stored.
+    unreadable: uint8 as stored, and after `prepared` augmented; then `finish` normalises them.
 
     Attributes:
         labels: int64 (N,).
@@ -125,7 +124,7 @@ class ImageSet(IndexedDataset):
         reprob: float = 0.0,
         seed: int = 0,
     ) -> Self:
-        """The images for a classifier: augmented, normalised and erased batch by batch.
+        """The images for a classifier: augmented and erased by `read`, and normalised there (erasing) or by `finish`.
 
         Args:
             mean, std: per channel, in 0..1.

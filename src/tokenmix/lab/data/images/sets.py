@@ -16,7 +16,7 @@ from torchvision.datasets.utils import extract_archive
 
 from tokenmix.errors import UserError
 from tokenmix.lab.data.fetch import FetchError, apt_package, check_digest, download, first_that_works
-from tokenmix.lab.data.images.decode import ENDINGS, decode, stored_size
+from tokenmix.lab.data.images.decode import decode, is_read, stored_size
 from tokenmix.lab.data.images.image_set import (
     CHANNELS,
     ImageData,
@@ -57,7 +57,7 @@ def load_imagefolder(request: DataRequest) -> ImageData:
     others: list[Skipped] = []
 
     def wanted(path: str) -> bool:
-        if _may_be_image(path) and os.path.splitext(path)[1].lower() not in ENDINGS:
+        if _may_be_image(path) and not is_read(os.path.splitext(path)[1]):
             others.append(Skipped(path, NO_PICTURE))
             return False
         return _may_be_image(path)

@@ -23,7 +23,7 @@ from torch import Tensor
 from tokenmix.errors import UserError
 from tokenmix.files import open_regular, user_path
 from tokenmix.lab.data.fetch import log
-from tokenmix.lab.data.images.decode import ENDINGS, stored_size
+from tokenmix.lab.data.images.decode import is_read, stored_size
 from tokenmix.lab.data.images.image_set import CHANNELS, ImageData, LazyImages, warn_of_shrinking
 from tokenmix.lab.data.lookup import DataRequest, cache_root, glob_urls, is_url, local_copies, local_copy_if_any, origin
 from tokenmix.lab.data.reading import TEST_SHARE, Skipped, UnreadableImage, log_skipped, names_in, parse_json
@@ -132,7 +132,7 @@ def _scan(path: Path) -> list[Found]:
 
 
 def _sample(key: str, parts: dict[str, tuple[int, int]], handle: int) -> Found:
-    endings = [*PICTURES, *(ending for ending in parts if f".{ending}" in ENDINGS)]
+    endings = [*PICTURES, *(ending for ending in parts if is_read(f".{ending}"))]
     picture = next((parts[ending] for ending in endings if ending in parts), None)
     if picture is None:
         return Found(key, wrong=f"has no picture, only .{', .'.join(sorted(parts))}")
