@@ -61,7 +61,7 @@ def inside(root: Path, name: str) -> Path:
     return path
 
 
-def open_regular(path: Path) -> io.BufferedReader:
+def open_regular(path: str | Path) -> io.BufferedReader:
     """Open a regular file for reading; `UserError` for a folder, a device or a pipe (never waited for)."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):

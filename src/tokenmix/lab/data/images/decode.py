@@ -274,6 +274,9 @@ def _in_mode(image: Image.Image, mode: str) -> Image.Image:
 
 
 def _tensor(image: Image.Image, channels: int) -> Tensor:
+    size, clear = (image.height, image.width, channels), "transparency" in image.info
+    if image.mode == ("L" if channels == 1 else "RGB") and not clear and size[0] * size[1] <= PART_PIXELS:
+        return torch.from_numpy(np.array(image).reshape(size)).permute(2, 0, 1).contiguous()
     pixels = torch.empty(channels, image.height, image.width, dtype=torch.uint8)
     row = 0
     for part in _parts(image, channels, (0, 0, *image.size)):
@@ -326,7 +329,7 @@ def _file(source: str | Path | bytes) -> BinaryIO:
     if isinstance(source, bytes):
         return io.BytesIO(source)
     try:
-        return open_regular(Path(source))
+        return open_regular(source)
     except UserError:
         folder = f"is a folder: name the files in it, as in {source}/*"
         raise UnreadableImage(folder if os.path.isdir(source) else "is a pipe or a device, not a file") from None

@@ -194,7 +194,7 @@ class LazyImages(ImageSet):
         return part
 
     @abstractmethod
-    def source(self, index: int) -> Path | bytes:
+    def source(self, index: int) -> str | Path | bytes:
         """The file, or its bytes."""
 
     def name(self, index: int) -> str:

@@ -45,8 +45,8 @@ class FileImages(LazyImages):
         super().__init__(_labels(items), size, channels=channels, photographs=photographs)
         self.paths = Names.of(path for path, _ in items)
 
-    def source(self, index: int) -> Path:
-        return Path(self.paths[int(self.places[index])])
+    def source(self, index: int) -> str:
+        return self.paths[int(self.places[index])]
 
 
 def load_imagefolder(request: DataRequest) -> ImageData:
