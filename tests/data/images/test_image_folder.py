@@ -123,7 +123,7 @@ def test_file_that_breaks_later_is_left_out_of_its_batch(
     folder = image_folder(count=5)
     monkeypatch.setattr("tokenmix.lab.data.images.sets.MEMORY_BYTES", 0)
     data = load(folder)
-    data.train.source(2).write_bytes(b"")  # type: ignore[attr-defined]
+    Path(data.train.source(2)).write_bytes(b"")  # type: ignore[attr-defined]
     samples = data.train.prepared(augment="light", mean=data.mean, std=data.std)
     loader = make_loader(samples, batch_size=8, shuffle=False, seed=0)
     for _ in range(2):
