@@ -34,6 +34,7 @@ ORDER = (
     "compare_cells",
     "compare_senses",
     "compare_gates",
+    "compare_longer",
     "compare_trees",
     "compare_composed",
     "compare_bricks",
