@@ -109,6 +109,7 @@ class Recorder:
                 self.logger.close(finished=self.progress.epoch == self.plan.epochs)
 
     def _check_folder(self) -> None:
+        """Raise `UserError` if the run folder or a part of it is missing."""
         run = self.path.parent
         board = [self.logger.folder] if isinstance(self.logger, _TensorBoard) else []
         for part in (run, run / "config.json", self.path, *board):

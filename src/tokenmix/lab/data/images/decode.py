@@ -338,12 +338,11 @@ def _file(source: str | Path | bytes) -> BinaryIO:
 def _identified(file: BinaryIO) -> ImageFile.ImageFile:
     """The image by Pillow's readers of common formats, or else by all, which take 2 MB more."""
     with _unlimited():
-        try:
-            Image.preinit()
-            return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
-        except Image.UnidentifiedImageError:
-            Image.init()
-            return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
+        for import_readers in (Image.preinit, Image.init):
+            import_readers()
+            with contextlib.suppress(Image.UnidentifiedImageError):
+                return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
+    raise Image.UnidentifiedImageError
 
 
 @contextlib.contextmanager
