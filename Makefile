@@ -13,7 +13,7 @@ help:
 	@echo "make test-cpus  the tests that depend on arithmetic as CPUs with AVX2, with SSE4.2 and with two threads compute"
 	@echo "make fuzz      an hour of hostile commands and files; FUZZ_SECONDS and FUZZ_SEED change that"
 	@echo "make bench     measure speed and memory on this CPU against floors and other packages, some minutes"
-	@echo "make bench-loops  training loops next to those of timm, transformers and torchvision, and large inputs"
+	@echo "make bench-loops  training loops next to those of other packages, start-up, and large inputs"
 	@echo "make gpu-bundle  one archive of tests and benchmarks for a GPU machine without a network"
 	@echo "make docs      build the documentation into site/"
 	@echo "make dist      build the wheel and the source archive into dist/"
@@ -67,9 +67,10 @@ gpu-bundle: $(BIN)/.installed
 bench: $(BIN)/.installed-bench
 	$(BIN)/python benchmarks/run.py $(BENCH)
 
-# Results of both go to benchmarks/results as JSON.
+# Results of the three go to benchmarks/results as JSON.
 bench-loops: $(BIN)/.installed-test
 	$(BIN)/python benchmarks/end_to_end.py --out benchmarks/results/end_to_end.json $(BENCH)
+	$(BIN)/python benchmarks/startup.py --out benchmarks/results/startup.json
 	$(BIN)/python benchmarks/large_inputs.py --out benchmarks/results/large_inputs.json
 
 lint: $(BIN)/.installed-test

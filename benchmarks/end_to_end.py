@@ -12,9 +12,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))  # for recipes
@@ -33,14 +32,12 @@ from loops.pictures import (
     timm_loop,
 )
 
-from suite.command import exit_code, write_json
-from tokenmix.environment import environment
+from suite.command import exit_code, write_rows
 from tokenmix.errors import UserError
 from tokenmix.files import make_folder as make_parents
 from tokenmix.lab.data.lookup import cache_root
 from tokenmix.profiling.machine import OtherWork
 
-SCHEMA = 1
 PEERS = ("timm", "torchvision", "transformers", "accelerate", "datasets", "pillow")
 GROUPS = ("read", "images", "text", "points", "boxes", "jobs")
 
@@ -61,12 +58,14 @@ class Row:
     name: str
     unit: str
     sides: dict[str, Side]
+    ratios: dict[str, tuple[float, float, float]] = field(init=False)
+    """Our rate over each other's: median, lowest and highest of the turns."""
 
-    def ratios(self) -> dict[str, tuple[float, float, float]]:
-        """Our rate over each other's: median, lowest and highest of the turns."""
+    def __post_init__(self) -> None:
         (_, mine), *others = self.sides.items()
         found = {name: [a / b for a, b in zip(mine.rates, other.rates)] for name, other in others}
-        return {name: (statistics.median(each), min(each), max(each)) for name, each in found.items()}
+        ratios = {name: (statistics.median(each), min(each), max(each)) for name, each in found.items()}
+        object.__setattr__(self, "ratios", ratios)
 
 
 @dataclass(frozen=True)
@@ -101,22 +100,8 @@ def _run(options: argparse.Namespace) -> int:
     if "jobs" in groups:
         rows.append(_jobs(options))
         print("\n".join(lines_of(rows[-1])), flush=True)
-    seconds = time.perf_counter() - start
-    print(f"{seconds:.0f} seconds in all")
-    warning = others.warning(2)
-    if warning:
-        print(f"warning: {warning}", file=sys.stderr)
-    if options.out is not None:
-        document = {
-            "schema": SCHEMA,
-            "command": " ".join(["python", "benchmarks/end_to_end.py", *sys.argv[1:]]),
-            "quiet": not warning,
-            "seconds": round(seconds),
-            "rows": [{**asdict(row), "ratios": row.ratios()} for row in rows],
-            "versions": {name: version(name) for name in PEERS},
-            "environment": environment(),
-        }
-        write_json(options.out, document)
+    print(f"{time.perf_counter() - start:.0f} seconds in all")
+    write_rows(options.out, rows, PEERS, others.warning(2))
     return 0
 
 
@@ -205,12 +190,11 @@ def _steady_rate(file: Path) -> float:
 
 
 def lines_of(row: Row) -> list[str]:
-    ratios = row.ratios()
     lines = [f"{row.group}: {row.name}"]
     for name, side in row.sides.items():
         text = f"  {name:28} {statistics.median(side.rates):10,.1f} {row.unit}/s {side.memory / 2**20:8,.0f} MiB"
-        if name in ratios:
-            text += "   ours / this: {:.2f} ({:.2f} to {:.2f})".format(*ratios[name])
+        if name in row.ratios:
+            text += "   ours / this: {:.2f} ({:.2f} to {:.2f})".format(*row.ratios[name])
         lines.append(text)
     return lines
 

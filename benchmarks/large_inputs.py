@@ -12,8 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -22,8 +21,7 @@ import numpy as np
 from loops.measure import program
 from PIL import Image
 
-from suite.command import exit_code, write_json
-from tokenmix.environment import environment
+from suite.command import exit_code, write_rows
 from tokenmix.errors import UserError
 from tokenmix.files import make_folder
 from tokenmix.lab.data.lookup import cache_root
@@ -75,18 +73,7 @@ def _run(options: argparse.Namespace) -> int:
                 rows.append(row)
                 print(line_of(row), flush=True)
     print(f"{time.perf_counter() - start:.0f} seconds in all")
-    if warning := others.warning(1):
-        print(f"warning: {warning}", file=sys.stderr)
-    if options.out is not None:
-        document = {
-            "schema": 1,
-            "command": " ".join(["python", "benchmarks/large_inputs.py", *sys.argv[1:]]),
-            "quiet": not warning,
-            "rows": [asdict(row) for row in rows],
-            "versions": {name: version(name) for name in ("datasets", "tokenizers", "pillow")},
-            "environment": environment(),
-        }
-        write_json(options.out, document)
+    write_rows(options.out, rows, ("datasets", "tokenizers", "pillow"), others.warning(1))
     return 0
 
 

@@ -28,7 +28,7 @@ NAMES = {
     "amx": "Intel with AMX",
 }
 COLOURS = ("#2b5fb3", "#d9731a", "#2f8f5b", "#8a5ab5", "#777777")
-TABLES = re.compile(r"(<!-- (table|loops|large) -->\n).*?(<!-- end -->)", re.DOTALL)
+TABLES = re.compile(r"(<!-- (table|loops|large|start) -->\n).*?(<!-- end -->)", re.DOTALL)
 PARTS = {"read": "decode and augment alone", "jobs": "side by side"}
 Machine = dict[tuple[str, str], tuple[Ratio, float, float]]
 """(case, other package) -> ratio, our seconds, the other's."""
@@ -96,7 +96,8 @@ def _where(found: dict[str, Any]) -> str:
     environment = found["environment"]
     versions = {"torch": environment["versions"]["torch"], **found["versions"]}
     where = f"{found['machine']}: {environment['cpu']}, commit `{environment['commit'][:8]}`"
-    return f"{where}, {environment['date'][:10]}; {', '.join(map(' '.join, versions.items()))}."
+    other = "" if found["quiet"] else " Other programs ran on the machine."
+    return f"{where}, {environment['date'][:10]}; {', '.join(map(' '.join, versions.items()))}.{other}"
 
 
 def loops() -> str:
@@ -126,13 +127,22 @@ def large() -> str:
         lines += [
             f"| {row['group']}: {row['name']} | {size:,} | {cpu:,.0f} | {memory / 2**20:,.0f} | {row['growth']:.2f} |"
         ]
-    other = "" if found["quiet"] else " Other programs ran on the machine."
-    return "\n".join([*lines, "", _where(found) + other])
+    return "\n".join([*lines, "", _where(found)])
+
+
+def start() -> str:
+    """CPU time of commands next to bare programs with the same packages."""
+    found = latest("startup")
+    lines = ["| command | tokenmix, CPU s | bare program, CPU s | added |", "|---|---:|---:|---:|"]
+    for row in found["rows"]:
+        ours, bare = (statistics.median(row[side]) for side in ("ours", "bare"))
+        lines += [f"| {row['name']} | {ours:.1f} | {bare:.1f} | {ours - bare:.1f} |"]
+    return "\n".join([*lines, "", _where(found)])
 
 
 def page(text: str) -> str:
     """The page with its tables written anew."""
-    made = {"table": table, "loops": loops, "large": large}
+    made = {"table": table, "loops": loops, "large": large, "start": start}
     return TABLES.sub(lambda found: f"{found[1]}\n{made[found[2]]()}\n\n{found[3]}", text)
 
 

@@ -2,10 +2,13 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from tokenmix.environment import environment
 from tokenmix.errors import UserError
 from tokenmix.files import disk_remedy, replace_file
 
@@ -20,6 +23,23 @@ def exit_code(run: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("stopped; no file is written", file=sys.stderr)
         return 130
+
+
+def write_rows(file: Path | None, rows: Iterable[Any], packages: Iterable[str], warning: str) -> None:
+    """Write dataclasses with what was typed, whether the machine was quiet, and versions; print the warning."""
+    if warning:
+        print(f"warning: {warning}", file=sys.stderr)
+    if file is None:
+        return
+    document = {
+        "schema": 1,
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "quiet": not warning,
+        "rows": [asdict(row) for row in rows],
+        "versions": {name: version(name) for name in packages},
+        "environment": environment(),
+    }
+    write_json(file, document)
 
 
 def write_json(file: Path, document: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""benchmarks/end_to_end.py and large_inputs.py: what is counted, and mistakes that are reported before measuring."""
+"""Loops, start-up and large inputs: what is counted, and mistakes that are reported before measuring."""
 
 import json
 import sys
@@ -8,6 +8,7 @@ from pathlib import Path
 import end_to_end
 import large_inputs
 import pytest
+import startup
 import torch
 from loops.measure import Clock, Enough, Program, program, turn
 
@@ -62,7 +63,7 @@ def test_a_loop_that_fails_is_reported(loop: end_to_end.Loop, said: str) -> None
 def test_a_row_that_loses_is_shown() -> None:
     sides = {"tokenmix": end_to_end.Side([1.0, 2.0, 3.0], 2**20), "timm": end_to_end.Side([2.0, 2.0, 2.0], 2**21)}
     row = end_to_end.Row("images", "PNG", "images", sides)
-    assert row.ratios() == {"timm": (1.0, 0.5, 1.5)}
+    assert row.ratios == {"timm": (1.0, 0.5, 1.5)}
     assert "ours / this: 1.00 (0.50 to 1.50)" in end_to_end.lines_of(row)[-1]
 
 
@@ -74,12 +75,32 @@ def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         (end_to_end, ["--scale", "2"], "--scale in (0, 1]"),
         (end_to_end, ["--out", inside], "cannot make the folder"),
         (large_inputs, ["--share", "0"], "--share must be in (0, 1]"),
+        (startup, ["--repeats", "0"], "--repeats must be at least 1"),
         (large_inputs, ["--out", inside], "cannot make the folder"),
     ):
         assert benchmark.main(arguments) == 2
         error = capsys.readouterr().err
         assert said in error
         assert error.count("\n") == 1
+
+
+def test_a_command_and_its_bare_program_take_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ran: list[list[str]] = []
+
+    def program(command: list[str], _: dict[str, str]) -> Program:
+        ran.append(command)
+        return Program(9.0, 3.0 if "tokenmix" in command else 1.0, 7)
+
+    monkeypatch.setattr(startup, "program", program)
+    monkeypatch.setattr(startup, "make_folder", lambda *_: tmp_path)
+    (tmp_path / "train" / "a").mkdir(parents=True)
+    (tmp_path / "train" / "a" / "1.png").touch()
+    out = tmp_path / "startup.json"
+    assert startup.main(["--only", "predict", "--repeats", "2", "--out", str(out)]) == 0
+    assert json.loads(out.read_text())["rows"] == [{"name": "predict", "ours": [3.0, 3.0], "bare": [1.0, 1.0]}]
+    # The first pair trains the run; then the first of a pair changes from turn to turn.
+    assert ["tokenmix" in command for command in ran] == [True, False, False, True, True, False]
+    assert all("{" not in word for command in ran for word in command)
 
 
 def test_growth_is_that_of_what_an_input_adds(monkeypatch: pytest.MonkeyPatch) -> None:

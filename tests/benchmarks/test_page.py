@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,14 @@ def test_every_loop_is_shown_with_the_losses_in_bold(tables) -> None:
     cells = [line.split("|")[4] for line in tables.loops().splitlines() if line.startswith("|")][2:]
     shown = [bold for cell in cells for bold in re.findall(r": (\*\*)?[\d.]+(?:\*\*)? \(", cell)]
     assert [bold == "**" for bold in shown] == [median < 1 for median in ratios]
+
+
+def test_start_up_is_shown_with_what_is_added(tables) -> None:
+    found = tables.latest("startup")
+    lines = tables.start().splitlines()
+    for row in found["rows"]:
+        added = statistics.median(row["ours"]) - statistics.median(row["bare"])
+        assert any(line.startswith(f"| {row['name']} |") and line.endswith(f"| {added:.1f} |") for line in lines)
 
 
 def test_large_inputs_are_shown_with_their_memory(tables) -> None:
