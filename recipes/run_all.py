@@ -37,6 +37,7 @@ ORDER = (
     "compare_longer",
     "compare_trees",
     "compare_composed",
+    "compare_lavit_masks",
     "compare_bricks",
     "compare_parts",
     "compare_swap",

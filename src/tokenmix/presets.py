@@ -199,6 +199,15 @@ _mask(LAVIT, "mask_rcnn_lavit_small", "Mask R-CNN over LaViT-S", backbone="lavit
 _retina(RESNET, "retinanet_nano", "RetinaNet at nano size", **RETINA_NANO)
 _faster(RESNET, "faster_rcnn_nano", "Faster R-CNN at nano size", heads=HEADS_NANO, **DETECTOR_NANO)
 _mask(RESNET, "mask_rcnn_nano", "Mask R-CNN at nano size", heads=HEADS_NANO, **DETECTOR_NANO)
+_mask(
+    LAVIT,
+    "mask_rcnn_lavit_nano",
+    "Mask R-CNN over LaViT at nano size",
+    heads={**HEADS_NANO, "anchors": (12, 24, 48, 96)},
+    backbone="lavit_nano",
+    backbone_kwargs={"patch_size": 4},
+    img_size=128,
+)
 
 # GANs: SAGAN's networks with the published widths.
 STUDIO = "the authors' logs of PyTorch-StudioGAN, CIFAR-10 with 10 classes at 32 px"

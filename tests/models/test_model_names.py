@@ -69,6 +69,7 @@ EXPECTED: dict[str, tuple[str, int]] = {
     "retinanet_nano": ("external-2d", 861_940),
     "faster_rcnn_nano": ("external-2d", 782_148),
     "mask_rcnn_nano": ("external-2d", 836_949),
+    "mask_rcnn_lavit_nano": ("less", 1_242_978),
     "pct_cls": ("offset", 2_876_136),
     "pct_naive_cls": ("offset", 1_360_552),
     "pct_part": ("offset", 2_446_130),
