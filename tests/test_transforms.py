@@ -5,11 +5,14 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cases import CASES, Case, builder, example
 from tokenmix import list_mixers
 from tokenmix.testing.harness import awake, noise
 
+# PyTorch's fused attention has first derivatives only.
+TWICE = sdpa_kernel(SDPBackend.MATH)
 CHUNKED = " with `chunk_size`"
 IN_CHUNKS = ("external", "external-softmax", "external-2d", "multihead-external", "offset")
 ROWS = [*list_mixers(), *(name + CHUNKED for name in IN_CHUNKS)]
@@ -38,6 +41,7 @@ def jvp(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.func.jvp(layer, (x,), (along,))[1], slope(layer, x, along)
 
 
+@TWICE
 def double_backward(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     along = noise(*x.shape, seed=3).double()
 
@@ -56,6 +60,7 @@ def test_every_mixer_has_its_derivatives(row: str, transform: Callable[..., tupl
     assert (found - wanted).abs().max() < 1e-6 * wanted.abs().max()
 
 
+@TWICE
 @pytest.mark.parametrize("row", ROWS)
 def test_double_backward_under_autocast(row: str) -> None:
     """Where autocast does not reach q, k and v before a fused kernel, its result is of another type than they."""
@@ -70,6 +75,7 @@ def test_double_backward_under_autocast(row: str) -> None:
     assert (found - wanted).norm() < 0.25 * wanted.norm()
 
 
+@TWICE
 @pytest.mark.parametrize("row", ROWS)
 def test_derivatives_of_torch_func(row: str) -> None:
     """Second derivatives both ways, and gradients of several batches at once."""

@@ -1,6 +1,6 @@
 """Scaled dot-product attention over tokens, with softmax or double normalisation."""
 
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -31,9 +31,10 @@ def attention(
 
         out = Norm(scale * Q K^T + bias) V
 
-    `"softmax"` runs in PyTorch's fused kernels, which never write the N x S map. The kernels support first derivatives
-    in reverse mode only. Forward mode and second derivatives (`create_graph=True`, torch.func) materialize the map.
-    `"double"` is a softmax over the queries, then L1 over the keys; it materializes the map.
+    `"softmax"` runs in PyTorch's fused kernels, which never write the N x S map. They have first derivatives in reverse
+    mode only: forward mode materializes the map, and second derivatives (`create_graph=True`) need PyTorch's math
+    backend, `with torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`. `"double"` is a softmax over the queries, then L1
+    over the keys; it materializes the map.
 
     Args:
         query: Q, (B, H, N, d).
@@ -55,15 +56,9 @@ def attention(
     """
     check_tensors(query=query, key=key, value=value)
     check_optional(mask=mask, key_mask=key_mask, bias=bias)
-    given = query, key, value, mask, key_mask, bias, causal, scale
-    out = None if normalization != "softmax" else _fused(*given, dropout)
-    if out is None:
-        return reference(*given, dropout, normalization)
-    in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    # Dropout inside a kernel cannot be reproduced.
-    if not in_graph and dropout == 0.0 and torch.is_grad_enabled() and out.requires_grad:
-        out = _DifferentiableTwice.apply(out, *given)
-    return _zero_rows(out, mask, key_mask)
+    given = query, key, value, mask, key_mask, bias, causal, scale, dropout
+    out = None if normalization != "softmax" else _fused(*given)
+    return reference(*given, normalization) if out is None else _zero_rows(out, mask, key_mask)
 
 
 def reference(
@@ -111,51 +106,6 @@ def attention_probabilities(
     if allowed is not None:
         logits = logits.masked_fill(~allowed, -torch.inf)
     return _zero_rows(logits.softmax(-1).to(query.dtype), mask, key_mask)
-
-
-Given = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
-
-
-class _Context(Protocol):
-    saved_tensors: Given
-    causal: bool
-    scale: float | None
-
-    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
-
-
-class _DifferentiableTwice(torch.autograd.Function):
-    """The identity on a fused kernel's output; recorded gradients (second derivatives) use the reference."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(out: Tensor, *_: object) -> Tensor:
-        return out.view_as(out)
-
-    @staticmethod
-    def setup_context(ctx: _Context, inputs: tuple[Tensor, *Given, bool, float | None], output: Tensor) -> None:
-        _, *tensors, ctx.causal, ctx.scale = inputs
-        ctx.save_for_backward(*tensors)
-
-    @staticmethod
-    def backward(ctx: _Context, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        if not torch.is_grad_enabled():
-            return grad_outputs[0], *[None] * 8
-        query, key, value, mask, key_mask, bias = ctx.saved_tensors
-
-        def written(query: Tensor, key: Tensor, value: Tensor, *bias: Tensor) -> Tensor:
-            # In the query's dtype: under autocast the kernel has cast its inputs.
-            key, value = key.to(query.dtype), value.to(query.dtype)
-            return reference(query, key, value, mask, key_mask, bias[0] if bias else None, ctx.causal, ctx.scale)
-
-        there = (query, key, value) if bias is None else (query, key, value, bias)
-        found = torch.func.vjp(written, *there)[1](grad_outputs[0].to(query.dtype))
-        return None, *found[:3], None, None, found[3] if bias is not None else None, None, None
-
-    @staticmethod
-    def jvp(ctx: _Context, *grad_inputs: Tensor) -> Tensor:
-        return grad_inputs[0].view_as(grad_inputs[0])
 
 
 def _fused(
