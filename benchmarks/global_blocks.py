@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix.layers import ExternalAttention2d

@@ -11,8 +11,8 @@ import time
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tokenmix.lab.data.images import ImageData, load_images
 from tokenmix.lab.data.indexed import make_loader

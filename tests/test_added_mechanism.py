@@ -19,7 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from tokenmix.layers.base import Capabilities, Mixer, finish
+from tokenmix.layers.base import Capabilities, Mixer, masked_output
 from tokenmix.ops.checks import check_whole
 
 
@@ -53,7 +53,7 @@ class MeanMixing(Mixer):
         x, mask = self.checked(x, mask)
         count = x.shape[1] if mask is None else mask.sum(1, keepdim=True).clamp_min(1).unsqueeze(-1)
         mean = self.proj(x.sum(1, keepdim=True) / count)
-        return finish(mean.expand_as(x).clone(), mask)
+        return masked_output(mean.expand_as(x).clone(), mask)
 
     def macs(self, num_tokens: int) -> int:
         """D^2."""

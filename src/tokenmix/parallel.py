@@ -11,6 +11,7 @@ from typing import Any, Protocol, Self, cast
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from timm.layers import DropPath
 from timm.models import FeatureListNet
 from timm.models.resnet import BasicBlock, Bottleneck
@@ -18,7 +19,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle
-from torch.nn import functional as F
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer

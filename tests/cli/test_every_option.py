@@ -202,9 +202,9 @@ def test_paths_of_configs_are_expanded(monkeypatch: pytest.MonkeyPatch, tmp_path
     ("given", "said"),
     [
         ({"data": "digits"}, r"data='digits' is not a DataConfig.* give CompareConfig\(\)\.replace\(data='digits'\)"),
-        ({"optim": {"lr": 1.0}}, "optim=.* is not a Part"),
+        ({"optim": {"lr": 1.0}}, "optim=.* is not a Section"),
         ({"loop": DataConfig()}, "loop=.* is not a BudgetConfig"),
-        ({"options": None}, "options=None is not a Part"),
+        ({"options": None}, "options=None is not a Section"),
         ({"seeds": ("a",)}, "seeds='a' must be a whole number"),
         ({"task": 3}, "task=3 must be text"),
     ],

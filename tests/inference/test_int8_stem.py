@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from nano_nets import to_int8
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import tokenmix
 from tokenmix.inference import FoldedT2TStem

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from fightingcv_attention.attention.ExternalAttention import ExternalAttention as PortedExternalAttention
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix.errors import UserError

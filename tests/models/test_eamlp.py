@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.nn import functional as F
+import torch.nn.functional as F
 
 from tokenmix import create_model
 from tokenmix.checkpoints import convert

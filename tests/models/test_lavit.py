@@ -5,8 +5,8 @@ import copy
 import pytest
 import timm
 import torch
+import torch.nn.functional as F
 from timm.layers.drop import DropPath
-from torch.nn import functional as F
 
 from tokenmix import UserError, create_model
 from tokenmix.checkpoints import resize

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import Tensor
-from torch.nn import functional as F
 
 from tokenmix import UserError, create_model, list_mixers, list_models
 from tokenmix.checkpoints import resize

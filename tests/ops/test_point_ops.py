@@ -36,17 +36,17 @@ def plain_farthest(points: Tensor, count: int) -> list[int]:
 def test_farthest_points_are_those_of_a_plain_loop() -> None:
     points = cloud(2, 40, 3)
     found = farthest_points(points, 12)
-    assert found.places.tolist() == [plain_farthest(one, 12) for one in points]
+    assert found.indices.tolist() == [plain_farthest(one, 12) for one in points]
     assert found.mask.all()
 
 
 @pytest.mark.parametrize("points", [cloud(1, 60, 3), grid()], ids=["random", "grid"])
 def test_order_does_not_decide(points: Tensor) -> None:
-    expected = gather_points(points, farthest_points(points, 9).places)
+    expected = gather_points(points, farthest_points(points, 9).indices)
     for seed in range(4):
         order = torch.randperm(points.shape[1], generator=torch.Generator().manual_seed(seed))
         other = points[:, order]
-        assert torch.equal(gather_points(other, farthest_points(other, 9).places), expected)
+        assert torch.equal(gather_points(other, farthest_points(other, 9).indices), expected)
         assert torch.equal(gather_points(other, sort_points(other)), gather_points(points, sort_points(points)))
 
 
@@ -55,7 +55,7 @@ def test_padding_does_not_decide(points: Tensor) -> None:
     kept = points.shape[1]
     padded = torch.cat([points, torch.full((1, 11, 3), torch.nan)], 1)
     mask = (torch.arange(kept + 11) < kept)[None]
-    assert torch.equal(farthest_points(padded, 8, mask=mask).places, farthest_points(points, 8).places)
+    assert torch.equal(farthest_points(padded, 8, mask=mask).indices, farthest_points(points, 8).indices)
     clean = padded.nan_to_num(0.0)
     expected = nearest_neighbours(points, points, 6)
     assert torch.equal(nearest_neighbours(points, clean, 6, mask=mask), expected)
@@ -63,14 +63,14 @@ def test_padding_does_not_decide(points: Tensor) -> None:
 
 def test_a_prefix_of_a_sample_is_a_sample() -> None:
     points = cloud(2, 50, 3)
-    assert torch.equal(farthest_points(points, 20).places[:, :7], farthest_points(points, 7).places)
+    assert torch.equal(farthest_points(points, 20).indices[:, :7], farthest_points(points, 7).indices)
 
 
 def test_fewer_points_than_centres_are_masked_out() -> None:
     three = cloud(1, 3, 3)
     found = farthest_points(three.repeat(1, 4, 1), 5)
     assert found.mask.tolist() == [[True, True, True, False, False]]
-    assert len({*map(tuple, gather_points(three.repeat(1, 4, 1), found.places)[0, :3].tolist())}) == 3
+    assert len({*map(tuple, gather_points(three.repeat(1, 4, 1), found.indices)[0, :3].tolist())}) == 3
     none = farthest_points(three, 2, mask=torch.zeros(1, 3, dtype=torch.bool))
     assert not none.mask.any()
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.nn import functional as F
+import torch.nn.functional as F
 
 from processes import finish, start
 from tokenmix.errors import UserError

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy
 import torch
+import torch.nn.functional as F
 from sound import Sound, SoundMemory
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tokenmix.layers.base import check_input, check_mask, zero_masked
 

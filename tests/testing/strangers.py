@@ -1,8 +1,8 @@
 """Layers as others write them, without `capabilities`."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 
 class Gated(nn.Module):

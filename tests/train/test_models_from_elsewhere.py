@@ -8,10 +8,10 @@ from urllib.error import URLError
 
 import pytest
 import torch
+import torch.nn.functional as F
 import torchvision
 from PIL import Image
 from torch import nn
-from torch.nn import functional as F
 from torchvision.models import WeightsEnum
 
 import tokenmix

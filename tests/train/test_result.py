@@ -16,14 +16,14 @@ from torch import nn
 import tokenmix
 from tokenmix.lab.registry import TASKS
 from tokenmix.lab.train import make_config
-from tokenmix.lab.train.config import TaskDocument, TrainConfig, comparison_config, default_config
+from tokenmix.lab.train.config import TaskConfig, TrainConfig, comparison_config, default_config
 from tokenmix.lab.train.options import CompareOptions, TrainOptions
 from tokenmix.lab.train.result import RunResult
-from tokenmix.lab.train.schema import Part
+from tokenmix.lab.train.schema import Section
 
 
-def hints_of(config: TaskDocument) -> dict[str, object]:
-    parts = [part for part in vars(config).values() if isinstance(part, Part)]
+def hints_of(config: TaskConfig) -> dict[str, object]:
+    parts = [part for part in vars(config).values() if isinstance(part, Section)]
     hints = [get_type_hints(type(part)) for part in (config, *parts)]
     return {name: hint for one in hints for name, hint in one.items() if name in config.flat()}
 
@@ -75,7 +75,7 @@ def test_options_replace_those_of_a_config(tmp_path: Path):
     [(tokenmix.train, TrainOptions, default_config), (tokenmix.compare, CompareOptions, comparison_config)],
 )
 def test_editors_complete_all_options(
-    function: Callable[..., object], options: type, of_task: Callable[[str], TaskDocument]
+    function: Callable[..., object], options: type, of_task: Callable[[str], TaskConfig]
 ):
     ours = [task.name for task in TASKS if task.task.startswith("tokenmix.")]
     known: dict[str, list[object]] = {"task": [str]}

@@ -12,12 +12,12 @@ from tokenmix.errors import UserError
 from tokenmix.lab.registry import list_tasks
 from tokenmix.lab.train.config import default_config
 from tokenmix.lab.train.folder import RunFolder
-from tokenmix.lab.train.schema import Document, Part, Range
+from tokenmix.lab.train.schema import BaseConfig, Range, Section
 from tokenmix.lab.train.sources import load_recipe, make_config
 
 
 @dataclass(frozen=True, kw_only=True)
-class Some(Part):
+class Some(Section):
     crop: Annotated[int | None, Range(least=1)] = None
     rate: Annotated[float, Range(above=0)] = 0.5
     share: Annotated[float, Range(least=0, below=1)] = 0.0
@@ -28,7 +28,7 @@ class Some(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Whole(Document):
+class Whole(BaseConfig):
     some: Some = Some()
     name: str = "x"
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import functional as F
 from torchvision.datasets import FashionMNIST
 
 from recipes.datasets.images.blue_marble import BLOCK, TEST_BLOCKS, whole_map

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tokenmix.inference.linear import (
     AnyLinear,
@@ -61,12 +61,12 @@ class FoldedExternalAttention(Mixer):
         self.values: AnyLinear = linear(heads * num_slots, dim)
 
     @torch.no_grad()
-    def fill(self, keys: Map, values: Map, *, inputs: Range, shares: Range) -> None:
-        """Set K, k and V, v; `inputs` and `shares` are the ranges of the layer's inputs and of its map."""
+    def fill(self, keys: Map, values: Map, *, inputs: Range, weights: Range) -> None:
+        """Set K, k and V, v; `inputs` and `weights` are the ranges of the layer's inputs and of its map."""
         # PyTorch passes float32 exp to MKL, which takes four times as long as PyTorch's own exp2 on AMD's CPUs.
         power = math.log2(math.e)
         self.scores.fill(keys.weight * power, keys.bias * power, inputs)
-        self.values.fill(*values, shares)
+        self.values.fill(*values, weights)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         check_input(self, x)
@@ -99,15 +99,15 @@ class FoldedExternalAttention(Mixer):
         out = torch.empty_like(x)
         together = samples_at_a_time(x.shape[1] * self.heads * self.num_slots, GROUP)
         for some, made in zip(x.split(together), out.split(together)):
-            shares = self.scores(some).exp2_()
-            columns = shares.sum(1, keepdim=True)
-            shares /= columns
-            heads = shares.unflatten(-1, (self.heads, -1))
+            weights = self.scores(some).exp2_()
+            columns = weights.sum(1, keepdim=True)
+            weights /= columns
+            heads = weights.unflatten(-1, (self.heads, -1))
             rows = heads.sum(-1, keepdim=True)
             heads /= rows
             if not (_in_range(columns, 0.5) & _in_range(rows, 0.25)).all():
                 return None
-            made.copy_(self.values(shares))
+            made.copy_(self.values(weights))
         return out
 
 
@@ -132,33 +132,33 @@ class Int8ExternalAttention(FoldedExternalAttention):
         kept = zero_masked(x, mask)
         inputs = self.scores.quantize(kept)
         if mask is None:
-            shares, fits = self._shares(inputs)
+            weights, fits = self._weights(inputs)
             # Per sample, because the two methods round differently and samples must not affect each other.
             if not fits.all():
-                shares[~fits] = self._shifted_shares(inputs[~fits], None)
+                weights[~fits] = self._shifted_weights(inputs[~fits], None)
         else:
-            shares = self._shifted_shares(inputs, mask)
-        return zero_masked(_not_a_number_where(kept, self.values.multiply(shares)), mask)
+            weights = self._shifted_weights(inputs, mask)
+        return zero_masked(_not_a_number_where(kept, self.values.multiply(weights)), mask)
 
-    def _shifted_shares(self, inputs: Tensor, mask: Tensor | None) -> Tensor:
+    def _shifted_weights(self, inputs: Tensor, mask: Tensor | None) -> Tensor:
         """The map in 8 bits, (B, N, heads S), for logits of any size."""
         found = self._normalize(self.scores.multiply(inputs), mask)
         return self.values.quantize(found.transpose(1, 2).flatten(2))
 
-    def _shares(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    def _weights(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """The map in 8 bits, (B, N, heads S), without shifts, and the samples (B) with sums in float32's range."""
         wide = self.heads * self.num_slots
         made = torch.empty(*inputs.shape[:-1], wide, dtype=torch.uint8)
         columns, rows = torch.empty(inputs.shape[0], 1, wide), torch.empty(*inputs.shape[:-1], self.heads)
         together = samples_at_a_time(inputs.shape[1] * wide)
         for some, column, row, into in zip(*(each.split(together) for each in (inputs, columns, rows, made))):
-            shares = self.scores.multiply(some).exp2_()
-            torch.sum(shares, 1, keepdim=True, out=column)
-            shares /= column
-            heads = shares.unflatten(-1, (self.heads, -1))
+            weights = self.scores.multiply(some).exp2_()
+            torch.sum(weights, 1, keepdim=True, out=column)
+            weights /= column
+            heads = weights.unflatten(-1, (self.heads, -1))
             torch.sum(heads, -1, out=row)
             heads *= (1.0 / self.values.step / row).unsqueeze(-1)
-            into.copy_(shares.add_(0.5).clamp_max_(255.0).to(torch.int16))
+            into.copy_(weights.add_(0.5).clamp_max_(255.0).to(torch.int16))
         return made, _in_range(columns, 0.5) & _in_range(rows, 0.25)
 
 
@@ -265,7 +265,7 @@ class FoldedStemAttention(nn.Module):
         self.bias.copy_(projection.bias + projection.weight @ source.norm1.bias.double())
         keys = fold_keys(linear_map(nn.Identity(), source.dim), source.key_memory, None, heads=1)
         values = fold_values(linear_map(source.proj, source.dim), source.value_memory, source.value_bias, heads=1)
-        self.attention.fill(keys, values, inputs=ranges["h"], shares=ranges["map"])
+        self.attention.fill(keys, values, inputs=ranges["h"], weights=ranges["map"])
         for name, place in (("mlp.0", self.mlp[0]), ("mlp.2", self.mlp[1])):
             linear = linear_map(source.get_submodule(name), source.dim)
             assert isinstance(place, FusedLinear | Int8Linear)

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Generic, ParamSpec, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tokenmix.errors import UserError
 from tokenmix.inference.operators import (

@@ -4,8 +4,8 @@ import functools
 from typing import Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import functional as F
 
 from tokenmix.errors import UserError
 

@@ -176,7 +176,7 @@ def fill(place: nn.Module, source: nn.Module, ranges: Mapping[str, Range]) -> No
         place.fill(source.weight.detach(), source.bias, ranges["x"])
     elif isinstance(place, FoldedExternalAttention):
         assert isinstance(source, Folding)
-        place.fill(*folded(source), inputs=ranges["x"], shares=ranges["map"])
+        place.fill(*folded(source), inputs=ranges["x"], weights=ranges["map"])
     elif isinstance(place, FoldedT2TStem):
         assert isinstance(source, T2TStem)
         place.fill(source, ranges)

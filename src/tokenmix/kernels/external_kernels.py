@@ -75,7 +75,7 @@ def logits_of(
 
 
 @triton.jit
-def shares_of(logits, taking):
+def weights_of(logits, taking):
     """The softmax over slots, 0 for masked tokens."""
     weights = tl.exp(logits - tl.max(logits, 1)[:, None])
     return tl.where(taking[:, None], weights / tl.sum(weights, 1)[:, None], 0.0)
@@ -86,9 +86,9 @@ def map_and_gradient(
     logits, above, values, slots, S: tl.constexpr, DV: tl.constexpr, BLOCK_V: tl.constexpr, PRECISION: tl.constexpr
 ):
     """P, and dS = P * (dP - rowsum(dP * P)) with dP the output's gradient times the value memory."""
-    shares = shares_of(logits, above[3])
-    weighted = _products(above, values, slots, S, DV, BLOCK_V, PRECISION) * shares
-    return shares, weighted - shares * tl.sum(weighted, 1)[:, None]
+    weights = weights_of(logits, above[3])
+    weighted = _products(above, values, slots, S, DV, BLOCK_V, PRECISION) * weights
+    return weights, weighted - weights * tl.sum(weighted, 1)[:, None]
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -194,13 +194,13 @@ def emit_kernel(
         rows = (base, (query_strides[2], query_strides[3]), tokens, taking)
         keys = (key, key_strides, held)
         logits = logits_of(rows, keys, key_bias, here, slots, S, D, BLOCK_D, PRECISION)
-        shares = shares_of(logits, taking).to(held_value.dtype)
+        weights = weights_of(logits, taking).to(held_value.dtype)
         target = out + batch * out_strides[0] + head * out_strides[1] + tokens[:, None] * out_strides[2]
         for start in tl.static_range(0, DV, BLOCK_V):
             part = held_value
             if start > 0:
                 part = load_tile(value, slots, start + columns, value_strides, slots < S, DV)
-            result = tl.dot(shares, part, input_precision=PRECISION)
+            result = tl.dot(weights, part, input_precision=PRECISION)
             if value_bias is not None:
                 bias = tl.load(value_bias + start + columns, start + columns < DV, 0.0).to(tl.float32)
                 result += tl.where(taking[:, None], bias[None, :], 0.0)
@@ -256,9 +256,9 @@ def backward_sums_kernel(
         from_above = grad + batch * grad_strides[0] + head * grad_strides[1]
         above = (from_above, (grad_strides[2], grad_strides[3]), tokens, taking)
         values = (value, value_strides, held_value)
-        shares, through = map_and_gradient(logits, above, values, slots, S, DV, BLOCK_V, PRECISION)
+        weights, through = map_and_gradient(logits, above, values, slots, S, DV, BLOCK_V, PRECISION)
         part = load_tile(from_above, tokens, mine, above[1], taking, DV)
-        total = tl.dot(tl.trans(shares).to(part.dtype), part, total, input_precision=PRECISION)
+        total = tl.dot(tl.trans(weights).to(part.dtype), part, total, input_precision=PRECISION)
         if tl.program_id(1) == 0:
             tl.store(partial + row * S + slots, tl.sum(through, 0), slots < S)
     place = grad_value + (tl.program_id(0).to(tl.int64) * S + slots[:, None]) * DV + mine[None, :]

@@ -329,9 +329,9 @@ def inspect(target: str | Path, file: str | Path | None = None, *, out: str | Pa
     task = load_task(user_path(target)) if is_run(str(target)) else None
     of = MODELS[str(target)].tasks[0] if task is None else task.config.task
     kind = get_task(of)
-    if kind.looks_at == "nothing":
+    if kind.inspects == "nothing":
         raise UserError(f"{target} is of {of}; inspect works on models of images and text")
-    if kind.looks_at == "images":
+    if kind.inspects == "images":
         found = _inspect_image(kind, task, target, file)
     elif task is None:
         raise UserError(f"{str(target)!r} is a text model; inspect a run of it: tokenmix inspect RUN [SENTENCE]")

@@ -228,7 +228,7 @@ def zero_masked(x: Tensor, mask: Tensor | None) -> Tensor:
     return x.masked_fill(~taking_part, 0.0)
 
 
-def finish(out: Tensor, mask: Tensor | None) -> Tensor:
+def masked_output(out: Tensor, mask: Tensor | None) -> Tensor:
     """Zero the masked positions of a mixer's output, and return a tensor that is not a view.
 
     FSDP2 hooks a module's output to gather the weights for the backward pass. Writing into a view drops the hook.
@@ -260,7 +260,7 @@ class GridMixer(Mixer):
         return x.transpose(1, 2).unflatten(2, self.grid)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        return finish(self.inner(self._map(x), mask).flatten(2).transpose(1, 2), None)
+        return masked_output(self.inner(self._map(x), mask).flatten(2).transpose(1, 2), None)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return self.inner.attention_map(self._map(x), mask)

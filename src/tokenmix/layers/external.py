@@ -3,10 +3,10 @@
 from typing import Literal, Unpack, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from tokenmix.layers.base import Capabilities, Device, Factory, Mixer, finish, zero_masked
+from tokenmix.layers.base import Capabilities, Device, Factory, Mixer, masked_output, zero_masked
 from tokenmix.ops.checks import check_choice, check_flags, check_heads, check_rates, check_whole
 from tokenmix.ops.external import Backend, Options, check_options, external_attention, external_attention_map
 from tokenmix.ops.external_blocks import Normalization
@@ -149,7 +149,7 @@ class ExternalAttention(Mixer):
         mixed = self.memory(self.query(x), mask)
         if isinstance(self.proj, nn.Identity):  # not a view, and already 0 at masked tokens
             return self.dropout(mixed)
-        return finish(self.dropout(self.proj(mixed)), mask)
+        return masked_output(self.dropout(self.proj(mixed)), mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         x, mask = self.checked(x, mask, weight=self.memory.key_memory)
@@ -225,7 +225,7 @@ class MultiHeadExternalAttention(Mixer):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         x, mask = self.checked(x, mask)
         mixed = self.memory(self._heads(x), mask)
-        return finish(self.dropout(self.proj(mixed.transpose(1, 2).flatten(2))), mask)
+        return masked_output(self.dropout(self.proj(mixed.transpose(1, 2).flatten(2))), mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         x, mask = self.checked(x, mask)

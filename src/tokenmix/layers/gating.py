@@ -5,11 +5,11 @@ from math import prod
 from typing import ClassVar, Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Capabilities, Device, Factory, Mixer, finish, replace_parameter, zero_masked
+from tokenmix.layers.base import Capabilities, Device, Factory, Mixer, masked_output, replace_parameter, zero_masked
 from tokenmix.ops.attention import attention, attention_probabilities
 from tokenmix.ops.checks import check_choice, check_flags, check_numbers, check_rates, check_tensor, check_whole
 from tokenmix.ops.gating import GateVariant, fft_macs, gate_matrix, gated_tokens
@@ -190,7 +190,7 @@ class TinyAttention(Mixer):
             mixed = attention(query, key, value, mask=mask, causal=self.causal)
         else:
             mixed = weights @ value
-        return finish(self.proj(mixed.squeeze(1)), None if self.inside else mask)
+        return masked_output(self.proj(mixed.squeeze(1)), None if self.inside else mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The attention map (B, 1, N, N)."""
@@ -287,7 +287,7 @@ class GatedMLP(Mixer):
         x, mask = self.checked(x, mask)
         z = self.act(self.proj_in(x))
         addend = None if self.tiny_attention is None else self.tiny_attention(x, mask, attention)
-        return finish(self.dropout(self.proj_out(self.gating(z, mask, addend))), mask)
+        return masked_output(self.dropout(self.proj_out(self.gating(z, mask, addend))), mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         self.checked(x, mask)
@@ -359,7 +359,7 @@ class TokenMLP(Mixer):
                 f"{x.shape[1]}, or resize it by set_grid"
             )
         mixed = self.fc2(F.gelu(self.fc1(x.transpose(1, 2))))
-        return finish(self.dropout(mixed).transpose(1, 2), mask)
+        return masked_output(self.dropout(mixed).transpose(1, 2), mask)
 
     @torch.no_grad()
     def set_grid(self, old: Sequence[int], new: Sequence[int]) -> None:

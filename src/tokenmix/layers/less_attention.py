@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Capabilities, Device, Factory, Mixer, finish, replace_parameter
+from tokenmix.layers.base import Capabilities, Device, Factory, Mixer, masked_output, replace_parameter
 from tokenmix.ops.attention import attention_probabilities
 from tokenmix.ops.checks import (
     check_choice,
@@ -123,7 +123,7 @@ class LessAttention(Mixer):
         scores = self._scores(x, carry, mask)
         dropout = self.attention_dropout if self.training else 0.0
         out = attention_from_scores(scores, _heads(self.v(x), self.num_heads), mask=mask, dropout=dropout)
-        return finish(self.dropout(self.proj(out.transpose(1, 2).flatten(2))), mask), scores
+        return masked_output(self.dropout(self.proj(out.transpose(1, 2).flatten(2))), mask), scores
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return self.mix_map(x, None, mask)

@@ -4,10 +4,10 @@ from contextlib import nullcontext
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from tokenmix.layers.base import Capabilities, Device, Mixer, finish
+from tokenmix.layers.base import Capabilities, Device, Mixer, masked_output
 from tokenmix.ops.checks import check_flags, check_heads, check_numbers, check_rates, check_whole
 from tokenmix.ops.normalize import widen
 
@@ -62,7 +62,7 @@ class LinearAttention(Mixer):
             summary = key.to(wide).transpose(-2, -1) @ F.pad(value.to(wide), (0, 1), value=1.0)  # (B, H, d, d + 1)
             sums = query.to(wide) @ summary
         mixed = (sums[..., :-1] / (sums[..., -1:] + EPSILON)).to(value.dtype)
-        return finish(self.dropout(self.proj(mixed.transpose(1, 2).flatten(2))), mask)
+        return masked_output(self.dropout(self.proj(mixed.transpose(1, 2).flatten(2))), mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The attention weights (B, H, N, N) equivalent to the sums; a row without a positive product is 0."""
@@ -146,7 +146,7 @@ class EMAttention(Mixer):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         x, mask = self.checked(x, mask)
         weights, bases = self._fit(x, mask)
-        return finish(self.dropout(self.proj((weights @ bases).transpose(1, 2).flatten(2))), mask)
+        return masked_output(self.dropout(self.proj((weights @ bases).transpose(1, 2).flatten(2))), mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Z (B, H, N, S) of the last step; rows sum to 1, rows of masked tokens are 0."""

@@ -3,11 +3,11 @@
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Capabilities, Device, Mixer, finish, zero_masked
+from tokenmix.layers.base import Capabilities, Device, Mixer, masked_output, zero_masked
 from tokenmix.ops.checks import check_whole
 
 
@@ -36,7 +36,7 @@ class IdentityMixer(Mixer):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         x, mask = self.checked(x, mask)
-        return finish(x.clone(), mask)
+        return masked_output(x.clone(), mask)
 
     def macs(self, num_tokens: int) -> int:
         check_whole(num_tokens=num_tokens)
@@ -130,7 +130,7 @@ class DepthwiseConvolution(_Depthwise):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         x, mask = self.checked(x, mask)
-        return finish(self.conv(x.transpose(1, 2)).transpose(1, 2), mask)
+        return masked_output(self.conv(x.transpose(1, 2)).transpose(1, 2), mask)
 
 
 class DepthwiseConvolution2d(_Depthwise):

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokenmix.layers.base import Capabilities, Device, Factory, Mixer, finish
+from tokenmix.layers.base import Capabilities, Device, Factory, Mixer, masked_output
 from tokenmix.ops.attention import AttentionNormalization, attention, attention_probabilities, check_attention_options
 from tokenmix.ops.checks import check_flags, check_heads, check_numbers, check_rates, check_whole
 from tokenmix.ops.less import Scores
@@ -109,7 +109,7 @@ class SelfAttention(Mixer):
                 normalization=self.normalization,
                 dropout=dropout,
             )
-        return finish(self.dropout(self.proj(out.transpose(1, 2).flatten(2))), mask), query, key
+        return masked_output(self.dropout(self.proj(out.transpose(1, 2).flatten(2))), mask), query, key
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return self.mix_map(x, None, mask)
@@ -184,7 +184,7 @@ class SimplifiedSelfAttention(Mixer):
         features = x.unsqueeze(1)
         dropout = self.attention_dropout if self.training else 0.0
         out = attention(features, features, features, mask=mask, scale=self.scale, dropout=dropout)
-        return finish(self.dropout(self.proj(out.squeeze(1))), mask)
+        return masked_output(self.dropout(self.proj(out.squeeze(1))), mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         x, mask = self.checked(x, mask)

@@ -10,10 +10,10 @@ from typing import Literal, Unpack, get_args
 
 import torch
 import torch.fx
+import torch.nn.functional as F
 from timm.layers.weight_init import trunc_normal_
 from timm.models import adapt_input_conv
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Device, Factory, Mixer

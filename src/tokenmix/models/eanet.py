@@ -10,9 +10,9 @@ from typing import Literal, Unpack
 
 import torch
 import torch.fx
+import torch.nn.functional as F
 from timm.models._input import update_model_input_size
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import (
@@ -28,7 +28,7 @@ from tokenmix.layers.base import (
 from tokenmix.layers.external import ExternalAttention2d, Tie
 from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.layers.table import build_mixer, get_spec
-from tokenmix.models.interface import BlockMap, Classifier, Intermediates, OnMaps, Size, pair, take_indices
+from tokenmix.models.interface import BlockMap, Classifier, FeatureMaps, Intermediates, Size, pair, take_indices
 from tokenmix.models.isotropic import MixerCost, mix
 from tokenmix.models.registry import timm_resnet
 from tokenmix.ops.checks import check_choice
@@ -48,7 +48,7 @@ class EABlock(nn.Module):
         return mix(self.mixer, x)[0]
 
 
-class EANet(OnMaps, Classifier):
+class EANet(FeatureMaps, Classifier):
     """A timm ResNet, the EANet block on its last map, global average pooling and a linear head.
 
         x = resnet(images),   y = relu(x + BN(conv2(Norm(F M_k^T) M_v))),   F = conv1(x),   logits = head(mean(y))

@@ -7,8 +7,8 @@ from pathlib import PurePath
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tokenmix.errors import UserError, as_user_error, unknown_name
 from tokenmix.models.registry import create_model, fetching

@@ -6,8 +6,8 @@ from itertools import pairwise
 from typing import Literal, NamedTuple, Unpack, cast, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.nn.utils.parametrize import is_parametrized
 

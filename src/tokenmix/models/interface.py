@@ -80,7 +80,7 @@ class CountedModel(Protocol):
     def warnings(self) -> list[str]: ...
 
 
-class OnMaps:
+class FeatureMaps:
     """A network with the maps of `feature_info`, finest first, for images of `img_size`."""
 
     img_size: tuple[int, int]

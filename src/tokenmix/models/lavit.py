@@ -14,23 +14,23 @@ from typing import ClassVar, Literal, NamedTuple, Unpack, cast
 
 import torch
 import torch.fx
+import torch.nn.functional as F
 from timm.layers.drop import calculate_drop_path_rates
 from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.layers.weight_init import trunc_normal_
 from timm.models._input import update_model_input_size
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Capabilities, Device, Factory, Mixer, check_input, finish, replace_parameter
+from tokenmix.layers.base import Capabilities, Device, Factory, Mixer, check_input, masked_output, replace_parameter
 from tokenmix.layers.less_attention import AttentionResidual, LessAttention
 from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.models.interface import (
     BlockMap,
     Classifier,
+    FeatureMaps,
     Intermediates,
-    OnMaps,
     Size,
     check_images,
     init_linear,
@@ -208,7 +208,7 @@ class ReducedAttention(Mixer):
         """`forward`, and the pre-softmax scores in factors; `residual` (B, H, N, S) is added to the scores."""
         query, key, value = self._heads(x, mask)
         out = attention(query, key, value, bias=residual, scale=1.0)
-        return finish(self.proj(out.transpose(1, 2).flatten(2)), None), Scores(query, key, residual)
+        return masked_output(self.proj(out.transpose(1, 2).flatten(2)), None), Scores(query, key, residual)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return self.mix_map(x, None, mask)
@@ -359,7 +359,7 @@ class LaViTStage(nn.Module):
         return total
 
 
-class LaViT(OnMaps, Classifier):
+class LaViT(FeatureMaps, Classifier):
     """Stages of vanilla attention, then less-attention, with attention residuals between stages.
 
         A_1 = Q K^T / sqrt(d) + R(A of the stage before),   A_l = Psi(Theta(A_(l-1))^T)^T after the vanilla blocks

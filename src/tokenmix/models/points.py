@@ -156,26 +156,26 @@ class NeighbourEmbedding(nn.Module):
         order, given = sort_points(points, mask=mask), mask
         points, mask = gather_points(points, order), None if mask is None else mask.gather(1, order)
         points = zero_masked(points, mask)
-        x, places = self.stem(points, mask), points[..., :3]
+        x, xyz = self.stem(points, mask), points[..., :3]
         if self.centres is None:
             # All points remain, so the neighbours are the same in every stage.
             index = torch.arange(points.shape[1], device=x.device).expand(x.shape[0], -1)
-            near = nearest_neighbours(places, places, self.num_neighbours, mask=mask)
+            near = nearest_neighbours(xyz, xyz, self.num_neighbours, mask=mask)
             for stage in self.stages:
                 x = stage(group_points(x, index, near), mask).amax(2)
             back = order.argsort(1)
-            x, places, mask = gather_points(x, back), gather_points(places, back), given
+            x, xyz, mask = gather_points(x, back), gather_points(xyz, back), given
         else:
             chosen = farthest_points(points, self.centres[0], mask=mask)
             for i, (stage, count) in enumerate(zip(self.stages, self.centres)):
-                index = chosen.places if i == 0 else torch.arange(count, device=x.device).expand(x.shape[0], -1)
-                middle, kept = gather_points(places, index), chosen.mask[:, :count]
+                index = chosen.indices if i == 0 else torch.arange(count, device=x.device).expand(x.shape[0], -1)
+                middle, kept = gather_points(xyz, index), chosen.mask[:, :count]
                 # An all-True mask is dropped to avoid masked statistics; a graph must handle any mask.
                 kept = kept if torch.compiler.is_compiling() or kept.is_meta or not kept.all() else None
-                near = nearest_neighbours(middle, places, self.num_neighbours, mask=mask)
+                near = nearest_neighbours(middle, xyz, self.num_neighbours, mask=mask)
                 x = stage(group_points(x, index, near), kept).amax(2)
-                places, mask = middle, kept
-        return Embedded(zero_masked(self.entry(x, mask), mask), places, mask, zero_masked(x, mask))
+                xyz, mask = middle, kept
+        return Embedded(zero_masked(self.entry(x, mask), mask), xyz, mask, zero_masked(x, mask))
 
     def num_tokens(self, num_points: int) -> int:
         return num_points if self.centres is None else self.centres[-1]
@@ -253,10 +253,10 @@ class PCT(nn.Module):
                 f"point models take floating points (B, N, 3 or more), coordinates first; got {points.dtype} "
                 f"{tuple(points.shape)}"
             )
-        x, places, mask, skip = self.embedding(points, mask)
+        x, xyz, mask, skip = self.embedding(points, mask)
         outs = []
         for block in self.blocks:
-            x = block(x if self.position is None else x + self.position(places), mask)
+            x = block(x if self.position is None else x + self.position(xyz), mask)
             outs.append(x)
         return self.fuse(torch.cat([*outs, *([] if skip is None else [skip])], -1), mask), mask
 

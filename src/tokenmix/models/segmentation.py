@@ -7,16 +7,16 @@ from typing import Any, Literal, cast, get_args
 
 import timm
 import torch
+import torch.nn.functional as F
 from timm.models import FeatureDictNet, FeatureHookNet, FeatureListNet
 from timm.models._features import FeatureGetterNet
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.base import Device, Factory, Mixer, count_macs, count_parameters, on_meta
 from tokenmix.layers.external import Tie
 from tokenmix.models.eanet import make_context
-from tokenmix.models.interface import BlockMap, Classifier, MapInfo, OnMaps, PartCost, pair
+from tokenmix.models.interface import BlockMap, Classifier, FeatureMaps, MapInfo, PartCost, pair
 from tokenmix.models.registry import create_model, timm_model
 from tokenmix.ops.checks import check_choice
 from tokenmix.ops.external_blocks import Normalization
@@ -31,7 +31,7 @@ MapNet = FeatureListNet | FeatureDictNet | FeatureHookNet | FeatureGetterNet
 """A model of timm with `features_only`."""
 
 
-class Segmenter(OnMaps, nn.Module, ABC):
+class Segmenter(FeatureMaps, nn.Module, ABC):
     """Images (B, C, H, W) to logits (B, classes, H, W).
 
     A family implements `make_backbone`, `add_head` and `decode`, which maps features to coarse logits, through

@@ -4,8 +4,8 @@ from typing import Literal, TypedDict, get_args
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import functional as F
 
 from tokenmix.errors import UserError
 from tokenmix.kernels.support import require_triton

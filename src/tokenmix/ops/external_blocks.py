@@ -20,8 +20,8 @@ from types import EllipsisType
 from typing import Literal, NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import functional as F
 
 from tokenmix.kernels.support import empty_like_heads
 from tokenmix.ops.normalize import broadcast_mask, double_normalize, slot_offset

@@ -125,8 +125,8 @@ def gate_matrix(weight: Tensor, n: int, *, causal: bool = False) -> Tensor:
         # The strides of a view depend on whether n is the full size. torch.export then rejects a range of n that
         # includes it.
         exporting = torch.compiler.is_exporting()
-        places = torch.arange(n, device=weight.device) if exporting else None
-        matrix = weight[:n, :n] if places is None else weight[:n].index_select(1, places)
+        columns = torch.arange(n, device=weight.device) if exporting else None
+        matrix = weight[:n, :n] if columns is None else weight[:n].index_select(1, columns)
     return matrix.tril() if causal else matrix
 
 

@@ -64,10 +64,10 @@ def double_normalize(logits: Tensor, *, mask: Tensor | None = None, num_steps: i
     for _ in range(num_steps - 1):
         rows = torch.logsumexp(wide - offset, dim=-1, keepdim=True)
         offset = _finite(slot_offset(wide - rows, mask=mask))
-    shares = entmax15(wide - offset) if sparse else torch.softmax(wide - offset, dim=-1)
+    weights = entmax15(wide - offset) if sparse else torch.softmax(wide - offset, dim=-1)
     if mask is not None:
-        shares = shares.masked_fill(_left_out(mask, logits), 0.0)
-    return shares.to(logits.dtype)
+        weights = weights.masked_fill(_left_out(mask, logits), 0.0)
+    return weights.to(logits.dtype)
 
 
 def entmax15(logits: Tensor) -> Tensor:

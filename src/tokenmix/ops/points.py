@@ -22,11 +22,11 @@ class Centres(NamedTuple):
     """Sampled points.
 
     Attributes:
-        places: (B, M) int64 indices, in order of selection; any prefix is also a sample.
+        indices: (B, M) int64, in order of selection; any prefix is also a sample.
         mask: (B, M) bool, False for entries that repeat a point because the cloud has fewer than M.
     """
 
-    places: Tensor
+    indices: Tensor
     mask: Tensor
 
 
@@ -108,15 +108,15 @@ def nearest_neighbours(
     _check_points(points, mask)
     check_whole(count=count)
     check_chunk_size(chunk_size)
-    batch, places = points.shape[:2]
-    if not places:
+    batch, num_points = points.shape[:2]
+    if not num_points:
         raise UserError(f"a cloud without points has no neighbours, got {tuple(points.shape)}; remove it")
     if chunk_size is None:
         # One graph must serve batches of every size.
         whole = torch.compiler.is_compiling() or torch.compiler.is_exporting()
-        chunk_size = queries.shape[1] if whole else max(1, _HELD // (batch * places))
+        chunk_size = queries.shape[1] if whole else max(1, _HELD // (batch * num_points))
     all_points, parts = points[..., :3].detach(), queries[..., :3].detach().split(chunk_size, dim=1)
-    few = min(count, places)
+    few = min(count, num_points)
     if len(parts) == 1:
         index = _nearest(parts[0], all_points, few, mask)
     else:
@@ -131,8 +131,8 @@ def nearest_neighbours(
 def gather_points(values: Tensor, index: Tensor) -> Tensor:
     """Values (B, N, C) at indices (B, ...), as (B, ..., C)."""
     # As rows of one table, which the backward pass sums as whole rows.
-    batch, places = values.shape[:2]
-    first = places * torch.arange(batch, device=index.device)
+    batch, num_points = values.shape[:2]
+    first = num_points * torch.arange(batch, device=index.device)
     return F.embedding(index + first.view(-1, *[1] * (index.dim() - 1)), values.flatten(0, 1))
 
 

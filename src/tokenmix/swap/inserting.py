@@ -225,8 +225,8 @@ def insert(
         if refusal:
             skipped.append(SkippedAttention(name, type(host).__name__, refusal))
             continue
-        places, dim = [_sizes(shape, chosen) for shape in seen], _width(seen[0], chosen)
-        counts = tuple(place.numel() for place in places)
+        grids, dim = [_sizes(shape, chosen) for shape in seen], _width(seen[0], chosen)
+        counts = tuple(grid.numel() for grid in grids)
         if max(counts) == 1:
             warnings.warn(f"the output {tuple(seen[0])} of {name} is one token: a block cannot mix it", stacklevel=2)
         known = inspect.signature(layer).parameters
@@ -235,10 +235,10 @@ def insert(
                 f"{label} works on maps (B, C, H, W), and the output is tokens {tuple(seen[0])}; choose a mixer of "
                 "tokens"
             )
-        bound = layer.capabilities.length == "fixed" or (layer.capabilities.length == "up-to" and len(places[0]) > 1)
-        if "num_tokens" in known and bound and len(set(places)) > 1:
+        bound = layer.capabilities.length == "fixed" or (layer.capabilities.length == "up-to" and len(grids[0]) > 1)
+        if "num_tokens" in known and bound and len(set(grids)) > 1:
             raise UserError(
-                f"{label} takes one size, and the module is called with {sorted(set(map(tuple, places)))}; choose "
+                f"{label} takes one size, and the module is called with {sorted(set(map(tuple, grids)))}; choose "
                 "another mixer"
             )
         like = next((p for module in (host, model) for p in module.parameters()), None)
@@ -246,7 +246,7 @@ def insert(
         given = {**default_heads(layer, dim), **{key: value for key, value in factory.items() if key in known}}
         given |= {**fixed, **(mixer_kwargs or {})}
         built = build_mixer(layer, f"mixer {label!r}", dim, max(counts), given).to(**factory)
-        block = InsertedBlock(built, chosen, places[0] if bound else None, **factory).train(host.training)
+        block = InsertedBlock(built, chosen, grids[0] if bound else None, **factory).train(host.training)
         blocks.append((host, block))
         sizes = {3: "L", 4: "H, W", 5: "D, H, W"}[len(seen[0])]
         letters = f"(B, C, {sizes})" if chosen == "channels-first" else f"(B, {sizes}, C)"

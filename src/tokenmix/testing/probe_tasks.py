@@ -86,10 +86,10 @@ SYMBOLS = 8
 def selective_copy(size: int, grid: tuple[int, int], generator: torch.Generator) -> Batch:
     """Four symbols at random positions among blanks, then four empty positions: copy the symbols in order."""
     length = grid[0] * grid[1]
-    places = _distinct(size, 4, length - 4, generator).sort(1).values
+    positions = _distinct(size, 4, length - 4, generator).sort(1).values
     symbols = torch.randint(SYMBOLS, (size, 4), generator=generator)
     tokens = torch.full((size, length), SYMBOLS)
-    tokens.scatter_(1, places, symbols)
+    tokens.scatter_(1, positions, symbols)
     tokens[:, -4:] = SYMBOLS + 1
     answers = torch.full((size, length), -1)
     answers[:, -4:] = symbols

@@ -143,26 +143,26 @@ def check_segments(token_type_ids: Tensor | None, count: int) -> None:
         )
 
 
-def rotate(x: Tensor, places: Tensor | None, dims: Sequence[int] = (1,)) -> Tensor:
-    """x with row b rotated along each of `dims` so that element `places[b]` comes first; x itself for None.
+def rotate(x: Tensor, shifts: Tensor | None, dims: Sequence[int] = (1,)) -> Tensor:
+    """x with row b rotated along each of `dims` so that element `shifts[b]` comes first; x itself for None.
 
-        out[b, .., i, ..] = x[b, .., (i + places[b]) mod N, ..]
+        out[b, .., i, ..] = x[b, .., (i + shifts[b]) mod N, ..]
 
-    Shape: x (B, ...), places (B,) to the shape of x.
+    Shape: x (B, ...), shifts (B,) to the shape of x.
     """
-    if places is None:
+    if shifts is None:
         return x
     for dim in dims:
         n = x.shape[dim]
-        index = (torch.arange(n, device=x.device) + places[:, None]) % n
+        index = (torch.arange(n, device=x.device) + shifts[:, None]) % n
         shape = [1] * x.dim()
         shape[0], shape[dim] = x.shape[0], n
         x = x.gather(dim, index.view(shape).expand_as(x))
     return x
 
 
-def rotate_back(x: Tensor, places: Tensor | None, dims: Sequence[int] = (1,)) -> Tensor:
-    return rotate(x, None if places is None else -places, dims)
+def rotate_back(x: Tensor, shifts: Tensor | None, dims: Sequence[int] = (1,)) -> Tensor:
+    return rotate(x, None if shifts is None else -shifts, dims)
 
 
 # Output of a block with maps: tokens, attention map in the original positions, gate matrix. Each row of tokens is

@@ -103,8 +103,8 @@ class GMLPForMaskedLM(GMLPPreTrainedModel):
 
     def macs(self, num_tokens: int, *, num_predicted: int | None = None) -> int:
         """Multiply-adds of one sequence with the head on `num_predicted` positions (default: all)."""
-        places = num_tokens if num_predicted is None else num_predicted
-        return self.gmlp.macs(num_tokens) + places * self.config.hidden_size * self.config.vocab_size
+        positions = num_tokens if num_predicted is None else num_predicted
+        return self.gmlp.macs(num_tokens) + positions * self.config.hidden_size * self.config.vocab_size
 
 
 class GMLPForSequenceClassification(GMLPPreTrainedModel):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional as F
+import torch.nn.functional as F
 from torchvision.models.detection._utils import Matcher
 from torchvision.models.detection.roi_heads import RoIHeads, paste_masks_in_image
 from torchvision.models.detection.transform import GeneralizedRCNNTransform

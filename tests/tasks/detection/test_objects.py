@@ -550,7 +550,7 @@ def test_exported_boxes_are_the_detectors(runs: dict[str, Path]):
     task = load_task(runs["boxes"])
     description = task.data
     image = torch.rand(3, 64, 64)
-    answers = task.answering().eval()(image[None])[0]
+    answers = task.inference_module().eval()(image[None])[0]
     assert answers.shape[1] == 4 + len(description["classes"])
     found = task.model([image])[0]
     apart = (found["boxes"][:, None] - answers[None, :, :4].clamp(0, 64)).abs().amax(2)

@@ -12,7 +12,7 @@ from tokenmix.lab.cli.parsing import Printed, check_mixers, known_mixers
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.registry import DATA_SETS, TASKS, get_task
 from tokenmix.lab.train.config import ModelConfig
-from tokenmix.lab.train.schema import Names, Numbers, Pairs, Part, Range, joined, named, option
+from tokenmix.lab.train.schema import Names, Numbers, Pairs, Range, Section, joined, named, option
 from tokenmix.registry import MODELS, check_models, import_object
 
 Positional = tyro.conf.Positional
@@ -172,7 +172,7 @@ class Cost(Printed):
             from tokenmix.lab.train.load import load_task
 
             task = load_task(user_path(name))
-            if task.looks_at != "images" or hasattr(task.model, "find"):
+            if task.inspects != "images" or hasattr(task.model, "find"):
                 raise UserError(
                     f"{name} is a run of {task.config.task}; cost measures runs of image-classification and "
                     "semantic-segmentation, and compare those of every task"
@@ -183,7 +183,7 @@ class Cost(Printed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Swap(Printed, Part):
+class Swap(Printed, Section):
     """Show what replacing a model's attention by a mixer would change and cost; nothing is written."""
 
     model: ModelName
@@ -269,7 +269,7 @@ class Data(Printed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Probe(Printed, Part):
+class Probe(Printed, Section):
     """Train mixers on synthetic tasks with known answers, with self-attention and no mixing for comparison."""
 
     mixers: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="NAME ...", help_behavior_hint="(required)")]
@@ -330,7 +330,7 @@ Layers = Annotated[tuple[int, ...], option("3-5|0,2,4", tuple, _layers, joined)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distill(Printed, Part):
+class Distill(Printed, Section):
     """Replace attention in a text model of Hugging Face and train it to reproduce the original, without labels."""
 
     folder: Annotated[Positional[Path], tyro.conf.arg(metavar="DIR")]

@@ -23,7 +23,7 @@ from tokenmix.files import Values, to_json, user_path
 from tokenmix.lab.data.lookup import is_url, parse_spec
 from tokenmix.lab.registry import DATA_SETS
 from tokenmix.lab.train.config import CompareConfig, TrainConfig
-from tokenmix.lab.train.schema import Document, option
+from tokenmix.lab.train.schema import BaseConfig, option
 from tokenmix.registry import MODELS, Arguments
 
 try:
@@ -289,7 +289,7 @@ def parse_into(kind: type[T], prog: str, args: Sequence[str], default: T | None 
     elif isinstance(default, TrainConfig | CompareConfig) and {"-h", "--help"} & {*args}:
         parse_usual(default, prog, about)
     given: Values = {} if default is None else {"default": default}
-    unknown = default.unknown_option if isinstance(default, Document) else UNKNOWN_OPTION
+    unknown = default.unknown_option if isinstance(default, BaseConfig) else UNKNOWN_OPTION
     with one_line_errors(_options(kind if default is None else default), unknown, args):
         return _cli(
             kind, prog=prog, description=_described(prog, about or kind.__doc__ or ""), args=list(args), **given

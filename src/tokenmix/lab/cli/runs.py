@@ -11,13 +11,13 @@ from tokenmix.errors import UserError, printable
 from tokenmix.lab.cli.parsing import Printed, check_data, check_files, check_mixers, parse_into, parse_known, stray
 from tokenmix.lab.data.lookup import data_sets
 from tokenmix.lab.registry import DATA_SETS, TASKS, check_model
-from tokenmix.lab.train.config import CompareConfig, TaskDocument, TrainConfig
+from tokenmix.lab.train.config import CompareConfig, TaskConfig, TrainConfig
 from tokenmix.lab.train.folder import RunFolder, is_run
 from tokenmix.lab.train.launch import number_in
-from tokenmix.lab.train.schema import Names, Part, named, option
+from tokenmix.lab.train.schema import Names, Section, named, option
 from tokenmix.lab.train.sources import base_comparison, base_config, load_comparison, merge_kwargs
 
-D = TypeVar("D", bound=TaskDocument)
+D = TypeVar("D", bound=TaskConfig)
 # Classes whose confusion matrix is printed; of others, reports show colours only.
 MOST_CLASSES = 12
 Positional = tyro.conf.Positional
@@ -129,7 +129,7 @@ class RunCommand(Printed):
 
     run_folder: RunArgument
     """A run folder. Options of its task follow, see tokenmix VERB RUN --help."""
-    options: Annotated[Any, tyro.conf.arg(name="task")] = field(default_factory=Part)
+    options: Annotated[Any, tyro.conf.arg(name="task")] = field(default_factory=Section)
 
     @classmethod
     def parse(cls, prog: str, args: Sequence[str]) -> Self:

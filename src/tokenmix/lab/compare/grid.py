@@ -9,7 +9,7 @@ from pathlib import Path
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.files import Values, copy_folder, inside, make_folder, new_folder, replace_file
 from tokenmix.lab.compare.report import write_page
-from tokenmix.lab.compare.results import Cell, Heading, Results, Row, Table, Variant
+from tokenmix.lab.compare.results import Heading, Results, Row, Table, TableCell, Variant
 from tokenmix.lab.compare.variants import FREE
 from tokenmix.lab.data.lookup import data_sets, short_name
 from tokenmix.lab.grid import Cell as Run
@@ -159,7 +159,7 @@ def write_grid(results: Mapping[str, Results], out: Path) -> Path:
     costs = {"tokens": [_tokens(one) for one in results.values()]}
     for name in names:
         found = [one.variant(name) for one in results.values()]
-        costs[name] = [Cell("–" if v is None or v.macs is None else count(v.macs)) for v in found]
+        costs[name] = [TableCell("–" if v is None or v.macs is None else count(v.macs)) for v in found]
     headings = [Heading(name, link=name) for name in results]
     tables = [Table(headings, [Row(name, cells) for name, cells in rows.items()]) for rows in (scores, costs)]
     replace_file(out / "results.md", "\n\n".join([*(table.markdown() for table in tables), ""]).encode())
@@ -168,15 +168,15 @@ def write_grid(results: Mapping[str, Results], out: Path) -> Path:
     return write_page(out / "report.html", "grid.html", title=title, metric=metric, tables=tables)
 
 
-def _tokens(results: Results) -> Cell:
+def _tokens(results: Results) -> TableCell:
     """Tokens of one sample; for a network with several stages, of each stage."""
     tokens = results.skeleton.get("num_tokens", "–")
-    return Cell(", ".join(map(str, tokens)) if isinstance(tokens, list) else str(tokens))
+    return TableCell(", ".join(map(str, tokens)) if isinstance(tokens, list) else str(tokens))
 
 
-def _score(results: Results, variant: Variant | None) -> Cell:
+def _score(results: Results, variant: Variant | None) -> TableCell:
     """A score with its spread; best if, with several seeds, the variant is among the leaders."""
     if variant is None or variant.score is None:
-        return Cell("–")
+        return TableCell("–")
     several = len(results.variants) > 1 and len(results.config["seeds"]) > 1
-    return Cell(spread(variant.score, variant.deviation), best=several and variant in results.leaders())
+    return TableCell(spread(variant.score, variant.deviation), best=several and variant in results.leaders())

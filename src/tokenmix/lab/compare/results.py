@@ -344,7 +344,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """One cell: text, ratio to the reference ("" for none), and whether it is the column's best.
 
     Ties are all best: scores that chance could have put first (none with one seed), times with overlapping quartiles.
@@ -361,7 +361,7 @@ class Row:
     """A row with a description of its name and messages of its runs; `aside` if it is no variant."""
 
     name: str
-    cells: list[Cell]
+    cells: list[TableCell]
     about: str = ""
     message: str = ""
     aside: bool = False
@@ -417,7 +417,7 @@ def metrics_of(results: Results) -> Table | None:
     for variant in results.variants:
         found = [[run.metrics[name] for run in variant.runs if name in run.metrics] for name in names]
         means = [statistics.mean(values) if values else None for values in found]
-        cells = [Cell("–" if mean is None else f"{mean:.4f}", value=mean) for mean in means]
+        cells = [TableCell("–" if mean is None else f"{mean:.4f}", value=mean) for mean in means]
         rows.append(Row(variant.name, cells, about=variant.about))
     title = f"Other metrics{', means over the seeds' if len(results.config['seeds']) > 1 else ''}"
     return Table([Heading(metric_name(name), sorts=True) for name in names], rows, title) if names else None
@@ -430,9 +430,9 @@ def differences_of(results: Results) -> Table | None:
         Row(
             str(row["variant"]),
             [
-                Cell(f"{row['difference']:+.4f}"),
-                Cell(f"{row['low']:+.4f} to {row['high']:+.4f}"),
-                Cell(f"{row['p']:.3f}" if float(row["p"]) >= 0.001 else "< 0.001"),
+                TableCell(f"{row['difference']:+.4f}"),
+                TableCell(f"{row['low']:+.4f} to {row['high']:+.4f}"),
+                TableCell(f"{row['p']:.3f}" if float(row["p"]) >= 0.001 else "< 0.001"),
             ],
         )
         for row in results.difference_table()
@@ -466,12 +466,12 @@ def columns(results: Results) -> list[Column]:
     ]
 
 
-def cells(results: Results, variant: Variant) -> list[Cell]:
+def cells(results: Results, variant: Variant) -> list[TableCell]:
     reference, found = results.variant(results.reference), []
     for column in columns(results):
         value, scores = column.value(variant), column.heading == results.measure
         if value is None:
-            found.append(Cell("–"))
+            found.append(TableCell("–"))
             continue
         timing = column.timing(variant)
         if scores:
@@ -485,7 +485,7 @@ def cells(results: Results, variant: Variant) -> list[Cell]:
         alone = scores or (timing is not None and not results.steady)
         base = None if reference is None or reference is variant or alone else column.value(reference)
         text = spread(value, variant.deviation) if scores else column.text(value)
-        found.append(Cell(text, ratio(value, base) if base else "", best and len(results.variants) > 1, value))
+        found.append(TableCell(text, ratio(value, base) if base else "", best and len(results.variants) > 1, value))
     return found
 
 
@@ -493,8 +493,8 @@ def table_of(results: Results) -> Table:
     """A row per variant, and per baseline with its score only."""
     shown = columns(results)
     rows = [Row(v.name, cells(results, v), about=v.about, message=v.message) for v in results.variants]
-    empty = [Cell("")] * (len(shown) - 1)
-    rows += [Row(name, [Cell(shown[0].text(v)), *empty], aside=True) for name, v in results.baselines.items()]
+    empty = [TableCell("")] * (len(shown) - 1)
+    rows += [Row(name, [TableCell(shown[0].text(v)), *empty], aside=True) for name, v in results.baselines.items()]
     seeds = results.config["seeds"]
     runs = f"{len(seeds)} seeds, mean ± standard deviation" if len(seeds) > 1 else f"seed {seeds[0]}"
     steps = f", in {results.variants[0].steps:,} steps" if results.variants[0].steps else ""

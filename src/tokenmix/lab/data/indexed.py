@@ -80,9 +80,9 @@ class IndexedDataset(ABC, Generic[Batch]):
 
     @abstractmethod
     def read(self, indices: Tensor, epoch: int) -> Batch:
-        """The batch of these samples, as the task takes it after `finish`."""
+        """The batch of these samples, as the task takes it after `transform_batch`."""
 
-    def finish(self, batch: Batch) -> Batch:
+    def transform_batch(self, batch: Batch) -> Batch:
         """What is left to do where the batch is used: a loader process sends bytes, not floats made of them."""
         return batch
 
@@ -140,8 +140,8 @@ class _Chosen(IndexedDataset[Batch]):
     def read(self, indices: Tensor, epoch: int) -> Batch:
         return self.dataset.read(self.indices[indices], epoch)
 
-    def finish(self, batch: Batch) -> Batch:
-        return self.dataset.finish(batch)
+    def transform_batch(self, batch: Batch) -> Batch:
+        return self.dataset.transform_batch(batch)
 
     def training_order(self, seed: int, epoch: int, rank: int, world_size: int) -> np.ndarray:
         if self.labels is None:
@@ -314,18 +314,18 @@ class _Batches(Dataset[object]):
     def __getitem__(self, index: Key) -> object:
         epoch, indices = index
         batch = self.dataset.read(indices, epoch)
-        return self.dataset.finish(batch) if self.whole else batch
+        return self.dataset.transform_batch(batch) if self.whole else batch
 
 
 class EpochLoader(DataLoader[object]):
-    """A DataLoader over `IndexedDataset.read` and `finish`, in the order of an `EpochSampler`."""
+    """A DataLoader over `IndexedDataset.read` and `transform_batch`, in the order of an `EpochSampler`."""
 
     def __iter__(self) -> Any:
         # Without fork, Python starts the workers as new interpreters.
         with safe_children():
             batches = super().__iter__()
         assert isinstance(self.dataset, _Batches)
-        return batches if self.dataset.whole else map(self.dataset.dataset.finish, batches)
+        return batches if self.dataset.whole else map(self.dataset.dataset.transform_batch, batches)
 
     def set_epoch(self, epoch: int) -> None:
         assert isinstance(self.sampler, EpochSampler)

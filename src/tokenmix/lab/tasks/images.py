@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor
-from torch.nn import functional as F
 
 from tokenmix.errors import UserError
 from tokenmix.files import Values
@@ -38,7 +38,7 @@ PART_ROWS = 256
 class ImageTask(TaskModule):
     """A task on images, with maps for `inspect` and a table of parts for `info`."""
 
-    looks_at: ClassVar[Literal["images", "text", "nothing"]] = "images"
+    inspects: ClassVar[Literal["images", "text", "nothing"]] = "images"
 
     @classmethod
     def summarize_model(cls, name: str, sizes: Arguments, model_kwargs: Arguments) -> Values:

@@ -16,15 +16,15 @@ from tokenmix.lab.train.schema import (
     FREE,
     RESUMABLE,
     Axis,
-    Document,
+    BaseConfig,
     Folders,
     Jobs,
     Names,
     Needed,
     Numbers,
     Pairs,
-    Part,
     Range,
+    Section,
     named,
 )
 from tokenmix.registry import load_object, without_timm
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig(Part):
+class DataConfig(Section):
     """Data options."""
 
     data: Annotated[Needed, named("DATA")] = "fashion-mnist"
@@ -52,7 +52,7 @@ class DataConfig(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(Part):
+class ModelConfig(Section):
     """Model options."""
 
     model: Annotated[Needed, named("MODEL")] = "vit_nano"
@@ -105,7 +105,7 @@ SIZES = re.compile(r"num_\w+|(\w+_)?(depth|dim|width|size|channel|stride)s?|imag
 
 
 @dataclass(frozen=True, kw_only=True)
-class SwapConfig(Part):
+class SwapConfig(Section):
     """Other mixers in the network: in place of its attention, or inserted."""
 
     swap: Annotated[str, named("MIXER")] | None = None
@@ -142,7 +142,7 @@ class SwapConfig(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimConfig(Part):
+class OptimConfig(Section):
     """Optimiser and learning-rate options."""
 
     opt: Annotated[str, named("NAME")] = "adamw"
@@ -173,7 +173,7 @@ class OptimConfig(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ManualOptim(Part):
+class ManualOptim(Section):
     """Base for tasks that step their optimisers themselves: the trainer neither accumulates, clips nor averages."""
 
     accumulate: ClassVar[int] = 1
@@ -182,7 +182,7 @@ class ManualOptim(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BudgetConfig(Part):
+class BudgetConfig(Section):
     """Budget, precision, device and initial weights."""
 
     epochs: Annotated[int | None, Range(least=1)] = None
@@ -238,18 +238,18 @@ class LoopConfig(BudgetConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskOptions(Part):
+class TaskOptions(Section):
     """Base of a task's options, and the options of a task without its own.
 
     `evaluation` is the dataclass of the options that `eval` and `predict` can override.
     """
 
-    evaluation: ClassVar[type[Part]] = Part
+    evaluation: ClassVar[type[Section]] = Section
 
     def check_given(self, names: Iterable[str]) -> None:
         """Raise `UserError` if an option in `names`, given on the command line, needs another one."""
 
-    def for_evaluation(self) -> Part:
+    def for_evaluation(self) -> Section:
         """The options that `eval` and `predict` can override."""
         return self.evaluation(**{field.name: getattr(self, field.name) for field in fields(self.evaluation)})
 
@@ -294,7 +294,7 @@ class ClassOptions(TaskOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskDocument(Document):
+class TaskConfig(BaseConfig):
     """Base of configs with the task's own `optim` and `options`."""
 
     task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TASK")] = "image-classification"
@@ -306,7 +306,7 @@ class TaskDocument(Document):
         return get_task(self.task)
 
     def replace(self, **values: object) -> Self:
-        """`Document.replace`; the task cannot change because the options belong to it."""
+        """`BaseConfig.replace`; the task cannot change because the options belong to it."""
         if values.get("task", self.task) != self.task:
             raise UserError(f"a config of {self.task} cannot become one of {values['task']}; use make_config")
         return super().replace(**values)
@@ -321,7 +321,7 @@ class TaskDocument(Document):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(TaskDocument):
+class TrainConfig(TaskConfig):
     """One run."""
 
     data: DataConfig = DataConfig()
@@ -340,7 +340,7 @@ def default_config(task: str) -> TrainConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineConfig(Part):
+class EngineConfig(Section):
     """Where the runs of a comparison are trained."""
 
     engine: Literal["local", "ray", "slurm"] = "local"
@@ -378,7 +378,7 @@ class EngineConfig(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareConfig(TaskDocument):
+class CompareConfig(TaskConfig):
     """Variants of one model that differ only in their mixer."""
 
     mixers: Names = ("self", "external", "multihead-external", "gating", "less")

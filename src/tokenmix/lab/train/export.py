@@ -47,7 +47,7 @@ def export(
     """
     folder = RunFolder.of(run)
     task = load_task(folder)
-    model, example = task.answering().eval().cpu(), task.example()
+    model, example = task.inference_module().eval().cpu(), task.example()
     out = user_path(out) if out else folder.path / {"onnx": "model.onnx", "torch-export": "model.pt2"}[file_format]
     if out.is_dir():
         raise UserError(f"{out} is a folder; give a file to write by --out, for example {out / 'model.onnx'}")
@@ -160,7 +160,7 @@ def export_to_hub(run: Path | RunFolder, out: Path | None = None, push: str | No
         with new_folder(out) as partial:
             loaded, example = task.save_for_hub(partial), task.example().values()
             with torch.no_grad():
-                error = (loaded.eval()(*example) - task.answering().eval().cpu()(*example)).abs().max().item()
+                error = (loaded.eval()(*example) - task.inference_module().eval().cpu()(*example)).abs().max().item()
             if not error <= TOLERANCE:
                 raise UserError(
                     f"{name} as loaded from the written folder differs from the run's by {error:.1e}; the library has "

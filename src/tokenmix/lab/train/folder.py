@@ -17,12 +17,12 @@ from tokenmix.errors import UserError
 from tokenmix.files import Values, read_json, user_path
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.registry import TASKS
-from tokenmix.lab.train.config import TaskDocument, TrainConfig, default_config
+from tokenmix.lab.train.config import TaskConfig, TrainConfig, default_config
 from tokenmix.lab.train.schema import Range, fitted
 from tokenmix.registry import MODELS, list_models
 from tokenmix.trust import from_file
 
-D = TypeVar("D", bound=TaskDocument)
+D = TypeVar("D", bound=TaskConfig)
 
 ID = "run_id"
 # Sub-folder with the tokenizer of a text task.

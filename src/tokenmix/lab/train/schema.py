@@ -60,7 +60,7 @@ class Range:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class Section:
     """A section of a config. Fields are int, float, str, bool, Path, dict, Literal or tuple, each also `| None`."""
 
     def __post_init__(self) -> None:
@@ -117,14 +117,14 @@ def fitted(hint: Any, value: Any, name: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Document:
+class BaseConfig:
     """A config of several parts."""
 
     def __post_init__(self) -> None:
         for name, hint in _hints(type(self)).items():
             value = getattr(self, name)
             kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
-            part = Part if kind is Any else kind if isinstance(kind, type) and issubclass(kind, Part) else None
+            part = Section if kind is Any else kind if isinstance(kind, type) and issubclass(kind, Section) else None
             if part is None:
                 object.__setattr__(self, name, fitted(hint, value, name))
             elif not isinstance(value, part):
@@ -136,12 +136,12 @@ class Document:
     def flat(self) -> Values:
         leaves: Values = {}
         for name, value in vars(self).items():
-            leaves |= vars(value) if isinstance(value, Part) else {name: value}
+            leaves |= vars(value) if isinstance(value, Section) else {name: value}
         return leaves
 
     def marked(self, mark: str) -> set[str]:
         """Names of leaves with this mark in their metadata."""
-        parts = (part for part in vars(self).values() if isinstance(part, Part))
+        parts = (part for part in vars(self).values() if isinstance(part, Section))
         return {field.name for part in parts for field in dataclasses.fields(part) if mark in field.metadata}
 
     def replace(self, **values: object) -> Self:
@@ -150,7 +150,7 @@ class Document:
         given: Values = {}
         for name, value in values.items():
             part = getattr(self, name, None)
-            table = isinstance(part, Part) and isinstance(value, Mapping)
+            table = isinstance(part, Section) and isinstance(value, Mapping)
             known = vars(part) if table else self.flat()
             leaves = dict(value) if table else {name: value}
             for key in leaves:
@@ -159,7 +159,7 @@ class Document:
             given |= leaves
         parts = {}
         for name, part in vars(self).items():
-            if isinstance(part, Part):
+            if isinstance(part, Section):
                 own = {key: given.pop(key) for key in vars(part) if key in given}
                 parts[name] = dataclasses.replace(part, **own) if own else part
         return dataclasses.replace(self, **parts, **given)

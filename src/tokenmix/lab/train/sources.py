@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.files import user_path
 from tokenmix.lab.registry import RECIPES, TASKS, list_tasks
-from tokenmix.lab.train.config import CompareConfig, TaskDocument, TrainConfig, comparison_config, default_config
+from tokenmix.lab.train.config import CompareConfig, TaskConfig, TrainConfig, comparison_config, default_config
 from tokenmix.lab.train.folder import RunFolder, read_document
 from tokenmix.registry import list_models
 
-D = TypeVar("D", bound=TaskDocument)
+D = TypeVar("D", bound=TaskConfig)
 
 # Only for the command line.
 NOT_HERE = ("out", "resume", "recipe", "config", "merge")
@@ -87,7 +87,7 @@ def _load(kind: str, name: str, known: list[str], default: Callable[..., D], tas
     return config
 
 
-def check_call(verb: str, task: object, config: object, kind: type[TaskDocument]) -> None:
+def check_call(verb: str, task: object, config: object, kind: type[TaskConfig]) -> None:
     """Raise `UserError` unless a caller of `verb` gave a task by name, and a config of this kind, or None."""
     named = isinstance(task, str | None)
     if not named or not isinstance(config, kind | None):

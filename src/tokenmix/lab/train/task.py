@@ -160,7 +160,7 @@ class TaskModule(nn.Module, ABC):
         set_elsewhere: model arguments that users cannot give, and the option that sets each.
         total_steps: optimiser steps of the whole run; the loop sets it before training.
         automatic_optimization: whether the loop runs the backward pass and the optimisers; else `training_step` does.
-        looks_at: what `inspect` can show: maps of an image from `view`, gates and attention of a text, or nothing.
+        inspects: what `inspect` can show: maps of an image from `view`, gates and attention of a text, or nothing.
         no_comparison: why `compare` refuses the task, and what to do instead; empty if it does not refuse.
         baselines: names of the task's simplest methods in `tokenmix.lab.compare.baselines`. `compare` fits them to
             `plain_samples`; `judged` takes logarithms of their probabilities, and the targets.
@@ -177,7 +177,7 @@ class TaskModule(nn.Module, ABC):
     mode: Literal["max", "min"]
     set_elsewhere: ClassVar[Mapping[str, str]] = {}
     automatic_optimization: ClassVar[bool] = True
-    looks_at: ClassVar[Literal["images", "text", "nothing"]] = "nothing"
+    inspects: ClassVar[Literal["images", "text", "nothing"]] = "nothing"
     no_comparison: ClassVar[str] = ""
     baselines: ClassVar[tuple[str, ...]] = ()
     hub: ClassVar[HubForm | None] = None
@@ -323,13 +323,13 @@ class TaskModule(nn.Module, ABC):
         """Forward arguments from which a swap learns how the model calls its attention; None for one image."""
         return None if type(self).example is TaskModule.example else tuple(x[:1] for x in self.example().values())
 
-    def answering(self) -> nn.Module:
+    def inference_module(self) -> nn.Module:
         """The model for export: one tensor of predictions for the arguments in `example`."""
         return self.model
 
     def run_example(self) -> None:
         """Run the model once on samples of noise."""
-        self.answering().eval()(*self.example().values())
+        self.inference_module().eval()(*self.example().values())
 
     @property
     def device(self) -> torch.device:
@@ -428,7 +428,7 @@ class TaskModule(nn.Module, ABC):
         raise NotImplementedError(f"{cls.__name__} has no view")
 
     def save_for_hub(self, folder: Path) -> nn.Module:
-        """Write the model into a folder in the form `hub`; return the model from there, called like `answering()`."""
+        """Write the model into a folder in the form `hub`; return it from there, called like `inference_module()`."""
         raise NotImplementedError(f"{type(self).__name__} has a form on the hub and no save_for_hub")
 
 

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, Literal, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torchvision.models.detection import FasterRCNN, MaskRCNN, RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
@@ -29,7 +29,7 @@ from tokenmix.layers.base import Device, count_macs, count_parameters, on_meta
 from tokenmix.layers.external import Tie
 from tokenmix.models.detection.backbones import LaViTBackbone, Norm, ResNetBackbone
 from tokenmix.models.detection.pictures import PictureTransform, place_masks, with_dense_masks
-from tokenmix.models.interface import BlockMap, MapInfo, OnMaps, PartCost, Size, pair
+from tokenmix.models.interface import BlockMap, FeatureMaps, MapInfo, PartCost, Size, pair
 from tokenmix.registry import Arguments
 
 Kind = Literal["retinanet", "faster-rcnn", "mask-rcnn"]
@@ -84,18 +84,18 @@ class BlockMatcher(det_utils.Matcher):
         """int64 (N,): index of each anchor's box, -1 below the thresholds, -2 between them."""
         # Preallocated, because small results between large temporary tensors would fragment memory.
         values, highest = pairs.anchors.new_empty(len(pairs.anchors)), pairs.boxes.new_zeros(len(pairs.boxes))
-        all_places, kept = torch.empty_like(values, dtype=torch.int64), torch.empty_like(values, dtype=torch.bool)
+        all_matches, kept = torch.empty_like(values, dtype=torch.int64), torch.empty_like(values, dtype=torch.bool)
         for part, table in pairs.tables():
-            values[part], all_places[part] = table.max(0)
+            values[part], all_matches[part] = table.max(0)
             torch.maximum(highest, table.amax(1), out=highest)
-        places = all_places.where(values >= self.low_threshold, self.BELOW_LOW_THRESHOLD)
+        matches = all_matches.where(values >= self.low_threshold, self.BELOW_LOW_THRESHOLD)
         between = (values >= self.low_threshold) & (values < self.high_threshold)
-        places = places.masked_fill(between, self.BETWEEN_THRESHOLDS)
+        matches = matches.masked_fill(between, self.BETWEEN_THRESHOLDS)
         if self.allow_low_quality_matches:
             for part, table in pairs.tables():
                 kept[part] = (table == highest[:, None]).any(0)
-            places = all_places.where(kept, places)
-        return places
+            matches = all_matches.where(kept, matches)
+        return matches
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ class ObjectFinder(nn.Module):
         raise NotImplementedError
 
 
-class Detector(OnMaps, ObjectFinder):
+class Detector(FeatureMaps, ObjectFinder):
     """RetinaNet, Faster R-CNN or Mask R-CNN: images of any size to boxes.
 
     Input and output labels start at 0 for every kind; the background label 0 of torchvision's R-CNNs stays internal. In

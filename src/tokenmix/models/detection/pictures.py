@@ -116,9 +116,9 @@ class PlacedMasks:
         return torch.stack(masks) if masks else torch.zeros(0, *self.size, dtype=torch.bool)
 
 
-def place_masks(shares: Tensor, boxes: Tensor, size: tuple[int, int]) -> PlacedMasks:
+def place_masks(probabilities: Tensor, boxes: Tensor, size: tuple[int, int]) -> PlacedMasks:
     """Masks from the probabilities (M, 1, h, w) in their boxes, pasted like torchvision with threshold 0.5."""
-    padded, factor = expand_masks(shares, padding=1)
+    padded, factor = expand_masks(probabilities, padding=1)
     crops = []
     for share, box in zip(padded, expand_boxes(boxes, factor).long().tolist(), strict=True):
         width, height = (max(box[i + 2] - box[i] + 1, 1) for i in (0, 1))

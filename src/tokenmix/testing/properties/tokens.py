@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from tokenmix.errors import UserError, one_line
@@ -236,9 +236,9 @@ def full_mask(build: Build, x: Tensor) -> None:
     assert_close(call(layer, x, mask), call(layer, x), tolerance, "an all-True mask changes the output")
 
 
-def _replace(x: Tensor, places: slice, seed: int) -> Tensor:
+def _replace(x: Tensor, positions: slice, seed: int) -> Tensor:
     tokens = to_tokens(x).clone()
-    tokens[:, places] = 10 * noise(*tokens[:, places].shape, seed=seed).to(x)
+    tokens[:, positions] = 10 * noise(*tokens[:, positions].shape, seed=seed).to(x)
     return size_like(x, tokens)
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Self
 
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.data.transforms import RandomResizedCropAndInterpolation
 from torch import Tensor
-from torch.nn import functional as F
 
 from tokenmix.errors import UserError
 from tokenmix.lab.data.fetch import log
@@ -64,7 +64,7 @@ class ImageSet(IndexedDataset):
     """Images of one size with labels; item i is (uint8 (C, H, W), label).
 
     `read` gives {"image": (B, C, H, W), "label": int64 (B,), "index": int64 (B,)} without images that have become
-    unreadable: uint8 as stored, and after `prepared` augmented; then `finish` normalises them.
+    unreadable: uint8 as stored, and after `prepared` augmented; then `transform_batch` normalises them.
 
     Attributes:
         labels: int64 (N,).
@@ -124,7 +124,7 @@ class ImageSet(IndexedDataset):
         reprob: float = 0.0,
         seed: int = 0,
     ) -> Self:
-        """The images for a classifier: augmented and erased by `read`, and normalised there (erasing) or by `finish`.
+        """The images for a classifier: augmented and erased by `read`, normalised there or by `transform_batch`.
 
         Args:
             mean, std: per channel, in 0..1.
@@ -154,7 +154,7 @@ class ImageSet(IndexedDataset):
                 erase(images, epoch, kept)
         return {"image": images, "label": self.labels[kept], "index": kept}
 
-    def finish(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def transform_batch(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         if self._prepare is None or batch["image"].is_floating_point():
             return batch
         _, mean, std, _ = self._prepare
@@ -180,17 +180,17 @@ class InMemoryImages(ImageSet):
 
 
 class LazyImages(ImageSet):
-    """Images decoded on each read, with `places` in the original set. Unreadable images are left out of their batch."""
+    """Images decoded on each read, with `indices` in the original set. Unreadable ones are left out of their batch."""
 
     def __init__(self, labels: Tensor, size: tuple[int, int], *, channels: int, photographs: bool) -> None:
         self.labels, self.size, self.channels, self.photographs = labels, size, channels, photographs
         self.crop_pct = CROP_PCT if photographs else 1.0
-        self.places = torch.arange(len(labels))
+        self.indices = torch.arange(len(labels))
         self._left_out = LeftOut()
 
     def subset(self, indices: Tensor) -> Self:
         part = super().subset(indices)
-        part.places, part._left_out = self.places[indices], LeftOut()
+        part.indices, part._left_out = self.indices[indices], LeftOut()
         return part
 
     @abstractmethod
@@ -397,6 +397,6 @@ def load_images(
         both = (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
         mean, std = both if images.channels == 3 else ((statistics.mean(values),) for values in both)
     else:
-        places = spread(len(images), None if images.in_memory else STATISTICS_SAMPLE)
-        mean, std = channel_statistics(images.pixels(part)[0] for part in places.split(4096))
+        chosen = spread(len(images), None if images.in_memory else STATISTICS_SAMPLE)
+        mean, std = channel_statistics(images.pixels(part)[0] for part in chosen.split(4096))
     return replace(data, mean=mean, std=std)

@@ -46,7 +46,7 @@ class FileImages(LazyImages):
         self.paths = Names.of(path for path, _ in items)
 
     def source(self, index: int) -> str:
-        return self.paths[int(self.places[index])]
+        return self.paths[int(self.indices[index])]
 
 
 def load_imagefolder(request: DataRequest) -> ImageData:

@@ -178,11 +178,11 @@ class ShardImages(LazyImages):
         self.again: list[str] = json.loads(notes["again"])
 
     def name(self, index: int) -> str:
-        place = int(self.places[index])
+        place = int(self.indices[index])
         return f"{self.paths[int(self.shard[place])]}: {self.names[place]}"
 
     def source(self, index: int) -> bytes:
-        place = int(self.places[index])
+        place = int(self.indices[index])
         offset, size = int(self.offset[place]), int(self.length[place])
         shard = int(self.shard[place])
         try:
@@ -201,7 +201,7 @@ class ShardImages(LazyImages):
         return data
 
     def check_shares(self, world_size: int) -> None:
-        count = len(np.unique(self.shard[self.places].numpy()))
+        count = len(np.unique(self.shard[self.indices].numpy()))
         if count < world_size:
             raise UserError(
                 f"{count} shards cannot be distributed over {world_size} processes; write at least that many shards, "
@@ -213,7 +213,7 @@ class ShardImages(LazyImages):
 
         A rank with too few samples repeats its shards. A rank with too many leaves some out, others in the next epoch.
         """
-        shard = self.shard[self.places].numpy()
+        shard = self.shard[self.indices].numpy()
         self.check_shares(world_size)
         mine = np.random.default_rng([abs(seed), epoch]).permutation(np.unique(shard))[rank::world_size]
         by_shard = np.argsort(shard, kind="stable")

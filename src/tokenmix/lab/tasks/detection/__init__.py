@@ -5,11 +5,11 @@ from typing import Annotated, ClassVar, Literal
 
 from tokenmix.errors import UserError
 from tokenmix.lab.train.config import TaskOptions
-from tokenmix.lab.train.schema import Factors, Numbers, Part, Range
+from tokenmix.lab.train.schema import Factors, Numbers, Range, Section
 
 
 @dataclass(frozen=True, kw_only=True)
-class FindingOptions(Part):
+class FindingOptions(Section):
     """Image size, inference, and which predictions count."""
 
     min_size: Annotated[Numbers | None, Range(least=1)] = None
@@ -35,7 +35,7 @@ class FindingOptions(Part):
 class ObjectOptions(FindingOptions, TaskOptions):
     """Augmentation, image size, inference, and which predictions count."""
 
-    evaluation: ClassVar[type[Part]] = FindingOptions
+    evaluation: ClassVar[type[Section]] = FindingOptions
 
     img_size: Annotated[int | None, Range(least=1, most=16384)] = None
     """Side in pixels of the square that images are resized to; the model's own if not given."""

@@ -129,19 +129,19 @@ def precision_recall(
     """
     found: list[tuple[Tensor, Tensor]] = []
     for label in range(classes):
-        places = (rows["found.label"] == label).nonzero()[:, 0]
-        places = places[rows["found.score"][places].argsort(descending=True, stable=True)]
+        indices = (rows["found.label"] == label).nonzero()[:, 0]
+        indices = indices[rows["found.score"][indices].argsort(descending=True, stable=True)]
         objects = rows["there.index"][(rows["there.label"] == label) & rows["there.size"][:, size]]
         total = weights[:, torch.searchsorted(rows["index"], objects)].sum(1, keepdim=True)
-        own = weights[:, torch.searchsorted(rows["index"], rows["found.index"][places])]
+        own = weights[:, torch.searchsorted(rows["index"], rows["found.index"][indices])]
         precisions, recalls = [], []
         for bit in overlaps:
             right, ignored = (
-                (rows[f"found.{prefix}{name}"][places, size] >> bit & 1).bool() for name in ("right", "ignored")
+                (rows[f"found.{prefix}{name}"][indices, size] >> bit & 1).bool() for name in ("right", "ignored")
             )
             hits, misses = (own * right).cumsum(1), (own * ~(right | ignored)).cumsum(1)
             precision = hits / (hits + misses).clamp_min(torch.finfo(torch.float64).tiny)
-            envelope = precision.flip(1).cummax(1).values.flip(1) if len(places) else precision
+            envelope = precision.flip(1).cummax(1).values.flip(1) if len(indices) else precision
             padded = torch.cat([envelope, torch.zeros_like(total)], 1)
             place = torch.searchsorted((hits / total).contiguous(), RECALLS.expand(len(weights), -1).contiguous())
             precisions.append(padded.gather(1, place).mean(1))

@@ -261,15 +261,15 @@ class ObjectTask(ImageTask):
         """The same boxes in every image: means of groups of training boxes per class, with the groups' frequencies."""
         from sklearn.cluster import KMeans
 
-        places, labels, seen = list[Tensor](), list[Tensor](), 0
+        boxes, labels, seen = list[Tensor](), list[Tensor](), 0
         for batch in data.batches_of("train", 1):
             target = _without_crowds(batch["targets"][0])
-            places.append(target["boxes"] / _sides(batch["images"][0]))
+            boxes.append(target["boxes"] / _sides(batch["images"][0]))
             labels.append(target["labels"])
             seen += 1
             if seen == MOST:
                 break
-        place, label, parts = torch.cat(places), torch.cat(labels), list[Found]()
+        place, label, parts = torch.cat(boxes), torch.cat(labels), list[Found]()
         for one in label.unique():
             some = place[label == one]
             groups = KMeans(min(BOXES, len(some.unique(dim=0))), random_state=0, n_init=1).fit(some.numpy())
@@ -317,7 +317,7 @@ class ObjectTask(ImageTask):
             )
         return {"images": torch.rand(2, 3, *self.data["img_size"])}
 
-    def answering(self) -> nn.Module:
+    def inference_module(self) -> nn.Module:
         """Module from images (B, 3, H, W) to (B, A, 4 + classes): boxes and scores of every anchor, before NMS."""
         return AllAnchors(self.model)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from tokenmix.lab.train.config import ManualOptim, TaskOptions
-from tokenmix.lab.train.schema import Names, Part, Range, named
+from tokenmix.lab.train.schema import Names, Range, Section, named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class AdversarialOptim(ManualOptim):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgeOptions(Part):
+class JudgeOptions(Section):
     """Metrics of generated images."""
 
     features: Annotated[str, named("RUN|inception")] | None = None
@@ -35,7 +35,7 @@ class JudgeOptions(Part):
 class GenerationOptions(JudgeOptions, TaskOptions):
     """Classes and size of generated images, and their metrics."""
 
-    evaluation: ClassVar[type[Part]] = JudgeOptions
+    evaluation: ClassVar[type[Section]] = JudgeOptions
 
     img_size: Annotated[int | None, Range(least=1, most=16384)] = None
     """Side in pixels of the square that images are resized to, 32, 64 or 128; the data set's own if not given."""

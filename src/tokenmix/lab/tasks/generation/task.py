@@ -49,7 +49,7 @@ class ImageGeneration(ImageTask):
 
     monitor: str = "thumbnail_fd"
     automatic_optimization = False
-    looks_at: ClassVar[Literal["images", "text", "nothing"]] = "nothing"
+    inspects: ClassVar[Literal["images", "text", "nothing"]] = "nothing"
     set_elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("num_classes", "channels", "img_size"), "--data, --classes and --img-size"
     )
@@ -233,7 +233,7 @@ class ImageGeneration(ImageTask):
         noise = torch.randn(2, self.model.generator.latent_dim)
         return {"noise": noise, "label": torch.tensor([0, len(self.classes) - 1])}
 
-    def answering(self) -> nn.Module:
+    def inference_module(self) -> nn.Module:
         """The generator: noise (B, z) and classes (B,) to images (B, C, S, S) in -1 .. 1."""
         return self.model.generator if self.model.average is None else self.model.average
 

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from tokenmix.lab.train.config import ClassOptions, TaskOptions, TeacherOptions
-from tokenmix.lab.train.schema import Part, Range
+from tokenmix.lab.train.schema import Range, Section
 
 
 @dataclass(frozen=True, kw_only=True)
-class VotingOptions(Part):
+class VotingOptions(Section):
     """Test-time augmentation."""
 
     votes: Annotated[int, Range(least=1)] = 1
@@ -21,7 +21,7 @@ class VotingOptions(Part):
 class CloudOptions(VotingOptions, TaskOptions):
     """Preprocessing, augmentation and test-time augmentation."""
 
-    evaluation: ClassVar[type[Part]] = VotingOptions
+    evaluation: ClassVar[type[Section]] = VotingOptions
 
     num_points: Annotated[int, Range(least=1)] = 1024
     """Points of a cloud; larger clouds are subsampled."""

@@ -205,8 +205,8 @@ class CloudSamples(IndexedDataset):
         chosen = [torch.arange(min(len(cloud.points), self.num_points)) for cloud in clouds]
         large = [i for i, cloud in enumerate(clouds) if len(cloud.points) > self.num_points]
         if self.choice == "farthest" and large:
-            for i, places in zip(large, farthest([clouds[i].points for i in large], self.num_points)):
-                chosen[i] = places
+            for i, chosen_points in zip(large, farthest([clouds[i].points for i in large], self.num_points)):
+                chosen[i] = chosen_points
         elif self.choice == "random":
             for i in large:
                 order = self._rng(int(indices[i]), epoch, 0).permutation(len(clouds[i].points))
@@ -221,8 +221,8 @@ class CloudSamples(IndexedDataset):
                 row = torch.cat([moved, row[:, 3:]], 1)
             if self.point_dropout:
                 gone = rng.random(len(row)) < rng.uniform(0, self.point_dropout)
-                places = torch.from_numpy(np.where(gone, 0, np.arange(len(row))))
-                row, kept = row[places], kept[places]
+                chosen_points = torch.from_numpy(np.where(gone, 0, np.arange(len(row))))
+                row, kept = row[chosen_points], kept[chosen_points]
             rows.append((row, kept))
         points = torch.zeros(len(rows), self.num_points, 3 if self.features == "xyz" else 6)
         mask = torch.zeros(len(rows), self.num_points, dtype=torch.bool)

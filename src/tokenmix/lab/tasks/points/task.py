@@ -191,8 +191,8 @@ class PointClassification(PointTask, ClassTask):
         """Ten quantiles of each cloud's distances from the centre and the axes."""
         shares = torch.linspace(0.05, 0.95, 10)
         for batch in data.batches_of(part, 64):
-            places = batch["points"][..., :3].float().masked_fill(~batch["mask"].bool()[..., None], torch.nan)
-            sizes = torch.cat([places.abs(), places.norm(dim=-1, keepdim=True)], -1)
+            xyz = batch["points"][..., :3].float().masked_fill(~batch["mask"].bool()[..., None], torch.nan)
+            sizes = torch.cat([xyz.abs(), xyz.norm(dim=-1, keepdim=True)], -1)
             yield PlainSamples(sizes.nanquantile(shares, dim=1).permute(1, 0, 2).flatten(1), batch["label"])
 
     def show(self, batch: Mapping[str, Tensor]) -> list[Shown]:
@@ -244,10 +244,10 @@ class PointSegmentation(PointTask):
         super().__init__(model, config, data)
         allowed = torch.zeros(len(data["classes"]), len(data["part_names"]), dtype=torch.bool)
         for row, name in zip(allowed, data["classes"]):
-            places = data["parts"].get(name)
-            if places is None or any(place >= len(row) for place in places):
+            own = data["parts"].get(name)
+            if own is None or any(index >= len(row) for index in own):
                 raise UserError(f"data.json is damaged: {name!r} does not have its parts in it; put a whole one back")
-            row[places] = True
+            row[own] = True
         self.register_buffer("allowed", allowed, persistent=False)
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -355,7 +355,7 @@ class PointSegmentation(PointTask):
         if told and name not in classes and not Path(str(given)).exists():
             raise unknown_name("category", name, classes)
         known = told and name in classes
-        cloud, points, places = self.read(file if known else given)
+        cloud, points, chosen = self.read(file if known else given)
         candidates: list[tuple[float, str, Tensor]] = []
         for category in [name] if known else classes:
             label = torch.tensor([classes.index(category)], device=points.device)
@@ -363,7 +363,7 @@ class PointSegmentation(PointTask):
             candidates.append((sure.mean().item(), category, parts[0].cpu()))
         _, category, parts = max(candidates, key=itemgetter(0))
         # A point outside the model's input has the part of the nearest point in the input.
-        parts = parts[nearest_neighbours(cloud.points[None], cloud.points[None, places], 1)[0, :, 0]]
+        parts = parts[nearest_neighbours(cloud.points[None], cloud.points[None, chosen], 1)[0, :, 0]]
         shares = torch.bincount(parts, minlength=len(names)) / len(parts)
         answer = {
             "file": cloud.name,

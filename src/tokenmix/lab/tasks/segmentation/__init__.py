@@ -5,11 +5,11 @@ from typing import Annotated, ClassVar, Literal
 
 from tokenmix.errors import UserError
 from tokenmix.lab.train.config import TaskOptions
-from tokenmix.lab.train.schema import Factors, Numbers, Part, Range
+from tokenmix.lab.train.schema import Factors, Numbers, Range, Section
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inference(Part):
+class Inference(Section):
     """Inference on images of any size."""
 
     way: Literal["auto", "whole", "sliding"] = "auto"
@@ -44,7 +44,7 @@ class Inference(Part):
 class SegmentationOptions(Inference, TaskOptions):
     """Augmentation, loss and inference."""
 
-    evaluation: ClassVar[type[Part]] = Inference
+    evaluation: ClassVar[type[Section]] = Inference
 
     crop: Annotated[Numbers | None, Range(least=1)] = None
     """Side of the training crops in pixels, or height,width; the data set's own if not given."""

@@ -150,8 +150,8 @@ def pixel_logits(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
         logits = all_rows(model, _look(model, seen, how))
         if logits.shape[2:] != images.shape[2:]:
             logits = F.interpolate(logits, size=images.shape[2:], mode="bilinear", align_corners=False)
-        shares = (logits.flip(-1) if mirrored else logits).softmax(1)
-        total = shares if total is None else total.add_(shares)
+        probabilities = (logits.flip(-1) if mirrored else logits).softmax(1)
+        total = probabilities if total is None else total.add_(probabilities)
     assert total is not None
     return own_rows(model, total.div_(len(looks)).clamp_min_(1e-12).log_(), 2)
 
@@ -228,13 +228,13 @@ def soft_iou_loss(logits: Tensor, classes: Tensor, ignore: int) -> Tensor:
     Shape:
         logits (B, C, H, W), classes (B, H, W) to ().
     """
-    shares, counted = logits.softmax(1), classes != ignore
+    probabilities, counted = logits.softmax(1), classes != ignore
     labels = classes.where(counted, 0).flatten()
-    right = shares.gather(1, labels.view_as(classes).unsqueeze(1)).squeeze(1) * counted
-    nothing = shares.new_zeros(shares.shape[1])
+    right = probabilities.gather(1, labels.view_as(classes).unsqueeze(1)).squeeze(1) * counted
+    nothing = probabilities.new_zeros(probabilities.shape[1])
     both = nothing.index_add(0, labels, right.flatten())
-    answered = torch.einsum("bchw,bhw->c", shares, counted.to(shares.dtype))
-    there = nothing.index_add(0, labels, counted.flatten().to(shares.dtype))
+    answered = torch.einsum("bchw,bhw->c", probabilities, counted.to(probabilities.dtype))
+    there = nothing.index_add(0, labels, counted.flatten().to(probabilities.dtype))
     both, answered, there = _of_all(torch.stack([both, answered, there]))
     present = there > 0
     overlap = both[present] / (answered + there - both)[present]

@@ -386,8 +386,8 @@ class PackedText(IndexedDataset):
             ids[row, 1 : len(window) + 1] = window
             starts[row, 1 : len(window) + 1] = begins
         whole = torch.from_numpy(ids)
-        places = np.broadcast_to(np.arange(self.length), ids.shape) if self.masking == "token" else starts.cumsum(1)
-        units = torch.from_numpy(np.array(places, dtype=np.int64))
+        positions = np.broadcast_to(np.arange(self.length), ids.shape) if self.masking == "token" else starts.cumsum(1)
+        units = torch.from_numpy(np.array(positions, dtype=np.int64))
         return whole, units.masked_fill(torch.isin(whole, self.special), -1)
 
     def _masked(self, ids: Tensor, units: Tensor, indices: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
@@ -405,9 +405,9 @@ class PackedText(IndexedDataset):
         """
         rows = hash_indices(self.seed, epoch, indices, SEQUENCE)[:, None]
         chosen = (_uniform(self.seed, epoch, rows, units.numpy(), CHOICE) < self.share) & (units >= 0).numpy()
-        places = np.broadcast_to(np.arange(self.length), ids.shape)
-        action = _uniform(self.seed, epoch, rows, places, ACTION)
-        drawn = (_uniform(self.seed, epoch, rows, places, RANDOM) * len(self.ordinary)).astype(np.int64)
+        positions = np.broadcast_to(np.arange(self.length), ids.shape)
+        action = _uniform(self.seed, epoch, rows, positions, ACTION)
+        drawn = (_uniform(self.seed, epoch, rows, positions, RANDOM) * len(self.ordinary)).astype(np.int64)
         picked = torch.from_numpy(chosen)
         labels = torch.where(picked, ids, IGNORED)
         inputs = torch.where(picked & torch.from_numpy(action < 0.8), self.mask, ids)
@@ -415,8 +415,8 @@ class PackedText(IndexedDataset):
         return torch.where(picked & torch.from_numpy(action >= 0.9), other, inputs), labels
 
 
-def _uniform(seed: int, epoch: int, rows: np.ndarray, places: np.ndarray, purpose: int) -> np.ndarray:
+def _uniform(seed: int, epoch: int, rows: np.ndarray, positions: np.ndarray, purpose: int) -> np.ndarray:
     """Uniform number in [0, 1) for each (row, position)."""
-    keys = (rows + places.astype(np.uint64)).astype(np.int64)
+    keys = (rows + positions.astype(np.uint64)).astype(np.int64)
     bits = hash_indices(seed, epoch, torch.from_numpy(keys), purpose)
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53

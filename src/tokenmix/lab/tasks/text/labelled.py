@@ -62,9 +62,9 @@ class LabelledText:
         return len(self.texts)
 
     def subset(self, indices: Tensor) -> "LabelledText":
-        places = indices.tolist()
-        pairs = None if self.pairs is None else [self.pairs[i] for i in places]
-        return LabelledText([self.texts[i] for i in places], pairs, self.labels[indices])
+        positions = indices.tolist()
+        pairs = None if self.pairs is None else [self.pairs[i] for i in positions]
+        return LabelledText([self.texts[i] for i in positions], pairs, self.labels[indices])
 
 
 @dataclass(frozen=True)
@@ -154,13 +154,13 @@ def _glue_rows(path: Path, columns: Sequence[str | int], classes: Sequence[str])
     for column in columns:
         if column not in header:
             raise UserError(f"{path} has no column {column!r}; it has {', '.join(map(repr, header))}")
-    places, rows, left_out = [header.index(column) for column in columns], [], 0  # type: ignore[arg-type]
+    positions, rows, left_out = [header.index(column) for column in columns], [], 0  # type: ignore[arg-type]
     for number, fields in lines:
         # Published QQP has some broken lines, and MNLI some without a consensus label.
-        if len(fields) <= max(places) or fields[places[-1]] == "-":
+        if len(fields) <= max(positions) or fields[positions[-1]] == "-":
             left_out += 1
             continue
-        row = tuple(fields[place] for place in places)
+        row = tuple(fields[place] for place in positions)
         if classes == "numbers" and _number(row[-1]) is None:
             raise UserError(f"{path}, line {number}: the score {row[-1]!r} is not a number; correct it")
         if classes != "numbers" and row[-1] not in classes:
@@ -203,9 +203,9 @@ def build_labelled(
             f"the test part of {spec} has the label {sorted(unknown)[0]!r}, which is missing in the training part; "
             "correct it, or add such rows there"
         )
-    places, sides = {name: place for place, name in enumerate(names)}, []
+    numbers, sides = {name: number for number, name in enumerate(names)}, []
     for rows in (train, test):
-        labels: list[float | None] = [places[row[-1]] if names else _number(row[-1]) for row in rows]
+        labels: list[float | None] = [numbers[row[-1]] if names else _number(row[-1]) for row in rows]
         if None in labels:
             raise UserError(f"{spec} has the label {rows[labels.index(None)][-1]!r} among numbers; correct that row")
         pairs = [row[1] for row in rows] if len(rows[0]) == 3 else None
@@ -229,11 +229,11 @@ def padded(rows: list[np.ndarray], fill: int) -> Tensor:
 
 def token_batch(ids: Sequence[np.ndarray], segments: Sequence[np.ndarray], indices: Tensor, pad: int) -> Batch:
     """Padded token rows with their segments and indices: a model's inputs, and `index`."""
-    places = indices.tolist()
+    positions = indices.tolist()
     return {
-        "input_ids": padded([ids[i] for i in places], pad),
-        "attention_mask": padded([np.ones(len(ids[i]), np.int64) for i in places], 0),
-        "token_type_ids": padded([segments[i] for i in places], 0),
+        "input_ids": padded([ids[i] for i in positions], pad),
+        "attention_mask": padded([np.ones(len(ids[i]), np.int64) for i in positions], 0),
+        "token_type_ids": padded([segments[i] for i in positions], 0),
         "index": indices,
     }
 

@@ -116,8 +116,8 @@ class MaskedLM(DistillingTextTask):
         if "architecture" in self.data:
             return super().macs()
         length = int(self.data["seq_len"])
-        places = round(self.config.options.mask_prob * (length - 2))
-        return self.model.macs(length, num_predicted=places)  # type: ignore[operator]
+        masked = round(self.config.options.mask_prob * (length - 2))
+        return self.model.macs(length, num_predicted=masked)  # type: ignore[operator]
 
     def plain_samples(self, data: TextData, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
         for batch in data.batches_of(part, 16):
@@ -153,11 +153,11 @@ class MaskedLM(DistillingTextTask):
                 raise UserError(
                     f"{sentence.where}: {shown} has {ids.shape[1]} tokens and the model takes {longest}; cut it"
                 )
-            places = torch.nonzero(ids[0] == tokenizer.mask_token_id)[:, 0]
-            probabilities = self.model(input_ids=ids).logits[0, places].float().softmax(-1)
+            masked = torch.nonzero(ids[0] == tokenizer.mask_token_id)[:, 0]
+            probabilities = self.model(input_ids=ids).logits[0, masked].float().softmax(-1)
             best, which = probabilities.topk(BEST)
             filled = ids[0].clone()
-            filled[places] = which[:, 0]
+            filled[masked] = which[:, 0]
             with tokenizing("the run's tokenizer cannot write its pieces as text"):
                 whole = tokenizer.decode(filled, skip_special_tokens=True)
                 pieces = [[str(tokenizer.decode([token])).strip() for token in tokens] for tokens in which.tolist()]

@@ -75,8 +75,8 @@ def near_question(question: str, context: str, length: int) -> str:
     w_j is 1 over the count of word j in the context if the question contains it, else 0. d_ij is the distance of word j
     from the span that begins at word i.
     """
-    places = list(re.finditer(r"\w+", context))
-    words, asked = [place[0].lower() for place in places], set(re.findall(r"\w+", question.lower()))
+    found = list(re.finditer(r"\w+", context))
+    words, asked = [place[0].lower() for place in found], set(re.findall(r"\w+", question.lower()))
     length, often = min(length, len(words)), Counter(words)
     if not words:
         return ""
@@ -84,7 +84,7 @@ def near_question(question: str, context: str, length: int) -> str:
     falling = 1 / np.arange(1, AROUND + 1)
     scores = np.correlate(weights, np.concatenate([falling[::-1], -np.ones(length), falling]), "valid")
     begin = int(scores.argmax())
-    return context[places[begin].start() : places[begin + length - 1].end()]
+    return context[found[begin].start() : found[begin + length - 1].end()]
 
 
 def _words(text: str) -> list[str]:

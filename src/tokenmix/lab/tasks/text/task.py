@@ -87,7 +87,7 @@ class TextTask(TaskModule):
     network: ClassVar[type[Any]]
     auto: ClassVar[str]
     fields: ClassVar[Arguments] = {}
-    looks_at: ClassVar[Literal["images", "text", "nothing"]] = "text"
+    inspects: ClassVar[Literal["images", "text", "nothing"]] = "text"
     set_elsewhere: ClassVar[Mapping[str, str]] = {
         "vocab_size": "--tokenizer",
         "pad_token_id": "--tokenizer",
@@ -218,7 +218,7 @@ class TextTask(TaskModule):
         """Tokens of one sequence, without a mask, whose values are unreadable on the meta device."""
         return (self.example()["input_ids"][:1],)
 
-    def answering(self) -> nn.Module:
+    def inference_module(self) -> nn.Module:
         return Answering(self.model)
 
     def save_for_hub(self, folder: Path) -> nn.Module:
