@@ -67,7 +67,7 @@ def test_the_map_in_8_bits_is_the_map() -> None:
     eight = _eight(_layer("multi-head"), _tokens())
     inputs = eight.scores.quantize(_tokens())
     written = eight._normalize(eight.scores.multiply(inputs), None)
-    (quick, fits), slow = eight._shares(inputs), eight.values.quantize(written.transpose(1, 2).flatten(2))
+    (quick, fits), slow = eight._weights(inputs), eight.values.quantize(written.transpose(1, 2).flatten(2))
     assert fits.all()
     assert (quick.int() - slow.int()).abs().max() <= 1
     assert (quick == slow).float().mean() > 0.99
@@ -82,7 +82,7 @@ def test_logits_beyond_the_exponentials_of_float32(scale: float) -> None:
         layer.query.bias.copy_(scale * layer.memory.key_memory.sum(0).repeat(6))
     x = _tokens()
     eight = _eight(layer, x)
-    assert not eight._shares(eight.scores.quantize(x))[1].any(), "the sums fit, so this tests nothing"
+    assert not eight._weights(eight.scores.quantize(x))[1].any(), "the sums fit, so this tests nothing"
     assert eight(x).isfinite().all()
     # So steep a map is 0 or 1 nearly everywhere: 8 bits of the logits move where, not by how much.
     near = (eight(x) - layer(x)).abs() < 0.05 * layer(x).abs().max()
@@ -94,7 +94,7 @@ def test_a_sample_beyond_the_exponentials_leaves_the_others_alone() -> None:
     x = _tokens(64, 200)
     steep = torch.cat([x, 40.0 * x[:3]])
     eight = _eight(_layer("multi-head"), steep[60:])
-    fits = eight._shares(eight.scores.quantize(steep))[1]
+    fits = eight._weights(eight.scores.quantize(steep))[1]
     assert fits[:64].all(), "no sample fits, so this tests nothing"
     assert not fits[64:].any(), "all samples fit, so this tests nothing"
     together = eight(steep)

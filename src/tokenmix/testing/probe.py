@@ -11,8 +11,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from tokenmix.errors import UserError, as_user_error, unknown_name
 from tokenmix.files import to_html, to_json
@@ -82,9 +82,9 @@ class Structure:
             memory = "its memory is the same for every sample" if self.slots else "its passage is narrow"
             return f"{memory} ({self.passed} of {self.held} numbers pass from one half of the tokens to the other)"
         if needs == "content" and self.follows == "place":
-            return "which tokens an output listens to depends on their positions"
+            return "which tokens an output listens to depends on their places"
         if needs == "place" and self.follows == "content":
-            return "which tokens an output listens to depends on what they hold, not on their positions"
+            return "which tokens an output listens to depends on what they hold, not on their places"
         return ""
 
 

@@ -23,7 +23,7 @@ THEIRS = {
     "mask_rcnn_resnet50": (maskrcnn_resnet50_fpn, 90),
 }
 DETECTORS = [*list_models(task="detection"), *list_models(task="instance-segmentation")]
-NANO = [name for name in DETECTORS if name.endswith("_nano")]
+NANO = [name for name in DETECTORS if name.endswith("_nano") and "lavit" not in name]
 
 
 def count(model: nn.Module) -> int:
