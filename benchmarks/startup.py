@@ -1,7 +1,7 @@
-"""CPU time of commands, and of bare programs that do the same with the same packages: `benchmarks/startup.py --help`.
+"""CPU time of commands beside bare programs with the same packages: `python benchmarks/startup.py --help`.
 
 Each command and each program has a process of its own and one thread; they take turns. The difference is what tokenmix
-adds: its imports, its checks, and files that a bare program does not read or write.
+adds: its imports, its checks, its files, and in `train`, `eval`, `info` and `export --format hub` its work.
 """
 
 import argparse
@@ -9,7 +9,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -24,8 +24,10 @@ from tokenmix.lab.data.lookup import cache_root
 from tokenmix.profiling.machine import OtherWork
 
 TIMM = "import timm"
-MODEL = """import timm, torch
-model = timm.models.VisionTransformer(96, 16, embed_dim=64, depth=4, num_heads=4, num_classes=2).eval()
+MODEL = """import sys, timm, torch
+model = timm.models.VisionTransformer(
+    96, 6, embed_dim=64, depth=4, num_heads=4, mlp_ratio=2, class_token=False, global_pool='avg', num_classes=2
+).eval()
 x = torch.ones(1, 3, 96, 96)
 """
 FIGURES = """
@@ -33,27 +35,47 @@ model(x)
 from matplotlib.figure import Figure
 for block in range(4):
     figure = Figure(figsize=(8.4, 7.4), layout='constrained')
-    for axes in figure.subplots(3, 4).flat:
+    for number, axes in enumerate(figure.subplots(3, 4).flat):
+        axes.set(xticks=[], yticks=[], frame_on=False)
+        if number > 8:
+            continue
         axes.imshow(x[0, 0])
-        axes.imshow(x[0, 0, ::16, ::16], extent=(-0.5, 95.5, 95.5, -0.5), alpha=0.7)
-        axes.set(xticks=[], yticks=[], title='head 1', xlabel='0 to 1')
-    figure.savefig('{folder}/' + str(block) + '.png', dpi=120)
+        if number:
+            axes.imshow(x[0, 0, ::6, ::6], extent=(-0.5, 95.5, 95.5, -0.5), alpha=0.7)
+        axes.set(title='head 1', xlabel='0 to 1')
+    figure.savefig(f'{sys.argv[1]}/{block}.png', dpi=120)
+figure = Figure(layout='constrained')
+for line in range(4):
+    figure.subplots().plot([0, 1, 2, 3])
+figure.savefig(f'{sys.argv[1]}/depth.png', dpi=120)
 """
-PROGRAM = """
-torch.export.save(torch.export.export(model, (x,)), '{folder}/bare.pt2')
-torch.export.load('{folder}/bare.pt2').module()(x)
+DYNAMIC = "dynamic_shapes=({0: torch.export.Dim('batch', min=1, max=65536)},)"
+PROGRAM = f"""
+file = sys.argv[1] + '/bare.pt2'
+torch.export.save(torch.export.export(model, (torch.cat([x, x]),), {DYNAMIC}), file)
+torch.export.load(file).module()(x)
 """
-ONNX = """
+ONNX = f"""
 import onnxruntime
-torch.onnx.export(model, (x,), '{folder}/bare.onnx', dynamo=True)
-onnxruntime.InferenceSession('{folder}/bare.onnx').run(None, {'x': x.numpy()})
+file = sys.argv[1] + '/bare.onnx'
+torch.onnx.export(model, (torch.cat([x, x]),), file, dynamo=True, input_names=['image'], {DYNAMIC})
+onnxruntime.InferenceSession(file).run(None, {{'image': x.numpy()}})
 """
 COST = """import time, torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-with FakeTensorMode(): torch.ones(1) + 1
-a, b, c = torch.ones(3, 1536, 1536)
-start = time.process_time()
-while time.process_time() < start + 1.8: torch.mm(a, b, out=c)
+with FakeTensorMode():
+    torch.ones(1) + 1
+from tokenmix.profiling.machine import measure_ceilings
+measure_ceilings(torch.device('cpu'), torch.float32)
+x = torch.randn(1, 196, 256)
+for layer in torch.nn.MultiheadAttention(256, 4, batch_first=True), torch.nn.Linear(256, 256):
+    inputs = (x, x, x) if layer.__class__.__name__.startswith('Multi') else (x,)
+    for backward in False, True:
+        start = time.perf_counter()
+        while time.perf_counter() < start + 0.2:
+            out = layer(*inputs)
+            if backward:
+                (out if len(inputs) == 1 else out[0]).sum().backward()
 """
 TRAIN = (
     "train image-classification --model vit_nano --data imagefolder:{data} --img-size 96 --validation 0 --max-steps 1 "
@@ -70,7 +92,8 @@ COMMANDS = {
     "export, ONNX": ("export {run} --format onnx --out {folder}/model.onnx", MODEL + ONNX),
     "cost of a layer": ("cost external --tokens 196", COST),
 }
-"""Command and bare program. That of `cost` multiplies matrices for as long as `cost` measures with one thread."""
+"""Command and bare program: timm's import alone, or the same work with timm's model of the same size. That of `cost`
+measures the machine with our function, and a pass of a layer for as long."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +103,12 @@ class Row:
     name: str
     ours: list[float]
     bare: list[float]
+    added: tuple[float, float, float] = field(init=False)
+    """Difference of a turn: median, lowest and highest."""
+
+    def __post_init__(self) -> None:
+        each = [a - b for a, b in zip(self.ours, self.bare, strict=True)]
+        object.__setattr__(self, "added", tuple(round(f(each), 2) for f in (statistics.median, min, max)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -100,32 +129,32 @@ def _run(options: argparse.Namespace) -> int:
     others, rows = OtherWork(), []
     data = make_folder(cache_root() / "end-to-end", "png", 300, 300, 896)
     with tempfile.TemporaryDirectory() as folder:
-        places = {"data": str(data), "image": str(next(data.glob("train/*/*.png"))), "run": f"{folder}/0/new"}
-        _seconds("train, one step", 0, {**places, "folder": f"{folder}/0"})
+        paths = {"data": str(data), "image": str(next(data.glob("train/*/*.png"))), "run": f"{folder}/0/new"}
+        _seconds("train, one step", 0, {**paths, "folder": f"{folder}/0"})
         for name in options.only:
             turns = range(1, options.repeats + 1)
-            both = [_seconds(name, turn, {**places, "folder": f"{folder}/{len(rows) + 1}-{turn}"}) for turn in turns]
+            both = [_seconds(name, turn, {**paths, "folder": f"{folder}/{len(rows) + 1}-{turn}"}) for turn in turns]
             rows.append(Row(name, *map(list, zip(*both, strict=True))))
             print(line_of(rows[-1]), flush=True)
-    write_rows(options.out, rows, ("timm", "matplotlib", "onnxruntime"), others.warning(1))
+    write_rows(options.out, rows, ("timm", "matplotlib", "onnxruntime", "onnxscript"), others.warning(1))
     return 0
 
 
-def _seconds(name: str, turn: int, places: dict[str, str]) -> tuple[float, float]:
+def _seconds(name: str, turn: int, paths: dict[str, str]) -> tuple[float, float]:
     """CPU seconds of the command and of its bare program; the second is first in every other turn."""
-    make_parents(Path(places["folder"]))
+    make_parents(Path(paths["folder"]))
     command, code = COMMANDS[name]
-    for place, path in places.items():
-        command, code = (text.replace("{" + place + "}", path) for text in (command, code))
-    both = [[sys.executable, "-m", "tokenmix", *command.split()], [sys.executable, "-c", code]]
-    found = [round(program(words, {"OMP_NUM_THREADS": "1"}).cpu, 2) for words in both[:: -1 if turn % 2 else 1]]
-    ours, bare = found[:: -1 if turn % 2 else 1]
+    words = [word.format(**paths) for word in command.split()]
+    both = [[sys.executable, "-m", "tokenmix", *words], [sys.executable, "-c", code, paths["folder"]]]
+    order = slice(None, None, -1 if turn % 2 else 1)
+    ours, bare = [round(program(each, {"OMP_NUM_THREADS": "1"}).cpu, 2) for each in both[order]][order]
     return ours, bare
 
 
 def line_of(row: Row) -> str:
     ours, bare = (statistics.median(each) for each in (row.ours, row.bare))
-    return f"{row.name:22} {ours:5.1f} CPU s   bare program {bare:5.1f}   added {ours - bare:5.1f}"
+    added, low, high = row.added
+    return f"{row.name:22} {ours:5.1f} CPU s   bare {bare:5.1f}   added {added:5.1f} ({low:.1f} to {high:.1f})"
 
 
 if __name__ == "__main__":

@@ -136,7 +136,8 @@ def start() -> str:
     lines = ["| command | tokenmix, CPU s | bare program, CPU s | added |", "|---|---:|---:|---:|"]
     for row in found["rows"]:
         ours, bare = (statistics.median(row[side]) for side in ("ours", "bare"))
-        lines += [f"| {row['name']} | {ours:.1f} | {bare:.1f} | {ours - bare:.1f} |"]
+        added = "{:.1f} ({:.1f}–{:.1f})".format(*row["added"])
+        lines += [f"| {row['name']} | {ours:.1f} | {bare:.1f} | {added} |"]
     return "\n".join([*lines, "", _where(found)])
 
 

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
-from importlib.metadata import version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ def write_rows(file: Path | None, rows: Iterable[Any], packages: Iterable[str], 
         "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
         "quiet": not warning,
         "rows": [asdict(row) for row in rows],
-        "versions": {name: version(name) for name in packages},
+        "versions": {name: found.version for name in packages for found in distributions(name=name)},
         "environment": environment(),
     }
     write_json(file, document)

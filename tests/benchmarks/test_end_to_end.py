@@ -1,6 +1,7 @@
 """Loops, start-up and large inputs: what is counted, and mistakes that are reported before measuring."""
 
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -97,10 +98,16 @@ def test_a_command_and_its_bare_program_take_turns(monkeypatch: pytest.MonkeyPat
     (tmp_path / "train" / "a" / "1.png").touch()
     out = tmp_path / "startup.json"
     assert startup.main(["--only", "predict", "--repeats", "2", "--out", str(out)]) == 0
-    assert json.loads(out.read_text())["rows"] == [{"name": "predict", "ours": [3.0, 3.0], "bare": [1.0, 1.0]}]
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row == {"name": "predict", "ours": [3.0, 3.0], "bare": [1.0, 1.0], "added": [2.0, 2.0, 2.0]}
     # The first pair trains the run; then the first of a pair changes from turn to turn.
     assert ["tokenmix" in command for command in ran] == [True, False, False, True, True, False]
-    assert all("{" not in word for command in ran for word in command)
+    assert startup.main(["--repeats", "1"]) == 0
+    assert len(ran) == 6 + 2 + 2 * len(startup.COMMANDS)
+    for command in ran:
+        assert all(not re.search(r"\{(data|image|run|folder)\}", word) for word in command)
+        if "-c" in command:
+            compile(command[2], "bare", "exec")
 
 
 def test_growth_is_that_of_what_an_input_adds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -315,7 +315,7 @@ def backward_emit_kernel(
         from_above = grad + batch * grad_strides[0] + head * grad_strides[1]
         above = (from_above, (grad_strides[2], grad_strides[3]), tokens, taking)
         values = (value, value_strides, held_value)
-        _shares, through = map_and_gradient(logits, above, values, slots, S, DV, BLOCK_V, PRECISION)
+        _weights, through = map_and_gradient(logits, above, values, slots, S, DV, BLOCK_V, PRECISION)
         if sums is not None:
             collected = tl.load(sums + (batch * num_heads + head) * S + slots, slots < S, 0.0)
             # Masked tokens are in no column. Their logits may exceed the offset, so exp(.) * 0 could be NaN.

@@ -11,8 +11,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tokenmix.errors import UserError, as_user_error, unknown_name
 from tokenmix.files import to_html, to_json

@@ -23,7 +23,16 @@ THEIRS = {
     "mask_rcnn_resnet50": (maskrcnn_resnet50_fpn, 90),
 }
 DETECTORS = [*list_models(task="detection"), *list_models(task="instance-segmentation")]
-NANO = [name for name in DETECTORS if name.endswith("_nano") and "lavit" not in name]
+RESNETS = [name for name in DETECTORS if name.endswith("_nano") and "lavit" not in name]
+MIXERS = "none", "self", "external"
+SMALL = [
+    *(
+        (name, {"mixer": mixer, "min_size": 64, "max_size": 96})
+        for name in RESNETS
+        for mixer in ("none", "self", "external")
+    ),
+    ("mask_rcnn_lavit_nano", {"img_size": 96}),
+]
 
 
 def count(model: nn.Module) -> int:
@@ -78,7 +87,7 @@ def test_the_block_costs_what_its_equation_says():
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in NANO else [pytest.mark.slow]) for name in DETECTORS]
+    "name", [pytest.param(name, marks=[] if name.endswith("_nano") else [pytest.mark.slow]) for name in DETECTORS]
 )
 def test_parts_make_up_the_whole(name: str):
     model = create_model(name, num_classes=3, device="meta")
@@ -95,11 +104,10 @@ def test_parts_make_up_the_whole(name: str):
     )
 
 
-@pytest.mark.parametrize("name", NANO)
-@pytest.mark.parametrize("mixer", ["none", "self", "external"])
-def test_losses_and_detections(name: str, mixer: str):
+@pytest.mark.parametrize(("name", "options"), SMALL)
+def test_losses_and_detections(name: str, options: dict[str, object]):
     torch.manual_seed(0)
-    model = create_model(name, num_classes=2, mixer=mixer, min_size=64, max_size=96, score=0.0, detections=7)
+    model = create_model(name, num_classes=2, score=0.0, detections=7, **options)
     images = [torch.rand(3, 64, 80), torch.rand(3, 48, 48)]
     losses = model(images, targets(2, "mask" in name))
     sum(losses.values()).backward()

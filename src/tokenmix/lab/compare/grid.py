@@ -12,7 +12,7 @@ from tokenmix.lab.compare.report import write_page
 from tokenmix.lab.compare.results import Heading, Results, Row, Table, TableCell, Variant
 from tokenmix.lab.compare.variants import FREE
 from tokenmix.lab.data.lookup import data_sets, short_name
-from tokenmix.lab.grid import Cell as Run
+from tokenmix.lab.grid import Cell
 from tokenmix.lab.train.config import CompareConfig, EngineConfig, TrainConfig, comparison_config
 from tokenmix.lab.train.folder import read_part
 from tokenmix.lab.train.run import finish_run
@@ -76,7 +76,7 @@ def _models(config: CompareConfig) -> list[str]:
     return [known[size] for size in dict.fromkeys(config.sizes)]
 
 
-def choose_cells(cells: Sequence[Run], only: Sequence[str]) -> list[Run]:
+def choose_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
     """The cells that `--only` selects, all if it is empty; `UserError` for a name or pattern without a cell."""
     names = [cell.name for cell in cells]
     for pattern in only:
@@ -129,7 +129,7 @@ def _settings(folder: Path) -> CompareConfig:
     return comparison_config(str(values.get("task", CompareConfig.task))).replace(**values)
 
 
-def copy_runs(folders: Sequence[Path], cells: Sequence[Run]) -> None:
+def copy_runs(folders: Sequence[Path], cells: Sequence[Cell]) -> None:
     """Copy finished runs of the folders to new cells; `UserError` if a run has other settings than its cell."""
     sources: dict[tuple[object, ...], list[Path]] = {}
     for folder in folders:

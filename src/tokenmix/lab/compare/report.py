@@ -136,9 +136,9 @@ def make_examples(
         ]
     if images is None:
         return []
-    places = torch.linspace(0, len(images.test) - 1, min(CANDIDATES, len(images.test))).long()
-    pixels, places = images.test.pixels(places)
-    labels = images.test.labels[places]
+    indices = torch.linspace(0, len(images.test) - 1, min(CANDIDATES, len(images.test))).long()
+    pixels, indices = images.test.pixels(indices)
+    labels = images.test.labels[indices]
     mean, std = (torch.tensor(task.data[key]).view(-1, 1, 1) for key in ("mean", "std"))
     inputs = pixels.float().div(255).sub(mean).div(std)
     answers = {name: one.model.eval()(inputs).softmax(-1) for name, one in trained.items()}
@@ -154,7 +154,7 @@ def make_examples(
     for row, i in enumerate(chosen):
         said = {name: (images.classes[int(p[i].argmax())], p[i].max().item()) for name, p in answers.items()}
         tiles = {name: [tiles_of(block, row, TILES) for block in blocks] for name, blocks in maps.items()}
-        found.append(ExampleMaps(Example(int(places[i]), images.classes[int(labels[i])], said), pixels[i], tiles))
+        found.append(ExampleMaps(Example(int(indices[i]), images.classes[int(labels[i])], said), pixels[i], tiles))
     return found
 
 

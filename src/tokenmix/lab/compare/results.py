@@ -242,8 +242,8 @@ class Results:
         folders = [run.folder for variant in (a, b) for run in variant.runs if run.score is not None]
         if self.sampling is None or not set(folders) <= set(self.sampling.runs):
             return difference(ours, theirs)
-        places = [self.sampling.runs.index(folder) for folder in folders]
-        covariance = np.array(self.sampling.covariance)[np.ix_(places, places)]
+        indices = [self.sampling.runs.index(folder) for folder in folders]
+        covariance = np.array(self.sampling.covariance)[np.ix_(indices, indices)]
         return difference(ours, theirs, covariance, self.sampling.samples)
 
     def ranked(self) -> list[Variant]:

@@ -168,8 +168,8 @@ def choose(labels: Tensor, limit: int | None, seed: int) -> Tensor:
     shuffled = labels.numpy()[order]
     share = np.empty(len(order))
     for label in np.unique(shuffled):
-        places = np.flatnonzero(shuffled == label)
-        share[places] = (np.arange(len(places)) + rng.random()) / len(places)
+        own = np.flatnonzero(shuffled == label)
+        share[own] = (np.arange(len(own)) + rng.random()) / len(own)
     return torch.from_numpy(np.sort(order[np.argsort(share, kind="stable")[:limit]]))
 
 

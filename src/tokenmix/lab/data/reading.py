@@ -261,13 +261,13 @@ def held_out(items: list[Item], classes: Sequence[str], what: str) -> Tensor:
     digests = [_digest(path) for path, _ in items]
     test = torch.zeros(len(items), dtype=torch.bool)
     for label, name in enumerate(classes):
-        places = [place for place, item in enumerate(items) if item[1] == label]
-        distinct = sorted({digests[place] for place in places})
+        indices = [index for index, item in enumerate(items) if item[1] == label]
+        distinct = sorted({digests[index] for index in indices})
         if len(distinct) < 2:
             count = "only one" if distinct else "no"
             raise UserError(f"class {name!r} has {count} {what}; it needs two or more, one of them for testing")
         chosen = set(distinct[: max(1, round(TEST_SHARE * len(distinct)))])
-        test[[place for place in places if digests[place] in chosen]] = True
+        test[[index for index in indices if digests[index] in chosen]] = True
     return test
 
 

@@ -118,7 +118,7 @@ def fitted(hint: Any, value: Any, name: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class BaseConfig:
-    """A config of several parts."""
+    """A config of several sections."""
 
     def __post_init__(self) -> None:
         for name, hint in _hints(type(self)).items():

@@ -124,7 +124,7 @@ class ImageSet(IndexedDataset):
         reprob: float = 0.0,
         seed: int = 0,
     ) -> Self:
-        """The images for a classifier: augmented and erased by `read`, normalised there or by `transform_batch`.
+        """The images for a classifier: augmented by `read`; normalised there if erased, else by `transform_batch`.
 
         Args:
             mean, std: per channel, in 0..1.

@@ -295,9 +295,9 @@ def _split(images: ShardImages) -> tuple[LazyImages, LazyImages]:
     test = np.zeros(len(images), dtype=bool)
     labels = images.labels.numpy()
     for label in np.unique(labels):
-        places = np.flatnonzero(labels == label)
-        chosen = places[np.argsort(marks[places], kind="stable")]
-        test[chosen[: min(len(places) - 1, max(1, round(TEST_SHARE * len(places))))]] = True
+        own = np.flatnonzero(labels == label)
+        chosen = own[np.argsort(marks[own], kind="stable")]
+        test[chosen[: min(len(own) - 1, max(1, round(TEST_SHARE * len(own))))]] = True
     if not test.any():
         raise UserError(f"every class has one sample only, none is left for testing; {USAGE}")
     train, tested = (torch.from_numpy(np.flatnonzero(part)) for part in (~test, test))

@@ -291,13 +291,13 @@ def check_class_names(names: Sequence[str], known: Sequence[str], what: str) -> 
             raise UserError(f"class {name!r} is given twice; remove one")
 
 
-def noise_of(places: Tensor, latent_dim: int, *, seed: int, group: int = 0) -> Tensor:
-    """Normal noise (n, latent_dim), a row per place: a function of (seed, group, place), not of batch or rank."""
+def noise_of(indices: Tensor, latent_dim: int, *, seed: int, group: int = 0) -> Tensor:
+    """Normal noise (n, latent_dim), a row per index: a function of (seed, group, index), not of batch or rank."""
     rows = []
-    for bits in hash_indices(seed, group, places.cpu(), purpose=3).tolist():
+    for bits in hash_indices(seed, group, indices.cpu(), purpose=3).tolist():
         generator = torch.Generator().manual_seed(bits & 0x7FFFFFFFFFFFFFFF)
         rows.append(torch.randn(latent_dim, generator=generator))
-    return torch.stack(rows).to(places.device)
+    return torch.stack(rows).to(indices.device)
 
 
 def between(first: Tensor, last: Tensor, count: int) -> Tensor:

@@ -189,9 +189,9 @@ def _look(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
 @contextmanager
 def _streaming(model: Segmenter, images: Tensor, chunk_size: int) -> Iterator[None]:
     """Run external attention in chunks within the block, if the map is larger than a chunk."""
-    block, places = model.context, images.shape[2] * images.shape[3]
+    block, pixels = model.context, images.shape[2] * images.shape[3]
     if not isinstance(block, ExternalAttention2d) or not (
-        0 < chunk_size < places // model.feature_info[-1]["reduction"] ** 2
+        0 < chunk_size < pixels // model.feature_info[-1]["reduction"] ** 2
     ):
         yield
         return

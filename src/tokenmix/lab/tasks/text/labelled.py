@@ -203,9 +203,9 @@ def build_labelled(
             f"the test part of {spec} has the label {sorted(unknown)[0]!r}, which is missing in the training part; "
             "correct it, or add such rows there"
         )
-    numbers, sides = {name: number for number, name in enumerate(names)}, []
+    code, sides = {name: number for number, name in enumerate(names)}, []
     for rows in (train, test):
-        labels: list[float | None] = [numbers[row[-1]] if names else _number(row[-1]) for row in rows]
+        labels: list[float | None] = [code[row[-1]] if names else _number(row[-1]) for row in rows]
         if None in labels:
             raise UserError(f"{spec} has the label {rows[labels.index(None)][-1]!r} among numbers; correct that row")
         pairs = [row[1] for row in rows] if len(rows[0]) == 3 else None
