@@ -11,8 +11,8 @@ __all__ = ["bare_products", "dense_less_attention", "external_attention", "gated
 
 def external_attention(query: Tensor, key_memory: Tensor, value_memory: Tensor) -> Tensor:
     """Softmax over the tokens, then each token's row divided by its sum, then the values."""
-    shares = torch.softmax(query.double() @ key_memory.double().mT, dim=-2)
-    return shares / shares.sum(-1, keepdim=True) @ value_memory.double()
+    weights = torch.softmax(query.double() @ key_memory.double().mT, dim=-2)
+    return weights / weights.sum(-1, keepdim=True) @ value_memory.double()
 
 
 def gated(z: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -32,12 +32,12 @@ def bare_operations(query: Tensor, key_memory: Tensor, value_memory: Tensor) -> 
     size = max(1, 2**19 // (num_tokens * slots))
     map_of_heads = query.new_empty(min(size, len(heads)), num_tokens, slots)
     for some, result in zip(heads.split(size), out.split(size), strict=True):
-        shares = map_of_heads[: len(some)]
-        torch.mm(some.reshape(-1, width), key_memory.T, out=shares.view(-1, slots))
-        shares.exp_()
-        shares.div_(shares.sum(-2, keepdim=True))
-        shares.div_(shares.sum(-1, keepdim=True))
-        torch.mm(shares.view(-1, slots), value_memory, out=result.view(-1, out.shape[-1]))
+        weights = map_of_heads[: len(some)]
+        torch.mm(some.reshape(-1, width), key_memory.T, out=weights.view(-1, slots))
+        weights.exp_()
+        weights.div_(weights.sum(-2, keepdim=True))
+        weights.div_(weights.sum(-1, keepdim=True))
+        torch.mm(weights.view(-1, slots), value_memory, out=result.view(-1, out.shape[-1]))
     return out.view(*query.shape[:-1], -1)
 
 

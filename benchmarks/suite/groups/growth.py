@@ -49,14 +49,14 @@ def _check(place: Place, names: Sequence[str], num_tokens: int) -> Correctness:
 
 
 def _by_map(layer: Mixer, x: Tensor) -> Tensor:
-    shares = layer.attention_map(x)
+    weights = layer.attention_map(x)
     if isinstance(layer, SelfAttention):
         value = layer.qkv(x).unflatten(-1, (3, HEADS, -1))[:, :, 2].transpose(1, 2)
-        return layer.proj((shares @ value).transpose(1, 2).flatten(2))
+        return layer.proj((weights @ value).transpose(1, 2).flatten(2))
     assert isinstance(layer, ExternalAttention | MultiHeadExternalAttention)
     memory = layer.memory
     assert memory.value_memory is not None
-    mixed = shares @ memory.value_memory + (0.0 if memory.value_bias is None else memory.value_bias)
+    mixed = weights @ memory.value_memory + (0.0 if memory.value_bias is None else memory.value_bias)
     return layer.proj(mixed.transpose(1, 2).flatten(2))
 
 

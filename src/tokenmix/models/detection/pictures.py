@@ -120,9 +120,9 @@ def place_masks(probabilities: Tensor, boxes: Tensor, size: tuple[int, int]) -> 
     """Masks from the probabilities (M, 1, h, w) in their boxes, pasted like torchvision with threshold 0.5."""
     padded, factor = expand_masks(probabilities, padding=1)
     crops = []
-    for share, box in zip(padded, expand_boxes(boxes, factor).long().tolist(), strict=True):
+    for crop, box in zip(padded, expand_boxes(boxes, factor).long().tolist(), strict=True):
         width, height = (max(box[i + 2] - box[i] + 1, 1) for i in (0, 1))
-        mask = torch.cat([block[0] > 0.5 for block in bilinear_blocks(share, (height, width))])
+        mask = torch.cat([block[0] > 0.5 for block in bilinear_blocks(crop, (height, width))])
         left, top = max(box[0], 0), max(box[1], 0)
         inside = mask[top - box[1] : size[0] - box[1], left - box[0] : size[1] - box[0]]
         crops.append((inside.clone(), top, left))
