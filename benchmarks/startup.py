@@ -45,8 +45,9 @@ for block in range(4):
         axes.set(title='head 1', xlabel='0 to 1')
     figure.savefig(f'{sys.argv[1]}/{block}.png', dpi=120)
 figure = Figure(layout='constrained')
+axes = figure.subplots()
 for line in range(4):
-    figure.subplots().plot([0, 1, 2, 3])
+    axes.plot([0, 1, 2, 3])
 figure.savefig(f'{sys.argv[1]}/depth.png', dpi=120)
 """
 DYNAMIC = "dynamic_shapes=({0: torch.export.Dim('batch', min=1, max=65536)},)"
