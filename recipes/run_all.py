@@ -30,7 +30,6 @@ ORDER = (
     "compare_lavit",
     "compare_pairs",
     "compare_pair_variants",
-    "compare_tokens",
     "compare_depth",
     "compare_cells",
     "compare_senses",
