@@ -1,7 +1,7 @@
 """Base of models whose blocks all see the same tokens: stem, positions, blocks, norm, pooling, head."""
 
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, NamedTuple, Unpack, cast
 
 import torch
@@ -109,6 +109,26 @@ class MixerBlock(nn.Module):
 
     def macs(self, num_tokens: int) -> int:
         return self.mixer.macs(num_tokens) + 2 * num_tokens * self.mixer.dim * self.hidden
+
+
+def less_blocks(model: nn.Module) -> list[MixerBlock]:
+    """Blocks whose mixer is less-attention."""
+    blocks = (module for module in model.modules() if isinstance(module, MixerBlock))
+    return [block for block in blocks if isinstance(block.mixer, LessAttention)]
+
+
+@contextmanager
+def kept_scores(model: nn.Module) -> Iterator[list[Scores]]:
+    """The scores of each less-attention layer that runs within the block, in the order of the calls."""
+    kept: list[Scores] = []
+    hooks = [
+        block.register_forward_hook(lambda _block, _args, out: kept.append(out[1])) for block in less_blocks(model)
+    ]
+    try:
+        yield kept
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 class IsotropicNet(Classifier):
@@ -228,13 +248,8 @@ class IsotropicNet(Classifier):
 
     def forward_with_scores(self, images: Tensor) -> tuple[Tensor, list[Scores]]:
         """Logits, and the scores of each less-attention layer, for a loss such as `losses.diagonality_loss`."""
-        x, carry, made = self.tokens(images), None, []
-        for block in self.blocks:
-            x, carry = self._block(block, x, carry)
-            if isinstance(block.mixer, LessAttention):
-                assert carry is not None
-                made.append(carry)
-        return self.forward_head(self.norm(x)), made
+        with kept_scores(self) as scores:
+            return self(images), scores
 
     def forward_intermediates(
         self,

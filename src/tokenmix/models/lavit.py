@@ -38,7 +38,7 @@ from tokenmix.models.interface import (
     pair,
     take_indices,
 )
-from tokenmix.models.isotropic import MixerBlock, block_maps
+from tokenmix.models.isotropic import MixerBlock, block_maps, kept_scores
 from tokenmix.ops.attention import attention, attention_probabilities
 from tokenmix.ops.checks import check_heads
 from tokenmix.ops.less import Scores
@@ -299,24 +299,21 @@ class LaViTStage(nn.Module):
     def num_tokens(self) -> int:
         return self.grid[0] * self.grid[1]
 
-    def forward(self, image: Tensor, carry: Scores | None) -> tuple[Tensor, Scores, list[Scores]]:
-        """The stage's map, its last scores, and the scores of its less-attention layers."""
+    def forward(self, image: Tensor, carry: Scores | None) -> tuple[Tensor, Scores]:
+        """The stage's map, and its last scores."""
         x, residual = self.embed(padded_image(image, self.stride)).flatten(2).transpose(1, 2), None
         x = self.norm(x) + self.pos_embed
         if self.residual is not None and carry is not None:
             residual = _residual(self.residual, carry, image.shape[-2], image.shape[-1])
-        transformed: list[Scores] = []
         for block in self.blocks:
             if self.grad_checkpointing and torch.is_grad_enabled():
                 x, carry = checkpoint(block, x, carry, None, residual, use_reentrant=False)  # type: ignore[misc]
             else:
                 x, carry = block(x, carry, None, residual)
             assert carry is not None
-            if isinstance(block.mixer, LessAttention):
-                transformed.append(carry)
             residual = None
         assert carry is not None
-        return x.transpose(1, 2).unflatten(2, self.grid), carry, transformed
+        return x.transpose(1, 2).unflatten(2, self.grid), carry
 
     @torch.no_grad()
     def set_grid(self, grid: Grid) -> None:
@@ -451,26 +448,26 @@ class LaViT(FeatureMaps, Classifier):
         """(height, width) of the token grid of each stage."""
         return [stage.grid for stage in self.stages]  # type: ignore[misc]
 
-    def _run(self, images: Tensor, count: int | None = None) -> tuple[list[Tensor], list[Scores]]:
-        """The maps of the first stages, and the scores of their less-attention layers."""
+    def _maps(self, images: Tensor, count: int | None = None) -> list[Tensor]:
+        """The maps of the first stages."""
         check_images(images, self.in_chans, self.img_size)
-        x, carry, maps, transformed = images, None, [], []
+        x, carry, maps = images, None, []
         for stage in self.stages[:count]:
-            x, carry, scores = stage(x, carry)
+            x, carry = stage(x, carry)
             maps.append(x)
-            transformed += scores
-        return maps, transformed
+        return maps
 
     def forward_features(self, images: Tensor) -> Tensor:
-        return self.norm(self._run(images)[0][-1].flatten(2).transpose(1, 2))
+        return self.norm(self._maps(images)[-1].flatten(2).transpose(1, 2))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         x = self.head_drop(x.mean(1) if self.global_pool == "avg" else x)
         return x if pre_logits else self.head(x)
 
     def forward_with_scores(self, images: Tensor) -> tuple[Tensor, list[Scores]]:
-        maps, transformed = self._run(images)
-        return self.forward_head(self.norm(maps[-1].flatten(2).transpose(1, 2))), transformed
+        """As in `IsotropicNet`."""
+        with kept_scores(self) as scores:
+            return self(images), scores
 
     def forward_intermediates(
         self,
@@ -484,7 +481,7 @@ class LaViT(FeatureMaps, Classifier):
         """The maps of selected stages, as in `IsotropicNet`; the last norm only applies to the last stage's map."""
         total = len(self.stages)
         take, last = take_indices(total, indices, output_fmt)
-        maps, _ = self._run(images, last + 1 if stop_early else None)
+        maps = self._maps(images, last + 1 if stop_early else None)
         final = maps[-1].flatten(2).transpose(1, 2)
         final = self.norm(final) if len(maps) == total else final
         kept = []

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from tokenmix import create_model
 from tokenmix.errors import UserError
 from tokenmix.lab import cli
+from tokenmix.lab.registry import get_task
 from tokenmix.lab.tasks.classification.task import ImageClassification
 from tokenmix.lab.train import trainer
 from tokenmix.lab.train.run import train
@@ -87,6 +88,33 @@ def test_the_loss_is_added_and_reaches_theta_and_psi(name):
     for ours, plain in zip(layers(with_loss.model), layers(without.model), strict=True):
         for part in ("theta", "psi", "theta_bias", "psi_bias"):
             assert not torch.allclose(getattr(ours, part).grad, getattr(plain, part).grad, rtol=1e-3, atol=1e-9), part
+
+
+SCENE_TASKS = {
+    "semantic-segmentation": ("fpn_seg_nano", {"backbone": "lavit_nano", "width": 8, "head_width": 8}),
+    "instance-segmentation": ("mask_rcnn_lavit_nano", {}),
+}
+
+
+@pytest.mark.parametrize("of", SCENE_TASKS)
+def test_scenes_have_it_too(of):
+    name, kwargs = SCENE_TASKS[of]
+    model = create_model(name, img_size=64, num_classes=2, **kwargs)
+    config = make_config(task=of, data="digits", model=name, model_kwargs=kwargs)
+    description = {**DESCRIPTION, "classes": ["a", "b"], "channels": 3, "img_size": [64, 64], "ignore": 255}
+    made: dict[str, Any] = {"image": torch.randn(2, 3, 64, 64), "classes": torch.randint(2, (2, 64, 64))}
+    boxes, masks = torch.tensor([[8.0, 8.0, 40.0, 40.0]]), torch.ones(1, 64, 64, dtype=torch.uint8)
+    target = {"boxes": boxes, "labels": torch.tensor([1]), "masks": masks, "iscrowd": torch.tensor([0])}
+    made |= {"images": list(made["image"].sigmoid()), "targets": [target, target]}
+    totals = []
+    for weight in (0.0, 0.5):
+        torch.manual_seed(0)  # Detectors draw the boxes that count.
+        task = get_task(of)(model, config.replace(diagonality=weight), description)
+        totals.append(task.loss(made))
+    (plain, parts), (total, logs) = totals
+    assert logs["diagonality"] > 0
+    assert "diagonality" not in parts
+    torch.testing.assert_close(total, plain + 0.5 * logs["diagonality"])
 
 
 @pytest.mark.parametrize("name", MODELS)

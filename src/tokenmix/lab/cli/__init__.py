@@ -15,8 +15,8 @@ from tokenmix.errors import MissingExtra, needs
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
-    # Imports make half a million objects, none of them garbage: by the default threshold, a fifth of the start goes into
-    # looking for some.
+    # Imports make half a million objects that stay. By the default threshold, looking for garbage among them takes a
+    # fifth of the start.
     gc.set_threshold(10_000)
     try:
         with needs("the tokenmix command"):

@@ -4,6 +4,7 @@ import math
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -12,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from timm.layers import resample_abs_pos_embed
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tokenmix.errors import UserError
 from tokenmix.files import Values
@@ -23,11 +25,14 @@ from tokenmix.lab.data.indexed import IndexedDataset, balanced_order
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distributed import distributed_info
 from tokenmix.lab.train.folder import RunFolder
-from tokenmix.lab.train.programs import View, check_sizes, counted_summary, model_summary
+from tokenmix.lab.train.programs import Batch, Description, View, check_sizes, counted_summary, model_summary
 from tokenmix.lab.train.task import IndexedData, TaskModule
+from tokenmix.losses import diagonality_loss
 from tokenmix.models.foreign import with_fresh_head
 from tokenmix.models.interface import CountedModel
+from tokenmix.models.isotropic import kept_scores, less_blocks
 from tokenmix.models.registry import create_model
+from tokenmix.ops.less import Scores
 from tokenmix.registry import MODELS, Arguments, is_elsewhere, load_object
 
 LONGEST = 1000
@@ -39,6 +44,42 @@ class ImageTask(TaskModule):
     """A task on images, with maps for `inspect` and a table of parts for `info`."""
 
     inspects: ClassVar[Literal["images", "text", "nothing"]] = "images"
+
+    def __init__(self, model: nn.Module, config: TrainConfig, data: Description) -> None:
+        super().__init__(model, config, data)
+        weight = getattr(self.options, "diagonality", 0)
+        if weight and not less_blocks(model):
+            raise UserError(
+                f"diagonality={weight:g} acts on the scores of less-attention, and {config.model.model!r} has none; "
+                "omit it, or give a model over LaViT, or --model mixer_nano --model-kwargs mixer=less"
+            )
+
+    def answer_loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of the model's answers, and its parts for the log."""
+        raise NotImplementedError
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """`answer_loss`, plus `diagonality` times the diagonality loss of the less-attention layers.
+
+        Hinge: mean over the layers; printed: sum over the layers, as in the article.
+        """
+        if not getattr(self.options, "diagonality", 0):
+            return self.answer_loss(batch)
+        with kept_scores(self.model) as layers:
+            total, logs = self.answer_loss(batch)
+        diagonality = self._diagonality(layers)
+        return total + self.part_weight * self.options.diagonality * diagonality, {
+            "diagonality": diagonality.detach(),
+            **logs,
+        }
+
+    def _diagonality(self, layers: Sequence[Scores]) -> Tensor:
+        form, loss = self.options.diagonality_form, diagonality_loss
+        if self.config.loop.grad_checkpointing:
+            # Otherwise every layer's N x N maps would be kept for the backward pass, unlike its block's.
+            loss = partial(checkpoint, diagonality_loss, use_reentrant=False)
+        losses = torch.stack([loss(scores, form) for scores in layers])
+        return losses.sum() if form == "printed" else losses.mean()
 
     @classmethod
     def summarize_model(cls, name: str, sizes: Arguments, model_kwargs: Arguments) -> Values:

@@ -294,6 +294,16 @@ class ClassOptions(TaskOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LessOptions(TaskOptions):
+    """Base of the options of tasks on images: the diagonality loss of less-attention."""
+
+    diagonality: Annotated[float, Range(least=0)] = 0.0
+    """Weight of the diagonality loss on the scores of less-attention; it materialises the N x N map of every layer."""
+    diagonality_form: Literal["hinge", "printed"] = "hinge"
+    """hinge: bounded below, mean over layers; printed: the paper's sums, which push the diagonal down."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TaskConfig(BaseConfig):
     """Base of configs with the task's own `optim` and `options`."""
 

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from tokenmix.errors import UserError
-from tokenmix.lab.train.config import ClassOptions, TeacherOptions
+from tokenmix.lab.train.config import ClassOptions, LessOptions, TeacherOptions
 from tokenmix.lab.train.schema import Factors, Range, named
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassificationOptions(TeacherOptions, ClassOptions):
+class ClassificationOptions(TeacherOptions, ClassOptions, LessOptions):
     """Preprocessing, augmentation and losses."""
 
     img_size: Annotated[int | None, Range(least=1, most=16384)] = None
@@ -37,10 +37,6 @@ class ClassificationOptions(TeacherOptions, ClassOptions):
     """CutMix alpha (timm)."""
     smoothing: Annotated[float, Range(least=0, below=1)] = 0.1
     """Label smoothing."""
-    diagonality: Annotated[float, Range(least=0)] = 0.0
-    """Weight of the diagonality loss on the scores of less-attention; it materialises the N x N map of every layer."""
-    diagonality_form: Literal["hinge", "printed"] = "hinge"
-    """hinge: bounded below, mean over layers; printed: the paper's sums, which push the diagonal down."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,8 +12,6 @@ import torch.nn.functional as F
 from timm.data.mixup import Mixup
 from timm.models import resolve_pretrained_cfg, save_for_hf
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.checkpoint import checkpoint
 
 from tokenmix.errors import UserError
 from tokenmix.files import Values
@@ -29,11 +27,8 @@ from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.metrics import Metric, Rows
 from tokenmix.lab.train.programs import Description, HubForm, PlainSamples, View
 from tokenmix.lab.train.task import IndexedData, check_names, input_sizes
-from tokenmix.layers.less_attention import LessAttention
-from tokenmix.losses import diagonality_loss
 from tokenmix.models import create_model
 from tokenmix.models.registry import by_timm, check_source, fetching, of_size
-from tokenmix.ops.less import Scores
 from tokenmix.registry import MODELS, is_foreign, is_transformers, list_models, without_timm
 
 THUMBNAIL = 32
@@ -71,16 +66,7 @@ class ImageClassification(ImageTask, ClassTask):
 
     def __init__(self, model: nn.Module, config: TrainConfig, data: Description) -> None:
         super().__init__(model, config, data)
-        options = self.options
-        if options.diagonality:
-            made = any(isinstance(module, LessAttention) for module in model.modules())
-            if not made or not hasattr(model, "forward_with_scores"):
-                raise UserError(
-                    f"diagonality={options.diagonality:g} acts on the scores of less-attention, and "
-                    f"{config.model.model!r} returns none; omit it, or give --model lavit_nano or --model mixer_nano "
-                    "--model-kwargs mixer=less"
-                )
-        self.mixup = None
+        options, self.mixup = self.options, None
         if options.mixup or options.cutmix:
             self.mixup = Mixup(
                 options.mixup, options.cutmix, label_smoothing=options.smoothing, num_classes=len(self.classes)
@@ -154,20 +140,14 @@ class ImageClassification(ImageTask, ClassTask):
         image = read_image(file, data["channels"], tuple(data["img_size"]), crop_pct=data.get("crop_pct", 1.0))
         return image_view(image, data["mean"], data["std"])
 
-    def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def answer_loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy; mixed images have mixed targets, which already include the smoothing."""
         images, targets, smoothing = batch["image"], batch["label"], self.options.smoothing
         # A batch is odd only if a file has become unreadable; its images cannot be paired.
         if self.mixup is not None and len(images) % 2 == 0:
             (images, targets), smoothing = self.mixup(images.clone(), targets), 0.0
-        model: Any = self.model
-        logits, scores = model.forward_with_scores(images) if self.options.diagonality else (model(images), None)
-        entropy = self.class_loss(logits.float(), targets, smoothing)
-        loss, logs = self.distilled(entropy, logits.float(), {"image": images})
-        if scores is not None:
-            diagonality = self._diagonality(scores)
-            loss = loss + self.options.diagonality * diagonality
-            logs = {"diagonality": diagonality.detach(), **logs}
+        logits = self.model(images).float()
+        loss, logs = self.distilled(self.class_loss(logits, targets, smoothing), logits, {"image": images})
         return self.part_weight * loss, logs
 
     def count(self, batch: Mapping[str, Tensor]) -> int:
@@ -204,24 +184,6 @@ class ImageClassification(ImageTask, ClassTask):
                 "this data first, and give the run folder"
             )
         return cls(model, config, {**data, **of_channels(model.pretrained_cfg, data["channels"])})
-
-    def _diagonality(self, layers: Sequence[Scores]) -> Tensor:
-        """Hinge: mean over the layers; printed: sum over the layers, as in the article."""
-        form = self.options.diagonality_form
-        loss: Any = diagonality_loss
-        if self.config.loop.grad_checkpointing:
-            # Otherwise every layer's N x N maps would be kept for the backward pass, unlike its block's.
-            loss = partial(checkpoint, diagonality_loss, use_reentrant=False)
-        losses = torch.stack([loss(scores, form) for scores in layers])
-        return losses.sum() if form == "printed" else losses.mean()
-
-    def shard(self, mesh: DeviceMesh) -> None:
-        """As for every task; `forward_with_scores` also gathers the shards."""
-        super().shard(mesh)
-        if self.options.diagonality:
-            from torch.distributed.fsdp import register_fsdp_forward_method
-
-            register_fsdp_forward_method(self.model, "forward_with_scores")
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> Rows:
         """Rows of the images; ranks that share images have some of the images each."""

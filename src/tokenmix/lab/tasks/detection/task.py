@@ -243,7 +243,7 @@ class ObjectTask(ImageTask):
     def swap_example(self) -> tuple[list[Tensor]]:
         return ([torch.rand(3, *self.data["img_size"])],)
 
-    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def answer_loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         targets = [_without_crowds(target) for target in batch["targets"]]
         losses: dict[str, Tensor] = self.model(batch["images"], targets)
         total = self.part_weight * torch.stack(list(losses.values())).sum()

@@ -329,7 +329,7 @@ class SemanticSegmentation(ImageTask):
             return cast(Segmenter, self.model)
         return cast(Segmenter, ForeignSegmenter(self.model, len(self.data["classes"]), tuple(self.data["img_size"])))
 
-    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def answer_loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy over the step's pixels that are not ignored, plus `iou_loss` times the soft IoU loss."""
         logits, ignore = self.segmenter(batch["image"]).float(), self.data["ignore"]
         classes = own_rows(self.segmenter, batch["classes"], 1)
