@@ -136,7 +136,7 @@ def start() -> str:
     lines = ["| command | tokenmix, CPU s | bare program, CPU s | added |", "|---|---:|---:|---:|"]
     for row in found["rows"]:
         ours, bare = (statistics.median(row[side]) for side in ("ours", "bare"))
-        added = "{:.1f} ({:.1f}–{:.1f})".format(*row["added"])
+        added = "{:z.1f} ({:z.1f} to {:z.1f})".format(*row["added"])
         lines += [f"| {row['name']} | {ours:.1f} | {bare:.1f} | {added} |"]
     return "\n".join([*lines, "", _where(found)])
 

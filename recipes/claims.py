@@ -220,6 +220,7 @@ at 95 %.
 - *A is within m of B*: **agrees** if two one-sided tests at 5 % agree, **disagrees** if the interval is outside ±m,
   else **cannot tell**.
 - A claim **disagrees** if one of its rows does. Data on which no mixing ties with self-attention has no row.
+- *Control*: `none` and `identity` are the same network with no mixing, the others the simplest methods of the task.
 
 Fewer than ten seeds are exploratory. Marks of the papers' figures: [V] read in a primary source, [V2] in a secondary
 one, [S] stated in an article by or about the authors, [?] unknown.
@@ -255,7 +256,7 @@ def page() -> str:
         told = "; ".join(f"`{name}` (claims {', '.join(numbers)})" for name, numbers in missing.items())
         lines += [*([""] if waiting else []), f"Claims above with comparisons that are not yet run: {told}."]
     lines += ["", "## Run one", "", "```console", "tokenmix compare --config compare_climates --jobs 2", "```", ""]
-    lines += ["| comparison | metric | minutes a run | measured | note |", "|---|---|---:|---|---|"]
+    lines += ["| comparison | metric | control | minutes a run | measured | note |", "|---|---|---|---:|---|---|"]
     names = dict.fromkeys(row["comparison"] for claim in CLAIMS for row in claim["rows"])
     lines += [_source(name, kept) for name in names if (kept := document(name)) is not None]
     return "\n".join([*lines, "", RULE])
@@ -274,8 +275,13 @@ def _line(found: Found) -> str:
 
 
 def _source(name: str, found: Mapping[str, Any]) -> str:
-    when = f"{found['date'][:10]}, {found['cpu']}"
-    return f"| `{name}` | {found['metric']} | {found.get('minutes') or '–'} | {when} | {found['note']} |"
+    when, mixes_nothing = f"{found['date'][:10]}, {found['cpu']}", ("none", "identity")
+    controls = {one["name"]: one["runs"] for one in found["variants"] if one["name"] in mixes_nothing}
+    scores = {name: np.mean([run["score"] for run in runs]) for name, runs in controls.items()}
+    simple = {**scores, **(found.get("baselines") or {})}.items()
+    control = ", ".join(f"{name} {score:,.{0 if score >= 100 else 3}f}" for name, score in simple)
+    facts = (f"`{name}`", found["metric"], control or "–", found.get("minutes") or "–", when, found["note"])
+    return f"| {' | '.join(facts)} |"
 
 
 if __name__ == "__main__":

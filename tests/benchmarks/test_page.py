@@ -55,8 +55,8 @@ def test_start_up_is_shown_with_what_is_added(tables) -> None:
     found = tables.latest("startup")
     lines = tables.start().splitlines()
     for row in found["rows"]:
-        added = statistics.median(a - b for a, b in zip(row["ours"], row["bare"], strict=True))
-        assert any(line.startswith(f"| {row['name']} |") and f"| {added:.1f} (" in line for line in lines)
+        added = round(statistics.median(a - b for a, b in zip(row["ours"], row["bare"], strict=True)), 2)
+        assert any(line.startswith(f"| {row['name']} |") and f"| {added:z.1f} (" in line for line in lines)
 
 
 def test_large_inputs_are_shown_with_their_memory(tables) -> None:
