@@ -84,7 +84,7 @@ def keep(folder: Path) -> Path:
         **environment,
         **{key: getattr(results, key) for key in ("metric", "higher", "command", "unit", "seen", "baselines")},
         "note": "; ".join(filter(None, [other_options(results.command), NOTES.get(name, ""), tied])),
-        "minutes": f"{sum(seconds) / len(seconds) / 60:.1f}" if seconds else None,
+        "minutes": f"{np.median(seconds) / 60:.1f}" if seconds else None,
         "variants": variants,
         "sampling": None if results.sampling is None else asdict(results.sampling),
     }
