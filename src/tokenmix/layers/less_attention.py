@@ -1,6 +1,7 @@
 """Less-attention: attention scores computed from the scores of the previous layer or stage."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -103,6 +104,7 @@ class LessAttention(Mixer):
         self.residual_scale = nn.Parameter(torch.empty(num_heads, **factory)) if residual else None
         self.proj = nn.Linear(dim, dim, **factory)
         self.dropout = nn.Dropout(dropout)
+        self.kept: list[Scores] | None = None
         self.reset_transform()
 
     @torch.no_grad()
@@ -121,6 +123,8 @@ class LessAttention(Mixer):
         """`forward` in a stack: transforms the incoming scores, or computes its own, and returns them."""
         x, mask = self.checked(x, mask)
         scores = self._scores(x, carry, mask)
+        if self.kept is not None:
+            self.kept.append(scores)
         dropout = self.attention_dropout if self.training else 0.0
         out = attention_from_scores(scores, _heads(self.v(x), self.num_heads), mask=mask, dropout=dropout)
         return masked_output(self.dropout(self.proj(out.transpose(1, 2).flatten(2))), mask), scores
@@ -175,6 +179,20 @@ class LessAttention(Mixer):
 
 def _heads(x: Tensor, num_heads: int) -> Tensor:
     return x.unflatten(2, (num_heads, -1)).transpose(1, 2)
+
+
+@contextmanager
+def kept_scores(model: nn.Module) -> Iterator[list[Scores]]:
+    """The scores of each less-attention layer that runs within the block, in the order of the calls."""
+    layers = [module for module in model.modules() if isinstance(module, LessAttention)]
+    kept: list[Scores] = []
+    for layer in layers:
+        layer.kept = kept
+    try:
+        yield kept
+    finally:
+        for layer in layers:
+            layer.kept = None
 
 
 Keys = Literal["pooled", "kept"]

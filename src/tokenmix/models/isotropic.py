@@ -1,7 +1,7 @@
 """Base of models whose blocks all see the same tokens: stem, positions, blocks, norm, pooling, head."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import Any, Literal, NamedTuple, Unpack, cast
 
 import torch
@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Device, Factory, GridMixer, MapKind, Mixer, count_parameters, replace_parameter
-from tokenmix.layers.less_attention import LessAttention
+from tokenmix.layers.less_attention import LessAttention, kept_scores
 from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.models.interface import BlockMap, Classifier, Intermediates, Size, make_head, take_indices
 from tokenmix.models.stems import Stem
@@ -109,26 +109,6 @@ class MixerBlock(nn.Module):
 
     def macs(self, num_tokens: int) -> int:
         return self.mixer.macs(num_tokens) + 2 * num_tokens * self.mixer.dim * self.hidden
-
-
-def less_blocks(model: nn.Module) -> list[MixerBlock]:
-    """Blocks whose mixer is less-attention."""
-    blocks = (module for module in model.modules() if isinstance(module, MixerBlock))
-    return [block for block in blocks if isinstance(block.mixer, LessAttention)]
-
-
-@contextmanager
-def kept_scores(model: nn.Module) -> Iterator[list[Scores]]:
-    """The scores of each less-attention layer that runs within the block, in the order of the calls."""
-    kept: list[Scores] = []
-    hooks = [
-        block.register_forward_hook(lambda _block, _args, out: kept.append(out[1])) for block in less_blocks(model)
-    ]
-    try:
-        yield kept
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 class IsotropicNet(Classifier):

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Capabilities, Device, Factory, Mixer, check_input, masked_output, replace_parameter
-from tokenmix.layers.less_attention import AttentionResidual, LessAttention
+from tokenmix.layers.less_attention import AttentionResidual, LessAttention, kept_scores
 from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.models.interface import (
     BlockMap,
@@ -38,7 +38,7 @@ from tokenmix.models.interface import (
     pair,
     take_indices,
 )
-from tokenmix.models.isotropic import MixerBlock, block_maps, kept_scores
+from tokenmix.models.isotropic import MixerBlock, block_maps
 from tokenmix.ops.attention import attention, attention_probabilities
 from tokenmix.ops.checks import check_heads
 from tokenmix.ops.less import Scores

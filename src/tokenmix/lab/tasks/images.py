@@ -3,6 +3,7 @@
 import math
 import struct
 import zlib
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,10 +28,10 @@ from tokenmix.lab.train.distributed import distributed_info
 from tokenmix.lab.train.folder import RunFolder
 from tokenmix.lab.train.programs import Batch, Description, View, check_sizes, counted_summary, model_summary
 from tokenmix.lab.train.task import IndexedData, TaskModule
+from tokenmix.layers.less_attention import LessAttention, kept_scores
 from tokenmix.losses import diagonality_loss
 from tokenmix.models.foreign import with_fresh_head
 from tokenmix.models.interface import CountedModel
-from tokenmix.models.isotropic import kept_scores, less_blocks
 from tokenmix.models.registry import create_model
 from tokenmix.ops.less import Scores
 from tokenmix.registry import MODELS, Arguments, is_elsewhere, load_object
@@ -44,42 +45,6 @@ class ImageTask(TaskModule):
     """A task on images, with maps for `inspect` and a table of parts for `info`."""
 
     inspects: ClassVar[Literal["images", "text", "nothing"]] = "images"
-
-    def __init__(self, model: nn.Module, config: TrainConfig, data: Description) -> None:
-        super().__init__(model, config, data)
-        weight = getattr(self.options, "diagonality", 0)
-        if weight and not less_blocks(model):
-            raise UserError(
-                f"diagonality={weight:g} acts on the scores of less-attention, and {config.model.model!r} has none; "
-                "omit it, or give a model over LaViT, or --model mixer_nano --model-kwargs mixer=less"
-            )
-
-    def answer_loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of the model's answers, and its parts for the log."""
-        raise NotImplementedError
-
-    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """`answer_loss`, plus `diagonality` times the diagonality loss of the less-attention layers.
-
-        Hinge: mean over the layers; printed: sum over the layers, as in the article.
-        """
-        if not getattr(self.options, "diagonality", 0):
-            return self.answer_loss(batch)
-        with kept_scores(self.model) as layers:
-            total, logs = self.answer_loss(batch)
-        diagonality = self._diagonality(layers)
-        return total + self.part_weight * self.options.diagonality * diagonality, {
-            "diagonality": diagonality.detach(),
-            **logs,
-        }
-
-    def _diagonality(self, layers: Sequence[Scores]) -> Tensor:
-        form, loss = self.options.diagonality_form, diagonality_loss
-        if self.config.loop.grad_checkpointing:
-            # Otherwise every layer's N x N maps would be kept for the backward pass, unlike its block's.
-            loss = partial(checkpoint, diagonality_loss, use_reentrant=False)
-        losses = torch.stack([loss(scores, form) for scores in layers])
-        return losses.sum() if form == "printed" else losses.mean()
 
     @classmethod
     def summarize_model(cls, name: str, sizes: Arguments, model_kwargs: Arguments) -> Values:
@@ -105,6 +70,47 @@ class ImageTask(TaskModule):
         if theirs is not None and distributed_info().first:
             log(f"the head starts fresh: {source} has {theirs} classes, this run {len(self.data['classes'])}")
         return weights
+
+
+class LabelledImageTask(ImageTask):
+    """A task on labelled images, optionally with the diagonality loss on the scores of less-attention."""
+
+    def __init__(self, model: nn.Module, config: TrainConfig, data: Description) -> None:
+        super().__init__(model, config, data)
+        if self.options.diagonality and not any(isinstance(part, LessAttention) for part in model.modules()):
+            raise UserError(
+                f"diagonality={self.options.diagonality:g} acts on the scores of less-attention, and "
+                f"{config.model.model!r} has none; omit it, or give a model over LaViT, or --model mixer_nano "
+                "--model-kwargs mixer=less"
+            )
+
+    @property
+    def image_weight(self) -> float:
+        """Factor on a mean over the images of a batch, like `part_weight` on one over what `count` counts."""
+        return self.part_weight
+
+    @abstractmethod
+    def answer_loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of the model's answers, and further numbers for the log."""
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """`answer_loss`, plus `diagonality` times the diagonality loss of the less-attention layers."""
+        if not self.options.diagonality:
+            return self.answer_loss(batch)
+        with kept_scores(self.model) as layers:
+            total, logs = self.answer_loss(batch)
+        diagonality = self._diagonality(layers)
+        total = total + self.image_weight * self.options.diagonality * diagonality
+        return total, {"diagonality": diagonality.detach(), **logs}
+
+    def _diagonality(self, layers: Sequence[Scores]) -> Tensor:
+        """Hinge: mean over the layers; printed: sum over the layers, as in the article."""
+        form, loss = self.options.diagonality_form, diagonality_loss
+        if self.config.loop.grad_checkpointing:
+            # Otherwise every layer's N x N maps would be kept for the backward pass, unlike its block's.
+            loss = partial(checkpoint, diagonality_loss, use_reentrant=False)
+        losses = torch.stack([loss(scores, form) for scores in layers])
+        return losses.sum() if form == "printed" else losses.mean()
 
 
 def with_resized_positions(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -294,8 +294,8 @@ class ClassOptions(TaskOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LessOptions(TaskOptions):
-    """Base of the options of tasks on images: the diagonality loss of less-attention."""
+class DiagonalityOptions(TaskOptions):
+    """Base of the options of tasks on labelled images: the diagonality loss of less-attention."""
 
     diagonality: Annotated[float, Range(least=0)] = 0.0
     """Weight of the diagonality loss on the scores of less-attention; it materialises the N x N map of every layer."""

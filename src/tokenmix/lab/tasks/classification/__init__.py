@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from tokenmix.errors import UserError
-from tokenmix.lab.train.config import ClassOptions, LessOptions, TeacherOptions
+from tokenmix.lab.train.config import ClassOptions, DiagonalityOptions, TeacherOptions
 from tokenmix.lab.train.schema import Factors, Range, named
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassificationOptions(TeacherOptions, ClassOptions, LessOptions):
+class ClassificationOptions(TeacherOptions, ClassOptions, DiagonalityOptions):
     """Preprocessing, augmentation and losses."""
 
     img_size: Annotated[int | None, Range(least=1, most=16384)] = None

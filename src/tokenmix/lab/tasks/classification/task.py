@@ -21,7 +21,7 @@ from tokenmix.lab.tasks.classes import ClassTask, likeliest
 from tokenmix.lab.tasks.classification import ClassificationOptions
 from tokenmix.lab.tasks.classification.normalisation import STATS, normalisation, of_channels
 from tokenmix.lab.tasks.foreign import described_architecture, model_from_elsewhere
-from tokenmix.lab.tasks.images import ImageTask, image_data, image_view, with_size_of_start
+from tokenmix.lab.tasks.images import LabelledImageTask, image_data, image_view, with_size_of_start
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.metrics import Metric, Rows
@@ -47,12 +47,8 @@ classes = model.pretrained_cfg["label_names"]""",
 )
 
 
-class ImageClassification(ImageTask, ClassTask):
-    """One label per image: cross-entropy with label smoothing, and optionally timm's Mixup and CutMix.
-
-    `diagonality` adds the diagonality loss on the scores of each less-attention layer. The model's
-    `forward_with_scores` returns logits (B, classes) and these scores.
-    """
+class ImageClassification(LabelledImageTask, ClassTask):
+    """One label per image: cross-entropy with label smoothing, and optionally timm's Mixup and CutMix."""
 
     hub: ClassVar[HubForm | None] = HUB
     baselines: ClassVar[tuple[str, ...]] = ("majority", "logistic regression", "random forest")

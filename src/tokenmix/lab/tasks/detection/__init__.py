@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from tokenmix.errors import UserError
-from tokenmix.lab.train.config import LessOptions
+from tokenmix.lab.train.config import DiagonalityOptions
 from tokenmix.lab.train.schema import Factors, Numbers, Range, Section
 
 
@@ -32,7 +32,7 @@ class FindingOptions(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ObjectOptions(FindingOptions, LessOptions):
+class ObjectOptions(FindingOptions, DiagonalityOptions):
     """Augmentation, image size, inference, and which predictions count."""
 
     evaluation: ClassVar[type[Section]] = FindingOptions

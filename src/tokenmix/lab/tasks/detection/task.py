@@ -23,7 +23,7 @@ from tokenmix.lab.data.scenes.coco import encode_mask
 from tokenmix.lab.tasks.detection import ObjectOptions
 from tokenmix.lab.tasks.detection.metrics import matched_rows, object_metrics
 from tokenmix.lab.tasks.images import (
-    ImageTask,
+    LabelledImageTask,
     channel_columns,
     check_stems,
     drawn_png,
@@ -123,7 +123,7 @@ BOXES, MOST = 10, 1_000
 """The simplest method: groups of boxes per class, and its number of training images."""
 
 
-class ObjectTask(ImageTask):
+class ObjectTask(LabelledImageTask):
     """A torchvision detector, trained on the sum of its losses; crowd regions neither train nor count, as in COCO."""
 
     monitor: str = "map"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from tokenmix.errors import UserError
-from tokenmix.lab.train.config import LessOptions
+from tokenmix.lab.train.config import DiagonalityOptions
 from tokenmix.lab.train.schema import Factors, Numbers, Range, Section
 
 
@@ -41,7 +41,7 @@ class Inference(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SegmentationOptions(Inference, LessOptions):
+class SegmentationOptions(Inference, DiagonalityOptions):
     """Augmentation, loss and inference."""
 
     evaluation: ClassVar[type[Section]] = Inference

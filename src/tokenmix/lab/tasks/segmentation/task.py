@@ -26,7 +26,7 @@ from tokenmix.lab.data.scenes.coco import encode_mask
 from tokenmix.lab.tasks.foreign import described_architecture, model_from_elsewhere
 from tokenmix.lab.tasks.images import (
     PART_ROWS,
-    ImageTask,
+    LabelledImageTask,
     both_sides,
     channel_columns,
     check_stems,
@@ -250,7 +250,7 @@ def _of_all(own: Tensor) -> Tensor:
     return total + dist.get_world_size() * (own - own.detach())
 
 
-class SemanticSegmentation(ImageTask):
+class SemanticSegmentation(LabelledImageTask):
     """A class per pixel, by cross-entropy over the pixels that are not ignored, and optionally soft IoU.
 
     The loss is a mean over the pixels of all ranks, whatever number each rank ignores. The released code divides by all
@@ -339,6 +339,11 @@ class SemanticSegmentation(ImageTask):
         overlap = soft_iou_loss(logits, classes, ignore)
         parts = {"cross_entropy": entropy.detach(), "iou_loss": overlap.detach()}
         return entropy + self.options.iou_loss * overlap, parts
+
+    @property
+    def image_weight(self) -> float:
+        """`count` is of pixels."""
+        return 1.0
 
     def count(self, batch: Batch) -> int:
         """Number of pixels that are not ignored, in this rank's rows."""

@@ -1,5 +1,6 @@
 """The diagonality loss as a part of training: what it reaches, what it costs when it is off, runs that have it."""
 
+import copy
 import csv
 import dataclasses
 import json
@@ -12,9 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.torch
+import timm
 import torch
 from torch import Tensor, nn
 
+import tokenmix
 from tokenmix import create_model
 from tokenmix.errors import UserError
 from tokenmix.lab import cli
@@ -91,14 +94,15 @@ def test_the_loss_is_added_and_reaches_theta_and_psi(name):
 
 
 SCENE_TASKS = {
-    "semantic-segmentation": ("fpn_seg_nano", {"backbone": "lavit_nano", "width": 8, "head_width": 8}),
-    "instance-segmentation": ("mask_rcnn_lavit_nano", {}),
+    # Name, arguments, and whether `part_weight`, here 2, is of images, or of pixels, which do not weigh the scores.
+    "semantic-segmentation": ("fpn_seg_nano", {"backbone": "lavit_nano", "width": 8, "head_width": 8}, 1.0),
+    "instance-segmentation": ("mask_rcnn_lavit_nano", {}, 2.0),
 }
 
 
 @pytest.mark.parametrize("of", SCENE_TASKS)
 def test_scenes_have_it_too(of):
-    name, kwargs = SCENE_TASKS[of]
+    name, kwargs, image_weight = SCENE_TASKS[of]
     model = create_model(name, img_size=64, num_classes=2, **kwargs)
     config = make_config(task=of, data="digits", model=name, model_kwargs=kwargs)
     description = {**DESCRIPTION, "classes": ["a", "b"], "channels": 3, "img_size": [64, 64], "ignore": 255}
@@ -110,11 +114,21 @@ def test_scenes_have_it_too(of):
     for weight in (0.0, 0.5):
         torch.manual_seed(0)  # Detectors draw the boxes that count.
         task = get_task(of)(model, config.replace(diagonality=weight), description)
+        task.part_weight = 2.0
         totals.append(task.loss(made))
     (plain, parts), (total, logs) = totals
     assert logs["diagonality"] > 0
     assert "diagonality" not in parts
-    torch.testing.assert_close(total, plain + 0.5 * logs["diagonality"])
+    torch.testing.assert_close(total, plain + 0.5 * image_weight * logs["diagonality"])
+    total.backward()
+    assert all(layer.theta.grad.abs().sum() > 0 and layer.kept is None for layer in layers(model))
+
+
+def test_attention_that_was_swapped_has_it_too():
+    model = timm.create_model("vit_tiny_patch16_224", depth=2, img_size=32, patch_size=8, in_chans=1, num_classes=3)
+    tokenmix.swap_attention(model, "less")
+    trained = ImageClassification(model, CONFIG, DESCRIPTION)
+    assert trained.loss(batch())[1]["diagonality"] > 0
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -135,6 +149,22 @@ def test_scores_handed_out_are_those_of_the_maps():
     maps = model.attention_maps(images)[1:]  # type: ignore[operator]
     for made, used in zip(scores, maps, strict=True):
         torch.testing.assert_close(made.matrix().softmax(-1), used.map)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_scores_of_compiled_models(name):
+    model, images = task(name).model, batch()["image"]
+    logits, scores = model.forward_with_scores(images)  # type: ignore[operator]
+    whole = torch.compile(model.forward_with_scores, fullgraph=True, backend="eager")
+    in_place = copy.deepcopy(model)
+    in_place.compile(backend="eager")
+    in_place(images)
+    for found, made in (whole(images), in_place.forward_with_scores(images)):  # type: ignore[operator]
+        torch.testing.assert_close(found, logits)
+        assert len(made) == len(scores) == len(layers(model))
+        for ours, theirs in zip(made, scores, strict=True):
+            torch.testing.assert_close(ours.matrix(), theirs.matrix())
 
 
 def test_off_it_makes_no_map(monkeypatch):
