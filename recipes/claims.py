@@ -222,6 +222,7 @@ at 95 %.
 - A claim **disagrees** if one of its rows does. Data on which no mixing ties with self-attention has no row, but for
   `compare_climates_tuned`: without it the claims on segmentation would look surer than they are.
 - *Control*: `none` and `identity` are the same network with no mixing, the others the simplest methods of the task.
+  A dash: none was run.
 
 Fewer than ten seeds are exploratory. Marks of the papers' figures: [V] read in a primary source, [V2] in a secondary
 one, [S] stated in an article by or about the authors, [?] unknown.
@@ -277,7 +278,7 @@ def _line(found: Found) -> str:
 
 def _source(name: str, found: Mapping[str, Any]) -> str:
     when, mixes_nothing = f"{found['date'][:10]}, {found['cpu']}", ("none", "identity")
-    controls = {one["name"]: one["runs"] for one in found["variants"] if one["name"] in mixes_nothing}
+    controls = {one["name"]: one["runs"] for one in found["variants"] if one["runs"] and one["name"] in mixes_nothing}
     scores = {name: np.mean([run["score"] for run in runs]) for name, runs in controls.items()}
     simple = {**scores, **(found.get("baselines") or {})}.items()
     control = ", ".join(f"{name} {score:,.{0 if score >= 100 else 3}f}" for name, score in simple)
