@@ -10,7 +10,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,20 +27,23 @@ from tokenmix.lab.train.run import evaluate
 
 ROOT = Path(__file__).parents[1]
 PAGE, PROBE = ROOT / "docs" / "claims.md", ROOT / "dev" / "probe.json"
+MORE_SEEDS = ROOT / "recipes" / "probe_seeds.json"
 LEDGER: dict[str, Any] = tomllib.loads((ROOT / "recipes" / "claims.toml").read_text())
 CLAIMS: list[dict[str, Any]] = LEDGER["claims"]
 NOTES: dict[str, str] = LEDGER["notes"]
 AGREES, DISAGREES, NOT_SEEN, CANNOT_TELL, NOT_RUN = "agrees", "disagrees", "not seen", "cannot tell", "not yet run"
+MIXED, SEEDS = "mixed", 10
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a row of a claim has: its verdict, the difference in the direction of the claim, and its power."""
+    """What a row of a claim has: its verdict, the difference in the direction of the claim, its p-value and power."""
 
     row: Mapping[str, Any]
     verdict: str
     difference: Difference | None = None
     means: tuple[float, float] = (0.0, 0.0)
+    probability: float = 1.0
     power: float | None = None
 
 
@@ -83,7 +86,7 @@ def keep(folder: Path) -> Path:
     document = {
         **environment,
         **{key: getattr(results, key) for key in ("metric", "higher", "command", "unit", "seen", "baselines")},
-        "note": "; ".join(filter(None, [other_options(results.command), NOTES.get(name, ""), tied])),
+        "note": "; ".join(filter(None, [other_options(results.command), tied])),
         "minutes": f"{np.median(seconds) / 60:.1f}" if seconds else None,
         "variants": variants,
         "sampling": None if results.sampling is None else asdict(results.sampling),
@@ -122,14 +125,17 @@ def other_options(command: str) -> str:
 
 
 def probed(task: str) -> dict[str, Any] | None:
-    """A task of the probe in the form of a kept result, of the mixers that have five seeds."""
+    """A task of the probe in the form of a kept result, of the mixers that have five seeds or more."""
     told = read_json(PROBE)
     scores = [one for one in told["scores"] if one["task"] == task and one["half_width"] is not None]
     if not scores:
         return None
+    values = {one["mixer"]: [*one["values"]] for one in scores}
+    for mixer, more in read_json(MORE_SEEDS)["scores"].get(task, {}).items():
+        values.setdefault(mixer, []).extend(more)
     variants = [
-        {"name": one["mixer"], "runs": [{"seed": i, "score": value} for i, value in enumerate(one["values"])]}
-        for one in scores
+        {"name": mixer, "runs": [{"seed": i, "score": value} for i, value in enumerate(some)]}
+        for mixer, some in values.items()
     ]
     where = {"metric": "accuracy", "higher": True, "sampling": None, "note": f"guessing {scores[0]['guess']:.2f}"}
     return {**where, "minutes": None, **told["environment"], "variants": variants}
@@ -159,104 +165,113 @@ def difference_of(found: Mapping[str, Any], a: str, b: str) -> tuple[Difference,
     return difference(ours, theirs, covariance, samples), (float(np.mean(scores[0])), float(np.mean(scores[1])))
 
 
-def power_at(found: Difference, effect: float) -> float:
-    """How often a true difference of `effect` would be found, two-sided at 5 %."""
+def power_at(found: Difference, effect: float, level: float) -> float:
+    """How often a true difference of `effect` would be found, two-sided at `level`."""
     if not found.error:
         return 1.0
     freedom = min(found.freedom, 1e6)
-    edge, shift = student.ppf(0.975, freedom), effect / found.error
+    edge, shift = student.ppf(1 - level / 2, freedom), effect / found.error
     return float(nct.sf(edge, freedom, shift) + nct.cdf(-edge, freedom, shift))
 
 
 def judge(rows: Sequence[Mapping[str, Any]], documents: Mapping[str, dict[str, Any] | None]) -> list[Found]:
-    """The verdicts on the rows of one claim: p-values are adjusted by Holm among those that ask which is better."""
-    got = [
-        None if (d := documents[row["comparison"]]) is None else difference_of(d, row["a"], row["b"]) for row in rows
-    ]
-    asked = [i for i, (row, one) in enumerate(zip(rows, got)) if one is not None and "margin" not in row]
-    adjusted = dict(zip(asked, holm([one[0].probability for i in asked if (one := got[i])])))
+    """The verdicts on the rows of one claim, whose p-values are adjusted by Holm."""
+    got = {
+        i: one
+        for i, row in enumerate(rows)
+        if (d := documents[row["comparison"]]) is not None and (one := difference_of(d, row["a"], row["b"])) is not None
+    }
+    # From -m for "worse by less than m", from 0 for "better".
+    beyond = {i: replace(gap, value=gap.value + rows[i].get("non_inferior", 0.0)) for i, (gap, _) in got.items()}
+    adjusted = dict(zip(got, holm([one.probability for one in beyond.values()])))
     found = []
-    for i, (row, one) in enumerate(zip(rows, got)):
-        if one is None:
+    for i, row in enumerate(rows):
+        if i not in got:
             found.append(Found(row, NOT_RUN))
             continue
-        gap, means = one
-        power = power_at(gap, row["effect"]) if "effect" in row else None
-        if "margin" in row:
-            low, high = gap.interval()
-            apart = low > row["margin"] or high < -row["margin"]
-            verdict = AGREES if gap.equivalent(row["margin"]) else DISAGREES if apart else CANNOT_TELL
-        elif adjusted[i] < 0.05:
-            verdict = AGREES if gap.value > 0 else DISAGREES
+        gap, means = got[i]
+        effect = row.get("effect")
+        power = None if effect is None else power_at(gap, effect, 0.05 / len(got))
+        if adjusted[i] < 0.05:
+            verdict = AGREES if beyond[i].value > 0 else DISAGREES
+        elif effect is not None and power is not None and power >= 0.5 and gap.interval()[1] < effect:
+            verdict = NOT_SEEN
         else:
-            verdict = NOT_SEEN if power is not None and power >= 0.5 else CANNOT_TELL
-        found.append(Found(row, verdict, gap, means, power))
+            verdict = CANNOT_TELL
+        found.append(Found(row, verdict, gap, means, adjusted[i], power))
     return found
 
 
-def verdict_of(found: Sequence[Found]) -> str:
-    """The verdict on a claim: one row that disagrees is enough; it agrees if all that were decided do."""
-    verdicts = [one.verdict for one in found if one.verdict != NOT_RUN]
-    for verdict in (DISAGREES, NOT_SEEN, AGREES, CANNOT_TELL):
-        if verdict in verdicts:
-            return verdict
-    return NOT_RUN
+def verdict_of(found: Sequence[Found]) -> tuple[str, bool]:
+    """The verdict on a claim by the rows that decide, and whether ten seeds stand behind it."""
+    seeds: dict[str, int] = {}
+    for one in found:
+        if one.difference is not None and one.row.get("decides", True):
+            seeds[one.verdict] = max(seeds.get(one.verdict, 0), min(one.difference.seeds))
+    decided = seeds.keys() - {CANNOT_TELL}
+    if len(decided) > 1 and AGREES in decided:
+        return MIXED, min(seeds[one] for one in decided) >= SEEDS
+    verdict = next((one for one in (DISAGREES, AGREES, NOT_SEEN, CANNOT_TELL) if one in seeds), NOT_RUN)
+    return verdict, seeds.get(verdict, 0) >= SEEDS
 
 
 HEAD = """# Small replications
 
 What the papers claim, and what small networks show: minutes of training on two CPU cores. A verdict holds *at this
 scale*. `python -m recipes.claims` writes this page from `recipes/claims.toml`, the kept results of
-`recipes/*/compare_*.toml`, two programs that measure finished runs, and `dev/probe.json`.
+`recipes/*/compare_*.toml`, three small programs, and `dev/probe.json`.
 """
-RULE = """## Rules of the verdicts
+RULE = """## How to read it
 
-Two rows of a comparison differ in one thing. Their difference is [paired](guides/report.md#intervals), with intervals
-at 95 %.
+Each row asks whether A is better than B, or worse by less than a margin, which is ours. For perplexity, where less is
+better, the difference is B minus A. Intervals are at 95 %, over seeds and test samples, and
+[paired](guides/report.md#intervals). *Seeds alone*: predictions were not kept, so the draw of samples is not in them.
 
-- *A is better than B*: **agrees** or **disagrees** if the difference is real after Holm's adjustment within the claim.
-  Otherwise **not seen** if the comparison finds the paper's effect with a power of at least 50 %, and **cannot tell**
-  if not.
-- *A is within m of B*: **agrees** if two one-sided tests at 5 % agree, **disagrees** if the interval is outside ±m,
-  else **cannot tell**.
-- A claim **disagrees** if one of its rows does. Data on which no mixing ties with self-attention has no row, but for
-  `compare_climates_tuned`: without it the claims on segmentation would look surer than they are.
-- *Control*: `none` and `identity` are the same network with no mixing, the others the simplest methods of the task.
-  A dash: none was run.
+- **p**: the probability of such a difference from 0, or from the margin, by chance; adjusted by Holm for the number of
+  rows of the claim.
+- A row **agrees** or **disagrees** where p is below 0.05. It says **not seen** if its interval excludes an effect that
+  it would find at least half the time, and else **cannot tell**. The effect is the paper's if it has the same unit,
+  else 0.01.
+- In brackets: settings were chosen on test samples, and another row asks the same without that. It does not decide.
+- A claim is **mixed** if rows that decide differ, and *exploratory* if no row with its verdict has ten seeds.
+- Data on which no mixer is ahead of the network without mixing has no rows, but for `compare_climates_tuned`: without
+  it the claims on segmentation would look surer than they are.
+- *Control*: `none` and `identity` are the same network with no mixing, the others the simplest methods of the task. A
+  dash: none was run.
+- `slots`: what a slot, or a k-means cluster, tells of the class. `own-clusters` are made anew for each tile.
+- `depth`: how far an attention map is from that of the block before (1 - CKA), first third of the blocks less last.
 
-Fewer than ten seeds are exploratory. Marks of the papers' figures: [V] read in a primary source, [V2] in a secondary
-one, [S] stated in an article by or about the authors, [?] unknown.
+Marks of the papers' figures: [V] read in a primary source, [V2] in a secondary one, [S] stated in an article by or
+about the authors, [?] unknown. To cite a result, name its comparison and the commit in its JSON file, with
+`CITATION.cff`.
 """
+ORDER = (MIXED, DISAGREES, AGREES, NOT_SEEN, CANNOT_TELL, NOT_RUN)
 
 
 def page() -> str:
-    """The whole page, with the claims first on which something is decided."""
+    """The whole page, with the papers' claims first on which something is decided."""
     judged = [
         (claim, judge(claim["rows"], {r["comparison"]: document(r["comparison"]) for r in claim["rows"]}))
         for claim in CLAIMS
     ]
-    order = (DISAGREES, AGREES, NOT_SEEN, CANNOT_TELL, NOT_RUN)
-    judged.sort(key=lambda one: order.index(verdict_of(one[1])))
-    run = [one for one in judged if verdict_of(one[1]) != NOT_RUN]
+    judged.sort(key=lambda one: (ORDER.index(verdict_of(one[1])[0]), one[0].get("ours", False)))
     lines = [HEAD, "| | verdict | claim | the paper |", "|---:|---|---|---|"]
-    for i, (claim, found) in enumerate(run, 1):
-        lines.append(f"| {i} | **{verdict_of(found)}** | {claim['text']} | {claim['paper']} |")
-    lines += ["", "## Comparisons", "", "| claim | verdict | A | B | difference and interval | comparison |"]
-    lines.append("|---:|---|---|---|---:|---|")
-    missing: dict[str, list[str]] = {}
-    for i, (_, found) in enumerate(run, 1):
+    for i, (claim, found) in enumerate(judged, 1):
+        verdict, enough = verdict_of(found)
+        weak = "" if enough or verdict in (CANNOT_TELL, NOT_RUN) else ", exploratory"
+        lines.append(f"| {i} | **{verdict}**{weak} | {claim['text']} | {claim['paper']} |")
+    lines += ["", "## Comparisons", "", "| claim | verdict | A | B | difference and interval | p | comparison |"]
+    lines.append("|---:|---|---|---|---:|---:|---|")
+    for i, (_, found) in enumerate(judged, 1):
         lines += [f"| {i} | {_line(one)} |" for one in found if one.difference is not None]
-        for name in dict.fromkeys(one.row["comparison"] for one in found if one.difference is None):
-            missing.setdefault(name, []).append(str(i))
-    lines += ["", "## Not yet run", ""]
-    if waiting := judged[len(run) :]:
-        lines += ["| claim | the paper | comparisons |", "|---|---|---|"]
-    for claim, found in waiting:
-        names = ", ".join(dict.fromkeys(f"`{one.row['comparison']}`" for one in found))
-        lines.append(f"| {claim['text']} | {claim['paper']} | {names} |")
+    missing = [
+        f"`{one.row['comparison']}`: {one.row['a']} against {one.row['b']} (claim {i})"
+        for i, (_, found) in enumerate(judged, 1)
+        for one in found
+        if one.difference is None
+    ]
     if missing:
-        told = "; ".join(f"`{name}` (claims {', '.join(numbers)})" for name, numbers in missing.items())
-        lines += [*([""] if waiting else []), f"Claims above with comparisons that are not yet run: {told}."]
+        lines += ["", f"Not yet run: {'; '.join(missing)}."]
     lines += ["", "## Run one", "", "```console", "tokenmix compare --config compare_climates --jobs 2", "```", ""]
     lines += ["| comparison | metric | control | minutes a run | measured | note |", "|---|---|---|---:|---|---|"]
     names = dict.fromkeys(row["comparison"] for claim in CLAIMS for row in claim["rows"])
@@ -266,14 +281,17 @@ def page() -> str:
 
 def _line(found: Found) -> str:
     row, gap = found.row, found.difference
-    name = f"`{row['comparison']}`" + (f", within {row['margin']:g}" if "margin" in row else "")
+    name = f"`{row['comparison']}`" + (f", worse by less than {m:g}" if (m := row.get("non_inferior")) else "")
     assert gap is not None
     low, high = gap.interval()
     digits = 2 if max(map(abs, found.means)) >= 10 else 3
     a, b = (f"{row[side]} {mean:.{digits}f}" for side, mean in zip("ab", found.means))
     told = f"{gap.value:z.{digits}f} ({low:z.{digits}f} to {high:z.{digits}f})"
-    power = "" if found.power is None else f", power {100 * found.power:.0f} % at the paper's effect"
-    return f"**{found.verdict}** | {a} | {b} | {told} | {name}, {gap.seeds[0]} seeds{power}"
+    p = "< 0.001" if found.probability < 0.001 else f"{found.probability:.3f}"
+    undecided = found.power is not None and found.verdict in (NOT_SEEN, CANNOT_TELL)
+    power = f", {row['effect']:g} found in {100 * (found.power or 0):.0f} %" if undecided else ""
+    verdict = f"**{found.verdict}**" if row.get("decides", True) else f"({found.verdict})"
+    return f"{verdict} | {a} | {b} | {told} | {p} | {name}, {min(gap.seeds)} seeds{power}"
 
 
 def _source(name: str, found: Mapping[str, Any]) -> str:
@@ -282,7 +300,9 @@ def _source(name: str, found: Mapping[str, Any]) -> str:
     scores = {name: np.mean([run["score"] for run in runs]) for name, runs in controls.items()}
     simple = {**scores, **(found.get("baselines") or {})}.items()
     control = ", ".join(f"{name} {score:,.{0 if score >= 100 else 3}f}" for name, score in simple)
-    facts = (f"`{name}`", found["metric"], control or "–", found.get("minutes") or "–", when, found["note"])
+    alone = "seeds alone" if found["sampling"] is None else ""
+    note = "; ".join(filter(None, [found["note"], NOTES.get(name), alone]))
+    facts = (f"`{name}`", found["metric"], control or "–", found.get("minutes") or "–", when, note)
     return f"| {' | '.join(facts)} |"
 
 

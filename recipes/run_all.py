@@ -2,7 +2,7 @@
 
     python -m recipes.run_all --budget 6 [--jobs 2]
 
-Each job is `tokenmix compare --config NAME`, which goes on where it stopped; the last two measure finished runs. A job
+Each job is `tokenmix compare --config NAME`, which goes on where it stopped; the last three are programs. A job
 that has ended is not started again unless its name is given to --again. Ctrl-C, and the end of the time, save what is
 being trained: the same command goes on.
 """
@@ -34,7 +34,6 @@ ORDER = (
     "compare_cells",
     "compare_senses",
     "compare_gates",
-    "compare_longer",
     "compare_trees",
     "compare_composed",
     "compare_lavit_masks",
@@ -43,6 +42,7 @@ ORDER = (
     "compare_swap",
 )
 JOBS = {name: f"-m tokenmix compare --config {name} --out {{out}}/{name} --jobs {{jobs}}" for name in ORDER}
+JOBS["probe_seeds"] = "-m recipes.probe_seeds"
 JOBS["slots"] = "-m recipes.segmentation.slots --runs {out}/compare_climates"
 JOBS["depth"] = "-m recipes.classification.depth --runs {out}/compare_depth"
 LEDGER = "-m recipes.claims"

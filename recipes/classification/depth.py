@@ -3,7 +3,7 @@
     python -m recipes.classification.depth --runs runs/all/compare_depth
 
 The distance of `tokenmix inspect`, 1 - linear CKA, on test images: 0 if two blocks distinguish tokens in the same way.
-`first` is the mean over the first third of the blocks, `last` that over the last third. The control is the same network
+`fall` is the mean over the first third of the blocks less that over the last third. The control is the same network
 with the random weights of another seed. Writes recipes/classification/depth.json for the ledger, with the distance,
 entropy and saturation of each block.
 """
@@ -55,11 +55,10 @@ def main(args: Args) -> None:
         for name, model in ((mixer, task.model), (f"{mixer}-random", make_model(task.config, task.data))):
             found = measured(model, images)
             third = found.shape[1] // 3
-            for part, blocks in (("first", slice(1, 1 + third)), ("last", slice(-third, None))):
-                variant = variants.setdefault(f"{name}-{part}", {"name": f"{name}-{part}", "runs": []})
-                folder = f"{name}-{part}-seed{seed}"
-                drawn[folder] = found[:, blocks, 0].mean(1)
-                variant["runs"].append({"seed": int(seed), "folder": folder, "score": float(drawn[folder].mean())})
+            variant = variants.setdefault(name, {"name": f"{name}-fall", "runs": []})
+            folder = f"{name}-seed{seed}"
+            drawn[folder] = found[:, 1 : 1 + third, 0].mean(1) - found[:, -third:, 0].mean(1)
+            variant["runs"].append({"seed": int(seed), "folder": folder, "score": float(drawn[folder].mean())})
             curves = dict(zip(MEASURES, found.mean(0).T.round(4).tolist()))
             variant["blocks"] = [*variant.get("blocks", []), {**curves, "distance": curves["distance"][1:]}]
             print(f"{name}, seed {seed}: {curves}", flush=True)
@@ -70,7 +69,7 @@ def main(args: Args) -> None:
         [*variants.values()],
         {"samples": args.images, "unit": "images", "runs": [*drawn]},
         covariance_of_means(np.stack([*drawn.values()])),
-        metric="distance of maps",
+        metric="fall of distance",
         note="runs of `compare_depth`; `python -m recipes.classification.depth`",
     )
 

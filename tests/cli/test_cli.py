@@ -382,6 +382,7 @@ assert not {{'torch', 'timm', 'lightning', 'transformers'}} & set(sys.modules)
         ("train detection --recipe eanet_voc", "is for semantic-segmentation, got the task detection"),
         ("predict", "tokenmix predict needs RUN"),
         ("compare --insert-kwargs num_slots=8", "give --config FILE.toml with a table [variants.NAME]"),
+        ("compare --variants a", "give --config FILE.toml with a table [variants.NAME]"),
         ("compare --metric f1", "there is no option --metric; give --monitor METRIC"),
         ("cost external --import nets", "tokenmix --import MODULE_OR_FILE.py cost external"),
         ("train --model MyNet --data digits", "a function or class of yours is module:NAME"),

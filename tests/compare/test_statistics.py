@@ -140,18 +140,8 @@ def test_nothing_is_known_of_two_numbers() -> None:
     assert not found.known
     assert not found.real
     assert math.isnan(found.error)
-    assert not found.equivalent(1.0)
     assert difference([0.5, 0.5], [0.5, 0.5]).probability == 1.0
     assert difference([0.5, 0.5], [0.6, 0.6]).probability == 0.0
-
-
-def test_equivalence_needs_an_interval_within_the_margin() -> None:
-    close = difference([0.500, 0.501, 0.502, 0.499], [0.500, 0.502, 0.501, 0.498])
-    assert close.equivalent(0.01)
-    assert not close.equivalent(0.001)
-    far = difference([0.5, 0.7, 0.3], [0.5, 0.6, 0.4])
-    assert not far.real
-    assert not far.equivalent(0.01), "not to be told apart is not to be equal"
 
 
 def test_more_seeds_settle_what_samples_allow() -> None:

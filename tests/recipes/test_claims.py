@@ -1,5 +1,6 @@
 """The ledger is what the kept results say, and its verdicts follow the rule that it states."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def test_every_row_is_of_a_comparison_that_has_both_sides(claims: Any) -> None:
         for row in claim["rows"]:
             if row["comparison"].startswith("probe "):
                 assert row["comparison"].removeprefix("probe ") in TASKS
-                assert {row["a"], row["b"]} <= set(MIXERS), row
+                assert {row["a"], row["b"]} <= {*MIXERS, *import_module("recipes.probe_seeds").OTHERS}, row
                 continue
             if row["comparison"].startswith("compare_"):
                 config = load_comparison(row["comparison"])
@@ -74,11 +75,18 @@ def test_verdicts(claims: Any) -> None:
     assert verdict(claims, runs, better, higher=False) == "agrees"
     assert verdict(claims, [x + 0.02 for x in runs], runs) == "cannot tell"
     assert verdict(claims, runs, runs, effect=0.05) == "not seen"
+    assert verdict(claims, [x + 0.02 for x in runs], runs, effect=0.04) == "cannot tell"
     assert verdict(claims, runs, runs, effect=0.01) == "cannot tell"
-    assert verdict(claims, runs, runs, margin=0.02) == "agrees"
-    assert verdict(claims, runs, runs, margin=0.01) == "cannot tell"
-    assert verdict(claims, better, runs, margin=0.001) == "disagrees"
     assert verdict(claims, [], runs) == "not yet run"
+
+
+def test_worse_by_less_than_a_margin(claims: Any) -> None:
+    runs = [0.85, 0.86, 0.87]
+    assert verdict(claims, runs, runs, non_inferior=0.03) == "agrees"
+    assert verdict(claims, runs, runs, non_inferior=0.02) == "cannot tell"
+    assert verdict(claims, [x + 0.03 for x in runs], runs, non_inferior=0.001) == "agrees"
+    assert verdict(claims, [x - 0.04 for x in runs], runs, non_inferior=0.01) == "disagrees"
+    assert verdict(claims, [x - 0.03 for x in runs], runs, non_inferior=0.01) == "cannot tell"
 
 
 def test_several_rows_of_a_claim_are_adjusted(claims: Any) -> None:
@@ -87,12 +95,41 @@ def test_several_rows_of_a_claim_are_adjusted(claims: Any) -> None:
     documents = {"c": document([x + 0.023 for x in runs], runs)}
     assert claims.judge([row], documents)[0].verdict == "agrees"
     assert [one.verdict for one in claims.judge([row, row], documents)] == ["cannot tell"] * 2
+    assert [one.verdict for one in claims.judge([row, {**row, "non_inferior": 0.001}], documents)] == [
+        "cannot tell"
+    ] * 2
+
+
+def test_the_verdict_on_a_claim(claims: Any) -> None:
+    runs = [0.85, 0.86, 0.87]
+    better = {"comparison": "better", "a": "a", "b": "b"}
+    worse, same = {**better, "comparison": "worse"}, {**better, "comparison": "same"}
+    many = {**better, "comparison": "many"}
+    documents = {
+        "better": document([x + 0.05 for x in runs], runs),
+        "worse": document([x - 0.05 for x in runs], runs),
+        "same": document(runs, runs),
+        "many": document([x + 0.05 for x in runs * 4], runs * 4),
+    }
+
+    def told(*rows: dict[str, Any]) -> tuple[str, bool]:
+        return claims.verdict_of(claims.judge(rows, documents))
+
+    assert told(better, same) == ("agrees", False)
+    assert told(many, same) == ("agrees", True)
+    assert told(better, worse) == ("mixed", False)
+    assert told(many, {**same, "effect": 0.06}) == ("mixed", False)
+    assert told({**worse, "decides": False}, many) == ("agrees", True)
+    assert told(worse, {**same, "effect": 0.06}) == ("disagrees", False)
+    assert told(same) == ("cannot tell", False)
+    assert claims.verdict_of(claims.judge([better], {"better": None})) == ("not yet run", False)
 
 
 def test_power_is_that_of_a_t_test(claims: Any) -> None:
     found = claims.difference_of(document([0.85, 0.86, 0.87], [0.85, 0.86, 0.87]), "a", "b")[0]
-    assert claims.power_at(found, found.detectable) == pytest.approx(0.8, abs=0.02)
-    assert claims.power_at(found, 0.0) == pytest.approx(0.05)
+    assert claims.power_at(found, found.detectable, 0.05) == pytest.approx(0.8, abs=0.02)
+    assert claims.power_at(found, 0.0, 0.05) == pytest.approx(0.05)
+    assert claims.power_at(found, 0.0, 0.01) == pytest.approx(0.01)
 
 
 def test_a_comparison_is_kept_and_read_back(claims: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,3 +157,28 @@ def test_a_kept_result_says_which_options_were_changed(claims: Any) -> None:
     command = "tokenmix compare --config compare_pairs --seeds 0,1 --epochs 2 --out runs/a --threads 1 --tune none"
     assert claims.other_options(command) == "with --epochs 2 --tune none"
     assert claims.other_options("tokenmix compare --config compare_pairs --jobs 2") == ""
+
+
+def test_more_seeds_of_the_probe_go_on_where_they_stopped(
+    claims: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds = import_module("recipes.probe_seeds")
+    asked: list[tuple[Any, int]] = []
+
+    def train_one(target: Any, task: Any, seed: int, *, steps: int) -> dict[str, float]:
+        asked.append((target, seed))
+        return {task.name: 0.5}
+
+    monkeypatch.setattr(seeds, "RESULTS", tmp_path / "seeds.json")
+    monkeypatch.setattr(claims, "MORE_SEEDS", tmp_path / "seeds.json")
+    monkeypatch.setattr(seeds, "train_one", train_one)
+    rows = [{"comparison": "probe recall", "a": "self", "b": "one-head-external"}]
+    monkeypatch.setattr(seeds, "CLAIMS", [{"rows": rows}])
+    seeds.main(seeds.Args())
+    assert asked == [*(("self", seed) for seed in range(5, 10)), *((seeds.OneHead, seed) for seed in range(10))]
+    assert seeds.OneHead(64).query.out_features == 4 * 64
+    seeds.main(seeds.Args())
+    assert len(asked) == 15
+    runs = {one["name"]: len(one["runs"]) for one in claims.probed("recall")["variants"]}
+    assert runs["self"] == runs["one-head-external"] == 10
+    assert runs["gating"] == 5

@@ -155,7 +155,7 @@ _OURS: dict[str, tuple[str, ...]] = {
     "--model-kwargs patch_size=N": ("patch-size", "patch"),
     PRETRAINED: ("finetune", "weights", "load", "initial-checkpoint"),
     "--mixers A,B,C": ("mixer", "attention"),
-    "--config FILE.toml with a table [variants.NAME] of these options": ("insert-kwargs", "swap-kwargs"),
+    "--config FILE.toml with a table [variants.NAME] of these options": ("insert-kwargs", "swap-kwargs", "variants"),
     "--seeds 0,1,2": ("seed",),
     "--swap MIXER, or --model mixer_nano --model-kwargs mixer=MIXER": ("mixer", "mixers", "attention"),
     "--to MIXER": ("mixer", "attention", "swap"),

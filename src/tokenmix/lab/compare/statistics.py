@@ -116,12 +116,6 @@ class Difference:
         """Whether the interval excludes 0."""
         return self.known and self.probability < 1 - CONFIDENCE
 
-    def equivalent(self, margin: float) -> bool:
-        """Whether the variants differ by less than `margin` either way: two one-sided tests at 5 %."""
-        if not self.known:
-            return False
-        return abs(self.value) + _quantile(self.freedom, CONFIDENCE) * self.error < margin
-
     def more_seeds(self) -> int | None:
         """Further seeds of each that give a true difference of this size 80 % power.
 
