@@ -19,6 +19,7 @@ from tokenmix.errors import UserError
 from tokenmix.files import one_writer
 from tokenmix.lab.cli import parse
 from tokenmix.lab.cli.listing import print_rows
+from tokenmix.lab.cli.runs import Compare
 from tokenmix.lab.compare.compare import compare, repeat_command
 from tokenmix.lab.compare.report import choose_images
 from tokenmix.lab.compare.results import load_results
@@ -152,21 +153,54 @@ def test_runs_of_old_code_and_old_data_are_not_mixed_with_new_ones(
         (tmp_path / "images" / name).mkdir(parents=True)
         for i in range(12):
             Image.new("L", (60, 60), 10 * i).save(tmp_path / "images" / name / f"{i}.png")
-    changes = {"data": f"folder:{tmp_path / 'images'}", "limit": None, "limit_eval": None, "batch_size": 8}
+    monkeypatch.chdir(tmp_path)
+    changes = {"data": "folder:images", "limit": None, "limit_eval": None, "batch_size": 8}
     model = {"img_size": 16, "model_kwargs": {**TINY, "patch_size": 8}}
     call = {"seeds": (0,), "mixers": ("own_still:Still",), **changes, **model}
     out = compare(config=small(tmp_path / "out", **call), quiet=True).path
     assert capsys.readouterr() == ("", ""), "not even that photographs are scaled down"
+    found = compare(config=small(out, **{**call, "seeds": (0, 1), "data": f"folder:{tmp_path}/images"}), quiet=True)
+    assert [run.seed for run in found.results.variants[0].runs] == [0, 1], "the same data by another path goes on"
     before = (out / "results.json").read_bytes()
     code.write_text(OWN.replace("return x", "return 2 * x"))
     with pytest.raises(UserError, match=r"the module own_still changed since .*; give another --out"):
-        compare(config=small(out, **{**call, "seeds": (0, 1)}), quiet=True)
+        compare(config=small(out, **{**call, "seeds": (0, 1, 2)}), quiet=True)
     code.write_text(f"import math\n{OWN}\n# A note, and another mixer.\nclass Next(Still):\n    pass\n")
     for name in ("a", "b"):
         Image.new("L", (16, 16), 7).save(tmp_path / "images" / name / "new.png")
     with pytest.raises(UserError, match=r"the data changed since .* differ\); give another --out"):
         compare(config=small(out, **{**call, "mixers": ("self", "own_still:Still")}), quiet=True)
     assert (out / "results.json").read_bytes() == before
+
+
+LATE = """
+from tokenmix.layers import Capabilities, Mixer
+
+class Late(Mixer):
+    capabilities = Capabilities(map=None)
+    def __init__(self, dim):
+        super().__init__()
+        self.dim = dim
+    def forward(self, x, mask=None):
+        if x.requires_grad and len(x) > 8:
+            x.register_hook(self.fail)
+        return x * 1
+    def fail(self, gradient):
+        raise RuntimeError("late failure")
+    def macs(self, num_tokens):
+        return 0
+"""
+
+
+@pytest.mark.usefixtures("few_tokens")
+def test_a_mixer_that_fails_in_its_first_training_step_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "own_late.py").write_text(LATE)
+    with pytest.raises(
+        UserError, match="own_late:Late fails in a training step: RuntimeError: late failure; correct it"
+    ):
+        compare(config=small(tmp_path / "out", mixers=("own_late:Late",)), quiet=True)
+    assert not (tmp_path / "out" / "results.json").exists()
 
 
 def test_variants_differ_only_in_their_mixer(finished: Path):
@@ -334,6 +368,9 @@ def test_one_variants_failure_does_not_cost_the_others(tmp_path: Path, failing: 
     assert sound.score is not None
     assert str(error) in (out / "report.html").read_text()
     assert (out / "runs/self-seed0/error.txt").exists() == isinstance(error, ZeroDivisionError)
+    assert Compare(small(out)).run() == 1
+    failing("gating", error)
+    assert Compare(small(out)).run() == 0
 
 
 def test_when_all_fail_the_first_reason_is_told(tmp_path: Path, failing: Callable):

@@ -211,7 +211,10 @@ def insert(
     if example is None:
         example = example_of(model, img_size) or example_of(model, 224)
     if example is None:
-        raise UserError("the model does not tell its input; give example_inputs, a tuple of arguments of its forward")
+        raise UserError(
+            "the model takes no image, to which img_size would apply; give example_inputs, a tuple of arguments of its "
+            "forward, such as (torch.zeros(1, 1, 32, 32, 32),)"
+        )
     calls, macs_before, device = watch_pass(model, example, list(hosts.values()), _observe)
     wider = {} if layout else _wider_shapes(model, list(hosts.values()), example)
     blocks: list[tuple[nn.Module, InsertedBlock]] = []

@@ -86,14 +86,17 @@ class Compare:
         # The file has them, not the parser.
         return cls(given.replace(variants=base.variants))
 
-    def run(self) -> None:
+    def run(self) -> int:
+        """Exit code 1 if a run failed; runs that `--only` leaves to other machines have not."""
         check_mixers(name for name in self.config.mixers if name != "none")
         check_model(self.config.task, self.config.model.model)
         for data in data_sets(self.config.data.data):
             check_data(data)
         from tokenmix.lab.compare.compare import compare
 
-        compare(config=self.config)
+        found = compare(config=self.config).comparisons.values()
+        messages = (run.message for results in found for variant in results.variants for run in variant.runs)
+        return int(any(message not in ("", "not finished") for message in messages))
 
 
 def _task(prog: str, args: Sequence[str]) -> str | None:

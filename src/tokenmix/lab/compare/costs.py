@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tokenmix.errors import UserError
+from tokenmix.errors import UserError, as_user_error
 from tokenmix.files import Values
 from tokenmix.lab.compare.results import Growth, Variant
 from tokenmix.lab.train.config import TrainConfig
@@ -24,6 +24,7 @@ from tokenmix.profiling.machine import Timing, peak_memory, time_interleaved
 from tokenmix.profiling.target import layer_for, mixer_with_input
 from tokenmix.swap.probe import model_macs
 
+CODE_ERRORS = (RuntimeError, TypeError, AttributeError, LookupError)
 SECONDS = 4.0
 """Approximate seconds for each of the two timings."""
 TOKENS = (64, 256, 1024, 4096)
@@ -78,8 +79,11 @@ def measure_variants(
     inference = {name: _peak(bench.forward, device) for name, bench in benches.items()}
     tests = {name: partial(bench.evaluate, bench.engine.move(test)) for name, bench in benches.items()}
     evaluated = time_interleaved(tests, repeats=1, warmup=1, device=device)
-    for bench in benches.values():
+    for name, bench in benches.items():
         bench.task.train()
+        # The first training step of a user's own mixer.
+        with as_user_error(f"{name} fails in a training step: ", "; correct it, or leave it out", *CODE_ERRORS):
+            bench.step()
     step = _time({name: bench.step for name, bench in benches.items()}, device)
     memory = {name: _peak(bench.step, device) for name, bench in benches.items()}
     layers = _measure_layers(variants, device)

@@ -11,7 +11,7 @@ from tokenmix.files import Values, copy_folder, inside, make_folder, new_folder,
 from tokenmix.lab.compare.report import write_page
 from tokenmix.lab.compare.results import Heading, Results, Row, Table, TableCell, Variant
 from tokenmix.lab.compare.variants import FREE
-from tokenmix.lab.data.lookup import data_sets, short_name
+from tokenmix.lab.data.lookup import data_sets, short_name, with_absolute_paths
 from tokenmix.lab.grid import Cell
 from tokenmix.lab.train.config import CompareConfig, EngineConfig, TrainConfig, comparison_config
 from tokenmix.lab.train.folder import read_part
@@ -48,7 +48,8 @@ def split_grid(config: CompareConfig) -> tuple[Path, dict[str, tuple[CompareConf
         if name in found:
             raise UserError(f"two data sets are called {short_name(data)}; compare on them one after the other")
         folder = inside(out, name) if name else out
-        one = config.replace(data=data, model=model, sizes=(), patch=(), img_sizes=(), **changes)
+        spec = with_absolute_paths(data)  # as runs have it
+        one = config.replace(data=spec, model=model, sizes=(), patch=(), img_sizes=(), **changes)
         found[name] = one.replace(out=folder) if name else one, folder
     return out, found
 
