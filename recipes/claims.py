@@ -131,13 +131,16 @@ def probed(task: str) -> dict[str, Any] | None:
     if not scores:
         return None
     values = {one["mixer"]: [*one["values"]] for one in scores}
-    for mixer, more in read_json(MORE_SEEDS)["scores"].get(task, {}).items():
+    later = read_json(MORE_SEEDS)
+    for mixer, more in later["scores"].get(task, {}).items():
         values.setdefault(mixer, []).extend(more)
     variants = [
         {"name": mixer, "runs": [{"seed": i, "score": value} for i, value in enumerate(some)]}
         for mixer, some in values.items()
     ]
-    where = {"metric": "accuracy", "higher": True, "sampling": None, "note": f"guessing {scores[0]['guess']:.2f}"}
+    when = f"further seeds {later['environment']['date'][:10]}, {later['environment']['cpu']}"
+    note = f"guessing {scores[0]['guess']:.2f}; {when}"
+    where = {"metric": "accuracy", "higher": True, "sampling": None, "note": note}
     return {**where, "minutes": None, **told["environment"], "variants": variants}
 
 
