@@ -181,7 +181,7 @@ def export_to_hub(run: Path | RunFolder, out: Path | None = None, push: str | No
 
 
 def _card(task: TaskModule, form: HubForm, result: Values, command: Sequence[str], repo: str | None) -> str:
-    words = command[1:]
+    program, *words = command
     data, name, measured = task.data, result["data"], result["environment"]
     unit = next(key.removesuffix("_per_second") for key in result if key.endswith("_per_second"))
     numbers = {key: result["metrics"][key] for key in task.numbers()}
@@ -232,7 +232,7 @@ def _card(task: TaskModule, form: HubForm, result: Values, command: Sequence[str
 Made by
 
 ```console
-{shlex.join(["tokenmix", *words])}
+{shlex.join([Path(program).name.replace("__main__.py", "tokenmix"), *words])}
 ```
 
 with tokenmix {versions.get("tokenmix")} (commit {commit}), PyTorch {versions.get("torch")}, seed {result["seed"]}, \
