@@ -193,11 +193,10 @@ def judge(rows: Sequence[Mapping[str, Any]], documents: Mapping[str, dict[str, A
             found.append(Found(row, NOT_RUN))
             continue
         gap, means = got[i]
-        effect = row.get("effect")
-        power = None if effect is None else power_at(gap, effect, 0.05 / len(got))
+        power = power_at(gap, row["effect"], 0.05 / len(got)) if "effect" in row else None
         if adjusted[i] < 0.05:
             verdict = AGREES if beyond[i].value > 0 else DISAGREES
-        elif effect is not None and power is not None and power >= 0.5 and gap.interval()[1] < effect:
+        elif power is not None and power >= 0.5 and gap.interval()[1] < row["effect"]:
             verdict = NOT_SEEN
         else:
             verdict = CANNOT_TELL
@@ -291,8 +290,8 @@ def _line(found: Found) -> str:
     a, b = (f"{row[side]} {mean:.{digits}f}" for side, mean in zip("ab", found.means))
     told = f"{gap.value:z.{digits}f} ({low:z.{digits}f} to {high:z.{digits}f})"
     p = "< 0.001" if found.probability < 0.001 else f"{found.probability:.3f}"
-    undecided = found.power is not None and found.verdict in (NOT_SEEN, CANNOT_TELL)
-    power = f", {row['effect']:g} found in {100 * (found.power or 0):.0f} %" if undecided else ""
+    undecided = found.verdict in (NOT_SEEN, CANNOT_TELL) and found.power is not None
+    power = f", {row['effect']:g} found in {100 * found.power:.0f} %" if undecided else ""
     verdict = f"**{found.verdict}**" if row.get("decides", True) else f"({found.verdict})"
     return f"{verdict} | {a} | {b} | {told} | {p} | {name}, {min(gap.seeds)} seeds{power}"
 

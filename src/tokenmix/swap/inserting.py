@@ -212,8 +212,8 @@ def insert(
         example = example_of(model, img_size) or example_of(model, 224)
     if example is None:
         raise UserError(
-            "the model takes no image, to which img_size would apply; give example_inputs, a tuple of arguments of its "
-            "forward, such as (torch.zeros(1, 1, 32, 32, 32),)"
+            "the model does not tell its input, and img_size is of 2-D images; give example_inputs, a tuple of "
+            "arguments of its forward, such as (torch.zeros(1, 1, 32, 32, 32),)"
         )
     calls, macs_before, device = watch_pass(model, example, list(hosts.values()), _observe)
     wider = {} if layout else _wider_shapes(model, list(hosts.values()), example)

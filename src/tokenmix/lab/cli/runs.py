@@ -93,10 +93,11 @@ class Compare:
         for data in data_sets(self.config.data.data):
             check_data(data)
         from tokenmix.lab.compare.compare import compare
+        from tokenmix.lab.compare.variants import NOT_FINISHED
 
         found = compare(config=self.config).comparisons.values()
         messages = (run.message for results in found for variant in results.variants for run in variant.runs)
-        return int(any(message not in ("", "not finished") for message in messages))
+        return int(any(message not in ("", NOT_FINISHED) for message in messages))
 
 
 def _task(prog: str, args: Sequence[str]) -> str | None:

@@ -45,7 +45,7 @@ from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.config import CompareConfig, comparison_config
 from tokenmix.lab.train.load import check_own_mixers, load_task, make_model, own_sources, start_and_swap
 from tokenmix.lab.train.options import CompareOptions
-from tokenmix.lab.train.plan import batch_norm_errors, check_config, make_plan, plan_notes, with_epochs
+from tokenmix.lab.train.plan import check_config, make_plan, plan_notes, with_epochs
 from tokenmix.lab.train.programs import Batch
 from tokenmix.lab.train.schema import joined
 from tokenmix.lab.train.sources import base_comparison, check_call, load_comparison
@@ -337,8 +337,7 @@ def _measure(one: Comparison, jobs: int) -> Comparison:
         # A variant's steps may depend on another variant's costs.
         names = one.variants if one.config.budget != "images" else one.first
         variants = {name: one.variants[name] for name in names}
-        with batch_norm_errors():
-            measured, evaluate = measure_variants(variants, batch, test, config, _device(one.config))
+        measured, evaluate = measure_variants(variants, batch, test, config, _device(one.config))
         warning = others.warning(torch.get_num_threads()) if _device(one.config).type == "cpu" else ""
         task = next(iter(variants.values()))
         shared = jobs > 1 and _device(one.config).type == "cpu"

@@ -13,7 +13,7 @@ from tokenmix.errors import UserError, as_user_error
 from tokenmix.files import Values
 from tokenmix.lab.compare.results import Growth, Variant
 from tokenmix.lab.train.config import TrainConfig
-from tokenmix.lab.train.plan import make_optimizer
+from tokenmix.lab.train.plan import batch_norm_errors, make_optimizer
 from tokenmix.lab.train.programs import Batch
 from tokenmix.lab.train.task import TaskModule, input_sizes
 from tokenmix.lab.train.trainer import Engine
@@ -24,7 +24,6 @@ from tokenmix.profiling.machine import Timing, peak_memory, time_interleaved
 from tokenmix.profiling.target import layer_for, mixer_with_input
 from tokenmix.swap.probe import model_macs
 
-CODE_ERRORS = (RuntimeError, TypeError, AttributeError, LookupError)
 SECONDS = 4.0
 """Approximate seconds for each of the two timings."""
 TOKENS = (64, 256, 1024, 4096)
@@ -56,6 +55,12 @@ class _Bench:
         self.engine.step(self.optimizer, self.clip_grad)
 
 
+def _step(name: str, bench: _Bench) -> None:
+    """A training step, the first of a user's own mixer."""
+    with as_user_error(f"{name} fails in a training step: ", "; correct it, or leave it out"), batch_norm_errors():
+        bench.step()
+
+
 def one_sample(task: TaskModule) -> tuple[object, ...]:
     """Forward arguments of the task's model for one sample; `UserError` for a task without an example."""
     return task.swap_example() or tuple(given[:1] for given in task.example().values())
@@ -79,13 +84,11 @@ def measure_variants(
     inference = {name: _peak(bench.forward, device) for name, bench in benches.items()}
     tests = {name: partial(bench.evaluate, bench.engine.move(test)) for name, bench in benches.items()}
     evaluated = time_interleaved(tests, repeats=1, warmup=1, device=device)
-    for name, bench in benches.items():
+    for bench in benches.values():
         bench.task.train()
-        # The first training step of a user's own mixer.
-        with as_user_error(f"{name} fails in a training step: ", "; correct it, or leave it out", *CODE_ERRORS):
-            bench.step()
-    step = _time({name: bench.step for name, bench in benches.items()}, device)
-    memory = {name: _peak(bench.step, device) for name, bench in benches.items()}
+    steps = {name: partial(_step, name, bench) for name, bench in benches.items()}
+    step = _time(steps, device)
+    memory = {name: _peak(call, device) for name, call in steps.items()}
     layers = _measure_layers(variants, device)
     measured = [
         Variant(

@@ -168,6 +168,10 @@ def claim_folder(
         write_json(file, config.flat())
 
 
+NOT_FINISHED = "not finished"
+"""Message of a run that stopped, or that another machine trains."""
+
+
 def read_run(cell: Cell, failure: str, metric: str, out: Path) -> Run:
     """Content of a run folder: score, times, curves, confusion matrix."""
     with _damage_told(cell, "its results"):
@@ -177,7 +181,7 @@ def read_run(cell: Cell, failure: str, metric: str, out: Path) -> Run:
             seed=cell.config.loop.seed,
             folder=cell.folder.relative_to(out).as_posix(),
             status="failed",
-            message=failure or "not finished",
+            message=failure or NOT_FINISHED,
             score_curve=_curve(rows, f"val_{metric}"),
             loss_curve=_curve(rows, "train_loss"),
         )
