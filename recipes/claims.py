@@ -289,7 +289,7 @@ def _line(found: Found) -> str:
     digits = 2 if max(map(abs, found.means)) >= 10 else 3
     a, b = (f"{row[side]} {mean:.{digits}f}" for side, mean in zip("ab", found.means))
     told = f"{gap.value:z.{digits}f} ({low:z.{digits}f} to {high:z.{digits}f})"
-    p = "< 0.001" if found.probability < 0.001 else f"{found.probability:.3f}"
+    p = "<0.001" if found.probability < 0.001 else f"{found.probability:.3f}"
     undecided = found.verdict in (NOT_SEEN, CANNOT_TELL) and found.power is not None
     power = f", {row['effect']:g} found in {100 * found.power:.0f} %" if undecided else ""
     verdict = f"**{found.verdict}**" if row.get("decides", True) else f"({found.verdict})"
