@@ -31,6 +31,7 @@ ORDER = (
     "compare_pairs",
     "compare_pair_variants",
     "compare_emoji",
+    "compare_lavit_pairs",
     "compare_depth",
     "compare_cells",
     "compare_gates",
