@@ -238,8 +238,8 @@ better, the difference is B minus A. Intervals are at 95 %, over seeds and test 
 - A claim is **mixed** if rows that decide differ, and *exploratory* if no row with its verdict has ten seeds.
 - Data on which no mixer is ahead of the network without mixing has no rows, but for `compare_climates_tuned`: without
   it the claims on segmentation would look surer than they are.
-- *Control*: `none` and `identity` are the same network with no mixing, the others the simplest methods of the task. A
-  dash: none was run.
+- *Control*: `none` and `identity` are the same network with no mixing; with `one-key` all tokens get the same mean. The
+  others are the simplest methods of the task. A dash: none was run.
 - `slots`: what a slot, or a k-means cluster, tells of the class. `own-clusters` are made anew for each tile.
 - `depth`: how far an attention map is from that of the block before (1 - CKA), first third of the blocks less last.
 
@@ -297,7 +297,7 @@ def _line(found: Found) -> str:
 
 
 def _source(name: str, found: Mapping[str, Any]) -> str:
-    when, mixes_nothing = f"{found['date'][:10]}, {found['cpu']}", ("none", "identity")
+    when, mixes_nothing = f"{found['date'][:10]}, {found['cpu']}", ("none", "identity", "one-key")
     controls = {one["name"]: one["runs"] for one in found["variants"] if one["runs"] and one["name"] in mixes_nothing}
     scores = {name: np.mean([run["score"] for run in runs]) for name, runs in controls.items()}
     simple = {**scores, **(found.get("baselines") or {})}.items()

@@ -27,7 +27,6 @@ ORDER = (
     "compare_climates_tuned",
     "compare_normalizations",
     "compare_heads",
-    "compare_lavit",
     "compare_pairs",
     "compare_pair_variants",
     "compare_emoji",

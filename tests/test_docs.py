@@ -19,8 +19,8 @@ import torch
 from test_public_names import NAMES as PUBLIC
 from tokenmix import layers
 from tokenmix.errors import UserError
-from tokenmix.lab import cli
 from tokenmix.lab.cli import runs
+from tokenmix.lab.cli.command import VERBS, parse
 from tokenmix.lab.data import list_data
 from tokenmix.lab.registry import list_tasks
 from tokenmix.lab.train import sources
@@ -122,7 +122,7 @@ def misuse(words: tuple[str, ...]) -> str:
             patch.setattr(RunFolder, "config", make_config(task))
             patch.setattr(runs, "load_comparison", shown_comparison)
             try:
-                cli.parse(list(words))
+                parse(list(words))
             except UserError as error:
                 said = str(error)
             except SystemExit as stop:
@@ -130,7 +130,7 @@ def misuse(words: tuple[str, ...]) -> str:
             else:
                 return ""
     # A verb alone, in running text, names it and leaves its arguments out.
-    return "" if not words[1:] and words[0] in cli.VERBS else said
+    return "" if not words[1:] and words[0] in VERBS else said
 
 
 @pytest.mark.parametrize("page", PAGES, ids=identifier)

@@ -49,7 +49,8 @@ def typed_words() -> frozenset[str] | None:
 
 
 @contextmanager
-def _held(variable: ContextVar[V], value: V) -> Iterator[None]:
+def held(variable: ContextVar[V], value: V) -> Iterator[None]:
+    """Set a context variable in the block."""
     before = variable.set(value)
     try:
         yield
@@ -59,17 +60,15 @@ def _held(variable: ContextVar[V], value: V) -> Iterator[None]:
 
 def only_typed(words: frozenset[str] | None) -> AbstractContextManager[None]:
     """Trust exactly these words in the block, from a command or another process."""
-    return _held(_typed, words)
+    return held(_typed, words)
 
 
-@contextmanager
-def typed(*values: object) -> Iterator[None]:
+def typed(*values: object) -> AbstractContextManager[None]:
     """Trust the text in these values in the block. Within an outer entry point, only that entry point's text counts."""
     words = _typed.get()
     if words is None:
         words = frozenset(text for text in texts_in(values) if not isinstance(text, FromFile))
-    with only_typed(words):
-        yield
+    return only_typed(words)
 
 
 def from_caller(function: Callable[P, R]) -> Callable[P, R]:
@@ -135,12 +134,12 @@ def sealed(*folders: Path) -> AbstractContextManager[None]:
     # Data next to an own module is the user's, not a package's.
     here = Path.cwd()
     data = [*map(os.path.abspath, folders), *(path for path in packages if not here.is_relative_to(path))]
-    return _held(_sealed, (modules, data))
+    return held(_sealed, (modules, data))
 
 
 def unsealed(code: Callable[..., Any]) -> AbstractContextManager[None]:
     """Let code of the user open what it likes in the block; code of this library stays sealed."""
-    return nullcontext() if code.__module__.startswith("tokenmix.") else _held(_sealed, None)
+    return nullcontext() if code.__module__.startswith("tokenmix.") else held(_sealed, None)
 
 
 @functools.cache

@@ -18,8 +18,8 @@ from PIL import Image
 
 import tokenmix
 from tokenmix.errors import UserError
-from tokenmix.lab.cli import VERBS, main
-from tokenmix.lab.cli.command import parse
+from tokenmix.lab.cli import main
+from tokenmix.lab.cli.command import VERBS, parse
 from tokenmix.lab.cli.listing import print_result
 from tokenmix.lab.cli.parsing import EXAMPLES, OF_MIXERS, OF_RUN, OF_TASK
 from tokenmix.lab.registry import list_tasks

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tokenmix.errors import UserError
-from tokenmix.lab.cli import VERBS, main
-from tokenmix.lab.cli.command import parse
+from tokenmix.lab.cli import main
+from tokenmix.lab.cli.command import VERBS, parse
 from tokenmix.lab.cli.parsing import _OURS, _VERBS
 from tokenmix.lab.registry import list_tasks
 from tokenmix.lab.train.config import BudgetConfig, CompareConfig, DataConfig, TrainConfig, default_config

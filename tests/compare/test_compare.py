@@ -17,7 +17,7 @@ from sklearn.metrics import balanced_accuracy_score
 
 from tokenmix.errors import UserError
 from tokenmix.files import one_writer
-from tokenmix.lab.cli import parse
+from tokenmix.lab.cli.command import parse
 from tokenmix.lab.cli.listing import print_rows
 from tokenmix.lab.cli.runs import Compare
 from tokenmix.lab.compare.compare import compare, repeat_command

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tokenmix.errors import UserError
-from tokenmix.lab.cli import parse
+from tokenmix.lab.cli.command import parse
 from tokenmix.lab.compare.compare import compare
 from tokenmix.lab.compare.grid import split_grid
 from tokenmix.lab.compare.results import load_results

@@ -12,7 +12,7 @@ from torch import nn
 
 import tokenmix
 from tokenmix.errors import UserError
-from tokenmix.lab.cli import parse
+from tokenmix.lab.cli.command import parse
 from tokenmix.lab.compare.baselines import fit_baselines, frequencies, nearest_mean
 from tokenmix.lab.compare.report import ComparisonResult
 from tokenmix.lab.compare.results import load_results

@@ -295,12 +295,8 @@ class FoldedT2TStem(T2TStem):
     def __init__(self, source: T2TStem, dtype: Dtype) -> None:
         Stem.__init__(self)
         self.dtype: Dtype = dtype
-        self.dim, self.in_chans, self.reduction, self.splits = (
-            source.dim,
-            source.in_chans,
-            source.reduction,
-            source.splits,
-        )
+        self.dim, self.in_chans = source.dim, source.in_chans
+        self.reduction, self.splits = source.reduction, source.splits
         self.attentions = nn.ModuleList(
             FoldedStemAttention(attention, split, dtype)  # type: ignore[arg-type]
             for attention, split in zip(source.attentions, source.splits, strict=False)

@@ -275,19 +275,6 @@ SLURM_POLL = 2.0
 """Seconds between queries for the state of the jobs."""
 
 
-class Job:
-    """A cell for submitit, which requeues it after preemption or a timeout."""
-
-    def __call__(self, cell: Cell) -> Outcome:
-        return finish_cell(cell)
-
-    def checkpoint(self, cell: Cell) -> "submitit.helpers.DelayedSubmission":
-        """Requeue the same call, which continues from the run's last checkpoint."""
-        import submitit
-
-        return submitit.helpers.DelayedSubmission(self, cell)
-
-
 def submitter(config: EngineConfig, logs: Path) -> Engine:
     """An engine that submits with these parameters; submitit's `cluster=local` runs the jobs on this machine."""
     import submitit
@@ -308,6 +295,12 @@ def submitter(config: EngineConfig, logs: Path) -> Engine:
 def on_slurm(cells: Sequence[Cell], executor: "submitit.Executor") -> Outcomes:
     """All cells as one array job of Slurm."""
     import submitit
+
+    class Job(submitit.helpers.Checkpointable):
+        """A cell, requeued after preemption or a timeout; it continues from the run's last checkpoint."""
+
+        def __call__(self, cell: Cell) -> Outcome:
+            return finish_cell(cell)
 
     with safe_children():
         jobs = executor.map_array(Job(), cells)

@@ -20,7 +20,7 @@ from tokenmix.layers.base import Factory, Mixer, count_parameters
 from tokenmix.layers.table import build_mixer, count_of, resolve_mixer
 from tokenmix.ops.checks import check_choice
 from tokenmix.registry import Arguments
-from tokenmix.swap.probe import Example, check_runs, example_of, model_macs, watch_calls, watch_pass
+from tokenmix.swap.probe import Example, check_runs, evaluating, example_of, model_macs, watch_calls, watch_pass
 from tokenmix.swap.report import ChangeReport, SkippedAttention, aligned, cost_cells
 
 INSERTED = "inserted"
@@ -98,10 +98,8 @@ def starts_as_identity(mixer: Mixer) -> bool:
         return hasattr(mixer, "gamma")
     x = torch.linspace(-1, 1, 4 * mixer.dim, device=weight.device).to(weight.dtype)
     x = x.view((1, mixer.dim, 2, 2) if mixer.capabilities.layout == "2d" else (1, 4, mixer.dim))
-    training = mixer.training
-    same = torch.equal(mixer.eval()(x), x)
-    mixer.train(training)
-    return same
+    with evaluating(mixer):
+        return torch.equal(mixer(x), x)
 
 
 def default_heads(layer: type[Mixer], dim: int) -> dict[str, int]:

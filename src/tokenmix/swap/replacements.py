@@ -143,7 +143,7 @@ def _plan_one(site: AttentionSite, request: SwapRequest, before: Replacement | N
     if positions and not request.drop_positions:
         raise SwapError(
             f"{', '.join(positions)} adds positions to its scores, which {label} has no place for; "
-            "drop='positions', in a command --swap-drop positions, leaves them out"
+            "drop='positions' leaves them out (--drop positions; in train and compare --swap-drop positions)"
         )
     kept, why = keep_weights(old, built)
     if not request.strict and len(kept) < 4 and _alike(site.module, built):

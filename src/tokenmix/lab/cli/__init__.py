@@ -5,7 +5,6 @@ Verbs import heavy modules themselves, and `main` the parser, so that `tokenmix 
 
 import errno
 import gc
-import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -33,9 +32,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         gc.set_threshold(*before)
     return 2
-
-
-def __getattr__(name: str) -> object:
-    if name in ("VERBS", "parse"):
-        return getattr(importlib.import_module("tokenmix.lab.cli.command"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

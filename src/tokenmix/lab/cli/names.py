@@ -66,6 +66,8 @@ class List(Printed):
             from tokenmix.layers.table import MIXERS
 
             rows = [{"name": name, **asdict(m.layer.capabilities), "about": m.about} for name, m in MIXERS.items()]
+            for row in rows:
+                row["causal"] = row["causal"] and MIXERS[row["name"]].fixed.get("normalization") != "double"
             short = [
                 {"name": row["name"], "cost in N": "linear" if row["linear"] else "quadratic"}
                 | {key: row[key] for key in ("length", "causal", "map", "about")}

@@ -5,14 +5,15 @@ import shutil
 import subprocess
 import sys
 import urllib.parse
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TypeVar
 
 from tokenmix.errors import printable
 from tokenmix.files import open_regular
+from tokenmix.trust import held
 
 T = TypeVar("T")
 CONNECT_SECONDS = 8
@@ -30,14 +31,9 @@ def log(message: str) -> None:
         print(printable(f"tokenmix: {message}"), file=sys.stderr, flush=True)
 
 
-@contextmanager
-def muted(quiet: bool) -> Iterator[None]:
+def muted(quiet: bool) -> AbstractContextManager[None]:
     """Let `log` print nothing in the block, if `quiet`."""
-    before = _muted.set(quiet or _muted.get())
-    try:
-        yield
-    finally:
-        _muted.reset(before)
+    return held(_muted, quiet or _muted.get())
 
 
 def first_that_works(what: str, sources: Sequence[tuple[str, Callable[[], T]]]) -> T:

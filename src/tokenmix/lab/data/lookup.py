@@ -25,7 +25,7 @@ from tokenmix.files import inside, read_text, replace_file, user_path
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.registry import DATA_SETS, DataEntry, Kind
 from tokenmix.registry import load_object
-from tokenmix.trust import check_typed, from_caller
+from tokenmix.trust import check_typed, from_caller, held
 
 SCHEMES = ("https", "s3", "gs", "hf")
 """Allowed schemes; others of fsspec read and write local files, or chain one address in another."""
@@ -286,11 +286,8 @@ def load_data(
     for piece in re.split("[,#]", variant):
         if "://" in piece or "::" in piece:
             check_address(piece)
-    before = _reaching.set(True)
-    try:
+    with held(_reaching, True):
         data = load_object(entry.load)(DataRequest(entry.name, variant, kind, root, seed, img_size, channels))
-    finally:
-        _reaching.reset(before)
     return replace(data, spec=spec)
 
 

@@ -61,11 +61,12 @@ class ImageTask(TaskModule):
         return {"images": torch.randn(2, self.data["channels"], *self.data["img_size"])}
 
     def initial_weights(self, source: Path) -> dict[str, Tensor]:
-        """As for every task; a third-party model also gets interpolated positions, and a new head for other classes."""
+        """As for every task, with a new head for other classes, and interpolated positions in third-party models."""
         weights = super().initial_weights(source)
-        if not is_elsewhere(self.config.model.model):
+        if is_elsewhere(self.config.model.model):
+            weights = with_resized_positions(weights, self.model.state_dict())
+        elif not hasattr(self.model, "get_classifier"):
             return weights
-        weights = with_resized_positions(weights, self.model.state_dict())
         weights, theirs = with_fresh_head(weights, self.model, len(self.data["classes"]))
         if theirs is not None and distributed_info().first:
             log(f"the head starts fresh: {source} has {theirs} classes, this run {len(self.data['classes'])}")

@@ -238,8 +238,8 @@ def check_weights(
 def initial_weights(source: Path, model: Any) -> dict[str, Tensor]:
     """Weights of a safetensors file or run folder, fitted to the model.
 
-    Weights over tokens are interpolated to the model's image size. A head for another number of classes keeps its new
-    weights, with a message. Other differences are left for `put_weights` to reject.
+    Weights over tokens are interpolated to the model's image size. Other differences are left for `put_weights` to
+    reject.
     """
     folder = RunFolder.of_weights(source)
     description = {} if folder is None else folder.description
@@ -271,18 +271,4 @@ def initial_weights(source: Path, model: Any) -> dict[str, Tensor]:
             weights = checkpoints.resize(weights, model, img_size=trained)
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
-    if not hasattr(model, "get_classifier"):
-        return weights
-    head = model.get_classifier()
-    prefix = next((name for name, module in model.named_modules() if module is head), None)
-    own = {key: value for key, value in model.state_dict().items() if prefix and key.startswith(f"{prefix}.")}
-    other = {
-        key: weights[key] for key, value in own.items() if key in weights and weights[key].shape[0] != value.shape[0]
-    }
-    # A head of another width belongs to another model.
-    if not other or any(value.shape[1:] != own[key].shape[1:] for key, value in other.items()):
-        return weights
-    if distributed_info().first:
-        theirs, ours = (next(iter(part.values())).shape[0] for part in (other, own))
-        log(f"the head starts fresh: {source} has {theirs} classes, this run {ours}")
-    return {**weights, **own}
+    return weights

@@ -373,11 +373,6 @@ class WeightEMA:
     def swapped_in(self) -> Iterator[None]:
         """Use the averaged weights within the block, and the model's own after it."""
         own = {name: value.clone() for name, value in self.model.state_dict().items()}
-        self._fill_model(self.average.module.state_dict())
+        self.model.load_state_dict(self.average.module.state_dict())
         yield
-        self._fill_model(own)
-
-    @torch.no_grad()
-    def _fill_model(self, weights: Mapping[str, Tensor]) -> None:
-        for name, value in self.model.state_dict().items():
-            value.copy_(weights[name])
+        self.model.load_state_dict(own)

@@ -46,6 +46,7 @@ from tokenmix.lab.train.plan import (
 from tokenmix.lab.train.programs import Batch
 from tokenmix.lab.train.record import ProgressBar, Recorder
 from tokenmix.lab.train.task import TaskData, TaskModule
+from tokenmix.swap.probe import evaluating
 
 T = TypeVar("T")
 MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
@@ -149,10 +150,8 @@ class Engine:
         if dist.is_initialized():
             assert isinstance(batches, Sized), "processes must know how many batches the others have"
             missing = max(all_gather(len(batches))) - len(batches)
-        training = [module for module in task.modules() if module.training]
-        task.eval()
         # Inference mode would keep ranks from gathering the shards of a block.
-        with torch.no_grad() if dist.is_initialized() else torch.inference_mode():
+        with evaluating(task), torch.no_grad() if dist.is_initialized() else torch.inference_mode():
             task.on_validation_epoch_start()
             for number, batch in enumerate(batches):
                 with self.computing():
@@ -163,8 +162,6 @@ class Engine:
                     task.validation_step(self.move(batch), 0)
             task.rows = rows
             task.on_validation_epoch_end()
-        for module in training:
-            module.training = True
 
 
 class StopRequest:
