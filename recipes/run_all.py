@@ -36,7 +36,6 @@ ORDER = (
     "compare_gates",
     "compare_trees",
     "compare_composed",
-    "compare_lavit_masks",
     "compare_bricks",
     "compare_parts",
     "compare_swap",

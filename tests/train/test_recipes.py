@@ -12,6 +12,7 @@ from PIL import Image
 
 from tokenmix.errors import UserError
 from tokenmix.lab import cli
+from tokenmix.lab.cli import command
 from tokenmix.lab.train.plan import make_plan, make_schedule
 from tokenmix.lab.train.sources import list_recipes, load_recipe
 from tokenmix.models import create_model
@@ -77,7 +78,7 @@ def test_its_command_is_one_that_runs(name: str):
     text = file_of(name).read_text()
     match = re.search(r"^# +torchrun --nproc_per_node (\d+) -m tokenmix (.*)$", text, re.MULTILINE)
     assert match is not None
-    config = cli.parse(match[2].split()).config
+    config = command.parse(match[2].split()).config
     assert (config.loop.devices, config.loop.recipe) == (int(match[1]), name)
     assert config.model.model == load_recipe(name).model.model
 
@@ -127,23 +128,23 @@ def test_the_rates_of_eamlp():
 
 
 def test_what_is_given_beside_it_wins():
-    config = cli.parse(["train", "--lr", "0.5", "--recipe=eamlp_384", "--data", "digits"]).config
+    config = command.parse(["train", "--lr", "0.5", "--recipe=eamlp_384", "--data", "digits"]).config
     assert (config.optim.lr, config.optim.weight_decay, config.data.data, config.task) == (
         0.5,
         0.03,
         "digits",
         "image-classification",
     )
-    plain = cli.parse(["train", "--data", "digits"]).config
+    plain = command.parse(["train", "--data", "digits"]).config
     assert (plain.loop.recipe, plain.optim.weight_decay) == (None, 0.05)
 
 
 def test_arguments_are_merged_name_by_name():
     words = "train --recipe eanet_voc --data voc:/x --crop 257 --model-kwargs width=32 tie=None"
-    config, recipe = cli.parse(words.split()).config, load_recipe("eanet_voc")
+    config, recipe = command.parse(words.split()).config, load_recipe("eanet_voc")
     assert config.options == dataclasses.replace(recipe.options, crop=(257,))
     assert config.model.model_kwargs == {"pretrained_backbone": True, "width": 32}
-    assert cli.parse(words.split()[:5]).config.model.model_kwargs == recipe.model.model_kwargs
+    assert command.parse(words.split()[:5]).config.model.model_kwargs == recipe.model.model_kwargs
 
 
 @pytest.mark.parametrize(

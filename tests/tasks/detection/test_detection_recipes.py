@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tokenmix import create_model
-from tokenmix.lab import cli
+from tokenmix.lab.cli import command
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.sources import list_recipes, load_recipe
 
@@ -33,7 +33,7 @@ def test_its_command_parses(name: str):
     text = next((ROOT / "recipes").rglob(f"{name}.toml")).read_text()
     match = re.search(r"^# +torchrun --nproc_per_node (\d+) -m tokenmix (.*)$", text, re.MULTILINE)
     assert match is not None
-    config = cli.parse(match[2].split()).config
+    config = command.parse(match[2].split()).config
     assert config.loop.devices is not None
     assert (config.loop.devices, config.loop.recipe) == (int(match[1]), name)
     assert config.loop.devices * config.loop.batch_size == 16

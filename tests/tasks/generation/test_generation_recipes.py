@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenmix.lab import cli
+from tokenmix.lab.cli import command
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.sources import list_recipes, load_recipe
 
@@ -37,7 +37,7 @@ def test_its_command_parses(name):
     text = next((ROOT / "recipes").rglob(f"{name}.toml")).read_text()
     match = re.search(r"^# +tokenmix (train .*)$", text, re.MULTILINE)
     assert match is not None
-    assert cli.parse(match[1].split()).config.loop.recipe == name
+    assert command.parse(match[1].split()).config.loop.recipe == name
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tokenmix import create_model
-from tokenmix.lab import cli
+from tokenmix.lab.cli import command
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.sources import list_recipes, load_recipe
 
@@ -59,7 +59,7 @@ def test_its_command_parses(name):
     text = next((ROOT / "recipes").rglob(f"{name}.toml")).read_text()
     match = re.search(r"^# +torchrun --nproc_per_node (\d+) -m tokenmix (.*)$", text, re.MULTILINE)
     assert match is not None
-    config = cli.parse(match[2].split()).config
+    config = command.parse(match[2].split()).config
     assert (config.loop.devices, config.loop.recipe) == (int(match[1]), name)
 
 
@@ -69,5 +69,5 @@ def test_the_published_evaluation_parses(tmp_path):
     assert match is not None
     saved = {"config": dataclasses.asdict(load_recipe("eanet_voc"))}
     (tmp_path / "config.json").write_text(json.dumps(saved))
-    options = cli.parse(match[1].replace("RUN", str(tmp_path)).split()).options
+    options = command.parse(match[1].replace("RUN", str(tmp_path)).split()).options
     assert (options.scales, options.mirror, options.way) == ((0.5, 0.75, 1, 1.25, 1.5, 1.75), "yes", "auto")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tokenmix import text
-from tokenmix.lab import cli
+from tokenmix.lab.cli import command
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.sources import list_recipes, load_recipe
 from tokenmix.registry import MODELS
@@ -43,7 +43,7 @@ def test_its_command_parses(name: str):
     head = next((ROOT / "recipes").rglob(f"{name}.toml")).read_text().replace(" \\\n#", "")
     match = re.search(r"^# +(?:torchrun --nproc_per_node (\d+) -m )?tokenmix (train .*)$", head, re.MULTILINE)
     assert match is not None
-    config = cli.parse(match[2].split()).config
+    config = command.parse(match[2].split()).config
     assert config.loop.recipe == name
     assert config.loop.devices == (int(match[1]) if match[1] else None)
 
