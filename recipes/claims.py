@@ -238,7 +238,7 @@ better, the difference is B minus A. Intervals are at 95 %, over seeds and test 
 - A claim is **mixed** if rows that decide differ, and *exploratory* if no row with its verdict has ten seeds.
 - Data on which no mixer is ahead of the network without mixing has no rows, but for `compare_climates_tuned`: without
   it the claims on segmentation would look surer than they are. So [detection](guides/detection.md#cost-and-results) has
-  no rows, nor have [point clouds](guides/points.md#cost-and-results), where no control was run.
+  no rows, nor have [point clouds](guides/points.md#cost-and-results).
 - *Control*: `none` and `identity` are the same network with no mixing; with `one-key` all tokens get the same mean. The
   others are the simplest methods of the task. A dash: none was run.
 - `slots`: what a slot, or a k-means cluster, tells of the class. `own-clusters` are made anew for each tile.
