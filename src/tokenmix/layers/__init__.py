@@ -44,7 +44,10 @@ MIXERS.update(
     {
         "self": MixerSpec(SelfAttention, "multi-head self-attention, softmax(QK^T/sqrt(d))V"),
         "self-double": MixerSpec(
-            SelfAttention, "self-attention with double normalisation of its N x N map", {"normalization": "double"}
+            SelfAttention,
+            "self-attention with double normalisation of its N x N map",
+            {"normalization": "double"},
+            causal=False,
         ),
         "simplified": MixerSpec(SimplifiedSelfAttention, "softmax(FF^T)F on the features themselves: no weights"),
         "sagan": MixerSpec(

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
@@ -24,6 +24,7 @@ class MixerSpec:
             scores).
         leader: class of the leading layers of a stack, if different from `layer`.
         about: one line for `tokenmix list mixers`.
+        causal: False if the fixed arguments forbid `causal=True` of the class.
     """
 
     layer: type[Mixer]
@@ -31,6 +32,13 @@ class MixerSpec:
     fixed: Arguments = field(default_factory=dict)
     leader: type[Mixer] | None = None
     later: Arguments = field(default_factory=dict)
+    causal: bool = True
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of the class with the fixed arguments."""
+        stated = self.layer.capabilities
+        return replace(stated, causal=stated.causal and self.causal)
 
 
 MIXERS: dict[str, MixerSpec] = {}

@@ -65,9 +65,7 @@ class List(Printed):
         if self.what == "mixers":
             from tokenmix.layers.table import MIXERS
 
-            rows = [{"name": name, **asdict(m.layer.capabilities), "about": m.about} for name, m in MIXERS.items()]
-            for row in rows:
-                row["causal"] = row["causal"] and MIXERS[row["name"]].fixed.get("normalization") != "double"
+            rows = [{"name": name, **asdict(m.capabilities), "about": m.about} for name, m in MIXERS.items()]
             short = [
                 {"name": row["name"], "cost in N": "linear" if row["linear"] else "quadratic"}
                 | {key: row[key] for key in ("length", "causal", "map", "about")}
