@@ -220,10 +220,14 @@ def verdict_of(found: Sequence[Found]) -> tuple[str, bool]:
 HEAD = """# Small replications
 
 What the papers claim, and what small networks show: minutes of training on two CPU cores. A verdict holds *at this
-scale*. `python -m recipes.claims` writes this page from `recipes/claims.toml`, the kept results of
-`recipes/*/compare_*.toml`, three small programs, and `dev/probe.json`.
+scale*; [how to read it](#how-to-read-it) has the rule. *Exploratory*: fewer than ten seeds. *Mixed*: rows that decide
+differ. The papers' figures are from a primary source [V], a secondary one [V2], or an article by or about the authors [S].
 """
 RULE = """## How to read it
+
+`python -m recipes.claims` writes this page from `recipes/claims.toml`, the kept results of `recipes/*/compare_*.toml`,
+three small programs, and `dev/probe.json`. The probe has ten seeds here, and five on
+[the pages of the mechanisms](mechanisms/index.md#what-each-can-do-measured).
 
 Each row asks whether A is better than B, or worse by less than a margin, which is ours. For perplexity, where less is
 better, the difference is B minus A. Intervals are at 95 %, over seeds and test samples, and
@@ -244,8 +248,7 @@ better, the difference is B minus A. Intervals are at 95 %, over seeds and test 
 - `slots`: what a slot, or a k-means cluster, tells of the class. `own-clusters` are made anew for each tile.
 - `depth`: how far an attention map is from that of the block before (1 - CKA), first third of the blocks less last.
 
-Marks of the papers' figures: [V] read in a primary source, [V2] in a secondary one, [S] stated in an article by or
-about the authors, [?] unknown. To cite a result, name its comparison and the commit in its JSON file, with
+[?]: the paper's figure is not known to us. To cite a result, name its comparison and the commit in its JSON file, with
 `CITATION.cff`.
 """
 ORDER = (MIXED, DISAGREES, AGREES, NOT_SEEN, CANNOT_TELL, NOT_RUN)

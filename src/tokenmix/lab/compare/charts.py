@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
-from statistics import fmean
+from statistics import fmean, median
 
 import numpy as np
 
@@ -194,7 +194,7 @@ def _short(value: float) -> str:
 
 
 def learning_curves(results: Results) -> list[str]:
-    """Score and loss over samples and over seconds, as means over the finished runs."""
+    """Score and loss, means over the finished runs, over samples and over seconds, which are medians."""
     over = {"samples": Axis(f"training {results.unit} seen", count), "seconds": Axis("seconds of training", _short)}
     charts = []
     for pick, label in (("score_curve", f"validation {results.measure}"), ("loss_curve", "training loss")):
@@ -203,7 +203,8 @@ def learning_curves(results: Results) -> list[str]:
             for i, variant in enumerate(results.variants):
                 curves: list[Curve] = [getattr(run, pick) for run in variant.runs if run.status == "finished"]
                 # Up to the last point that all runs have.
-                xs, ys = ([fmean(v) for v in zip(*(getattr(c, part) for c in curves))] for part in (name, "values"))
+                xs = [median(v) for v in zip(*(getattr(c, name) for c in curves))]
+                ys = [fmean(v) for v in zip(*(c.values for c in curves))]
                 series.append(Series(variant.name, i, xs, ys))
             # A note says why there is no score.
             if pick == "loss_curve" or any(len(one.xs) for one in series):

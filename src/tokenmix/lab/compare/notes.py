@@ -1,6 +1,7 @@
 """Sentences of a report: the equal budget, and the limits of the numbers."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 
 from tokenmix.lab.compare.results import IDENTITY, NONE, ORIGINAL, Results, Variant
 from tokenmix.lab.tasks.classes import total_sizes
@@ -30,6 +31,10 @@ def budget_sentence(results: Results) -> str:
         known.append(f"{skeleton['num_tokens']} tokens")
     place = "what replaces its attention layers" if results.variant(ORIGINAL) else "its mixer"
     place = f"the block after {config['insert_after']}" if config.get("insert_after") else place
+    if rows := config.get("variants"):
+        told = "; ".join(f"{name}: {', '.join(_options(row)) or 'none'}" for name, row in rows.items())
+        more = any(variant.name not in rows for variant in results.variants)
+        place = f"{f'{place}, or in ' * more}the options of its row ({told})"
     start = ", starting from its published weights," if config.get("pretrained") else ""
     start = f", starting from the weights of {config['init_from']}," if config.get("init_from") else start
     balanced = [text for name, text in BALANCED.items() if config.get(name) == "balanced"]
@@ -57,6 +62,15 @@ def budget_sentence(results: Results) -> str:
         f"{config['weight_decay']:g}{augmented}{''.join(balanced)}. "
         f"{free} differ and are compared below."
     )
+
+
+def _options(row: Mapping[str, object]) -> list[str]:
+    """The options of a variant's table, those of inner tables too."""
+    return [
+        one
+        for name, value in row.items()
+        for one in (_options(value) if isinstance(value, Mapping) else [f"{name} = {json.dumps(value)}"])
+    ]
 
 
 def same_sentence(mixer: str) -> str:
