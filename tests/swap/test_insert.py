@@ -305,12 +305,20 @@ def test_refusals(after: Any, mixer: Any, message: str):
 
 
 def test_another_layout_than_in_the_example_is_refused():
-    model = tokenmix.create_model("gmlp_text_nano", predict="labelled", vocab_size=300)
-    words = torch.ones(2, 16, dtype=torch.long)
-    insert(model, "lm_head", "external", example_inputs=(words,))
-    # With labels, the head gets the masked positions alone.
-    with pytest.raises(UserError, match=r"got \(32, 300\); insert after modules that give the same"):
-        model(words, labels=words)
+    class Heads(nn.Module):
+        """As a language model, whose head gets some of the tokens in training."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(8, 20)
+
+        def forward(self, x: Tensor, chosen: Tensor | None = None) -> Tensor:
+            return self.head(x if chosen is None else x[chosen])
+
+    model, x = Heads(), torch.randn(2, 16, 8)
+    insert(model, "head", "external", example_inputs=(x,))
+    with pytest.raises(UserError, match=r"got \(32, 20\); insert after modules that give the same"):
+        model(x, torch.ones(2, 16, dtype=torch.bool))
 
 
 def test_outputs_that_are_no_tensor_and_modules_that_are_not_called():
@@ -444,8 +452,9 @@ def test_a_swap_leaves_the_mixer_of_a_block_alone():
 
 
 def test_a_swap_loses_no_block_that_follows_an_attention():
-    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2, enable_nested_tensor=False)
-    insert(model, "layers.1.linear2", "external", example_inputs=(torch.randn(1, 5, 8),))
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.Sequential(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))  # called without a mask
+    insert(model, "0.layers.1.linear2", "external", example_inputs=(torch.randn(1, 5, 8),))
     report = tokenmix.swap_attention(model, "external", example_inputs=(torch.randn(1, 5, 8),))
     assert len(report.rows) == 2
     net = tokenmix.create_model("mixer_nano")
@@ -457,3 +466,62 @@ def test_a_swap_loses_no_block_that_follows_an_attention():
     assert [row.name for row in report.rows] == ["blocks.1.attn"]
     assert "remove_inserted" in report.skipped[0].reason
     assert vit.blocks[0].attn.inserted.gamma is not None
+
+
+def test_padding_does_not_reach_a_block_of_tokens():
+    torch.manual_seed(0)
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2).eval()
+    x = torch.randn(2, 6, 16)
+    left_out = torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
+    before = encoder(x, src_key_padding_mask=left_out)
+    insert(encoder, "layers.0", "external", example_inputs=(x,))
+    assert torch.equal(encoder(x, src_key_padding_mask=left_out), before)
+    encoder.layers[0].inserted.gamma.data.normal_()
+    other = torch.where(left_out.unsqueeze(2), torch.full_like(x, 9.0), x)
+    for graph in (True, False):  # without one PyTorch would pack the batch
+        with torch.set_grad_enabled(graph):
+            out = encoder(x, src_key_padding_mask=left_out)
+            assert torch.allclose(encoder(other, src_key_padding_mask=left_out)[~left_out], out[~left_out], atol=1e-6)
+            assert torch.allclose(encoder(x[1:, :4])[0], out[1, :4], atol=1e-5)
+    assert (encoder(x, src_key_padding_mask=left_out) - before)[~left_out].abs().max() > 1e-3
+    with pytest.raises(UserError, match=r"layers\.0\.norm1 .LayerNorm. is called without"):
+        insert(encoder, "layers.0.norm1", "external", example_inputs=(x,))
+    pairs = torch.zeros(6, 6, dtype=torch.bool).fill_diagonal_(True)
+    with pytest.raises(UserError, match=r"one mask|masks pairs"):
+        encoder(x, mask=pairs)
+
+
+def test_padding_of_transformers_and_of_our_text_models():
+    transformers = pytest.importorskip("transformers")
+    from tokenmix.text import GMLPForMaskedLM, create_config
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    bert = transformers.BertModel(transformers.BertConfig(vocab_size=40, max_position_embeddings=20, **sizes))
+    ours = GMLPForMaskedLM(create_config("gmlp_text_nano", vocab_size=40))
+    mask = torch.tensor([[1] * 7, [1] * 5 + [0] * 2])
+    ids = torch.randint(1, 40, (2, 7))
+    for model, after in ((bert, "encoder.layer.0"), (ours, "gmlp.layers.0")):
+        insert(model.eval(), after, "external")
+        model.get_submodule(after).inserted.gamma.data.normal_()
+        out = model(ids, attention_mask=mask)[0]
+        other = model(torch.where(mask.bool(), ids, 3), attention_mask=mask)[0]
+        assert torch.allclose(out[mask.bool()], other[mask.bool()], atol=1e-6)
+        assert torch.allclose(model(ids[1:, :5], attention_mask=mask[1:, :5])[0][0], out[1, :5], atol=1e-5)
+    with pytest.raises(UserError, match=r"takes attention_mask, which embeddings .* is called without"):
+        insert(bert, "embeddings", "external")
+
+
+def test_a_block_in_causal_attention_is_causal():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=40, n_positions=20)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    with pytest.raises(UserError, match="see future tokens"):
+        insert(model, "transformer.h.0", "external")
+    insert(model, "transformer.h.0", "self", mixer_kwargs={"causal": True})
+    model.transformer.h[0].inserted.gamma.data.normal_()
+    ids = torch.randint(1, 40, (1, 7))
+    other = ids.clone()
+    other[0, -1] = (ids[0, -1] + 1) % 40
+    assert torch.allclose(model(ids).logits[0, :6], model(other).logits[0, :6], atol=1e-6)

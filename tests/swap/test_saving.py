@@ -223,3 +223,35 @@ def test_a_class_of_ones_own_is_named_and_opens_where_it_is_imported(tmp_path: P
         transformers.AutoModel.from_pretrained(tmp_path)
     tokenmix.swap_attention(model, ExternalAttention)
     assert model(ids).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["LayoutLM", "Splinter", "MarkupLM", "Bert"])
+def test_layers_with_a_norm_of_their_own_are_the_same_as_self(name: str) -> None:
+    model = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**BERT)).eval()
+    ids = torch.randint(1, 40, (2, 7))
+    expected = model(ids)[0]
+    report = tokenmix.swap_attention(model, "self")
+    assert all(row.whole for row in report.rows)
+    torch.testing.assert_close(model(ids)[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_other_heads_come_back_by_their_auto_classes(tmp_path: Path) -> None:
+    config = transformers.YolosConfig(**VIT, image_size=[16, 16], patch_size=4, num_detection_tokens=3)
+    model, x = transformers.YolosForObjectDetection(config).eval(), torch.randn(1, 3, 16, 16)
+    tokenmix.swap_attention(model, "external")
+    moved(model).save_pretrained(tmp_path)
+    again = transformers.AutoModelForObjectDetection.from_pretrained(tmp_path).eval()
+    assert torch.equal(again(x).logits, model(x).logits)
+
+
+def test_attentions_of_the_other_layers_alone_are_refused() -> None:
+    model = bert("BertModel")
+    model.set_attn_implementation("eager")
+    tokenmix.swap_attention(model, "external", layers(model)[1:])
+    ids = torch.ones(1, 5, dtype=torch.long)
+    model(ids)
+    with pytest.raises(UserError, match="output_attentions=True"):
+        model(ids, output_attentions=True)
+    model.config.output_attentions = True
+    with pytest.raises(UserError, match="output_attentions=True"):
+        copy.deepcopy(model)(ids)

@@ -230,3 +230,25 @@ def test_a_causal_mask_among_the_example_inputs_is_seen_as_one() -> None:
         tokenmix.swap_attention(encoder, "external", example_inputs=(x, torch.randn(5, 5)))
     tokenmix.swap_attention(encoder, "self", example_inputs=(x, mask), mixer_kwargs={"causal": True})
     torch.testing.assert_close(encoder(x, mask), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_attention_that_is_not_causal_does_not_become_causal():
+    torch.manual_seed(0)
+    model = nn.Transformer(16, 2, 1, 1, 32, batch_first=True).eval()
+    source, target = torch.randn(2, 5, 16), torch.randn(2, 6, 16)
+    mask = nn.Transformer.generate_square_subsequent_mask(6)
+    given = {"src": source, "tgt": target, "tgt_mask": mask, "tgt_is_causal": True}
+    expected = model(**given)
+    report = tokenmix.swap_attention(model, "self", example_inputs=given, mixer_kwargs={"causal": True})
+    assert [row.name for row in report.rows] == ["decoder.layers.0.self_attn"]
+    assert "it is not causal" in report.skipped[0].reason
+    torch.testing.assert_close(model(**given), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_wrapped_projection_is_refused_in_one_line():
+    encoder = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    wrapped = nn.Sequential(encoder.self_attn.out_proj)  # as PEFT does it
+    wrapped.weight, wrapped.bias = wrapped[0].weight, wrapped[0].bias
+    encoder.self_attn.out_proj = wrapped
+    with pytest.raises(UserError, match=r"Sequential, not nn\.Linear"):
+        tokenmix.swap_attention(encoder, "self", example_inputs=(torch.randn(1, 5, 16),))

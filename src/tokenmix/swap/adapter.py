@@ -64,6 +64,10 @@ def shared_mask(mask: Tensor | None, x: Tensor) -> Tensor | None:
     return seen.expand(x.shape[0], -1)
 
 
+NO_ATTENTIONS = (
+    "output_attentions=True, and swapped layers have no attentions in transformers' form; call attention_map(x) of the "
+    "layer's mixer"
+)
 CROSS = "query, key and value are not one tensor: a mixer mixes one set of tokens"
 
 
@@ -79,7 +83,11 @@ class Affine(NamedTuple):
 
     @staticmethod
     def of(layer: nn.Module) -> "Affine":
-        assert isinstance(layer, nn.Linear)
+        if not isinstance(layer, nn.Linear):
+            kind = f"{type(layer).__module__}.{type(layer).__qualname__}"
+            raise SwapError(
+                f"a projection is {kind}, not nn.Linear; take out what wraps it, in PEFT by merge_and_unload"
+            )
         return Affine(layer.weight, layer.bias)
 
     @staticmethod
@@ -317,10 +325,7 @@ class AttentionLayout(AttentionAdapter):
                 f"{other} is given, and a mixer mixes one set of tokens; leave this attention out by where="
             )
         if given.get("output_attentions"):
-            raise UserError(
-                "output_attentions=True, and swapped layers have no attentions in transformers' form; call "
-                "attention_map(x) of the layer's mixer"
-            )
+            raise UserError(NO_ATTENTIONS)
 
     def macs(self, module: nn.Module, num_tokens: int) -> int:
         names = (self.qkv, self.query, self.key, self.value, self.out, *self.around_out)

@@ -20,12 +20,19 @@ from tokenmix.layers.base import Factory, Mixer, count_parameters
 from tokenmix.layers.table import build_mixer, count_of, resolve_mixer
 from tokenmix.ops.checks import check_choice
 from tokenmix.registry import Arguments
+from tokenmix.swap.adapter import is_causal, shared_mask
 from tokenmix.swap.probe import Example, check_runs, evaluating, example_of, model_macs, watch_calls, watch_pass
 from tokenmix.swap.report import ChangeReport, SkippedAttention, aligned, cost_cells
 
 INSERTED = "inserted"
 """Name of the block in the module that it follows."""
 HOOKED = "has_insert_hook"
+PAIRS = ("src_mask", "tgt_mask")
+"""Arguments (N, N) of PyTorch's transformers."""
+LEFT_OUT = ("key_padding_mask", "src_key_padding_mask", "tgt_key_padding_mask", *PAIRS)
+"""Arguments in which True = the token takes no part."""
+MASKS = (*LEFT_OUT, "attention_mask", "attn_mask", "pixel_attention_mask", "padding_mask", "mask")
+"""Arguments that mask tokens; a block after a module takes that of the module's call."""
 
 Layout = Literal["tokens", "channels-first", "channels-last"]
 
@@ -44,6 +51,8 @@ class InsertedBlock(nn.Module):
         layout: position of the channel axis of x.
         sizes: the only (H, W) of x, for a mixer with weights per position.
 
+    Tokens may have a mask, of the forms of `swap.adapter.shared_mask`; masked tokens stay as they are.
+
     Shape: x (B, N, C) for `tokens`; (B, C, L), (B, C, H, W) or (B, C, D, H, W) for `channels-first`; (B, ..., C) for
     `channels-last`; the output has the shape of x. A 2-d mixer receives D slices as one map of D * H rows.
     """
@@ -58,7 +67,7 @@ class InsertedBlock(nn.Module):
         self.norm = None if bare else nn.LayerNorm(mixer.dim, **factory)
         self.gamma = None if bare else nn.Parameter(torch.zeros(mixer.dim, **factory))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if x.dim() < 3:
             raise UserError(
                 f"an inserted block of {self.mixer.dim} channels takes tokens (B, N, C) or a map "
@@ -78,8 +87,11 @@ class InsertedBlock(nn.Module):
             rows = sizes[0] * sizes[1] if len(sizes) == 3 else sizes[0] if len(sizes) == 2 else 1
             out = self.mixer(normed.transpose(1, 2).unflatten(2, (rows, sizes[-1]))).flatten(2).transpose(1, 2)
         else:
-            out = self.mixer(normed)
+            mask = shared_mask(mask, tokens) if self.layout == "tokens" else None
+            out = self.mixer(normed) if mask is None else self.mixer(normed, mask)
         added = out - finite if self.gamma is None else self.gamma * out
+        if mask is not None:
+            added = added.masked_fill(~mask.unsqueeze(2), 0.0)
         # 0 - added is +0 for zeros of either sign, and x - 0 is x; x + 0 would turn -0 into 0.
         mixed = (tokens - (0.0 - added)).to(x.dtype)
         return (mixed.transpose(1, 2) if first else mixed).reshape(x.shape)
@@ -109,10 +121,45 @@ def default_heads(layer: type[Mixer], dim: int) -> dict[str, int]:
     return {"num_heads": next(n for n in range(8, 0, -1) if dim % n == 0)}
 
 
-def run_inserted(module: nn.Module, args: tuple[object, ...], output: Tensor) -> Tensor:
-    """Forward hook of a module that has, or had, an inserted block."""
+def run_inserted(
+    names: Sequence[str], module: nn.Module, args: tuple[object, ...], kwargs: Arguments, output: Tensor
+) -> Tensor:
+    """Forward hook of a module that has, or had, an inserted block; `names` are the arguments of its forward."""
     block = getattr(module, INSERTED, None)
-    return output if block is None else block(output)
+    if block is None:
+        return output
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    masks = {name: mask for name in MASKS if (mask := given.get(name)) is not None}
+    if len(masks) > 1 or not all(isinstance(mask, Tensor) for mask in masks.values()):
+        kinds = ", ".join(f"{name} ({type(mask).__name__})" for name, mask in masks.items())
+        raise UserError(f"a block takes one mask, a tensor, and the module before it is called with {kinds}")
+    name, mask = next(iter(masks.items()), ("", None))
+    mask = ~mask if name in LEFT_OUT and mask.dtype == torch.bool else mask
+    return block(output, mask[None, None] if name in PAIRS and mask.dim() == 2 else mask)
+
+
+def _check_attention(model: nn.Module, name: str, host: nn.Module, mixer: Mixer) -> None:
+    """Raise `UserError` if a block of tokens after this module would see future tokens, or padding.
+
+    The parts of the smallest module around it that has attention tell whether that is causal.
+    """
+    path = name.split(".")
+    around = (model.get_submodule(".".join(path[:i])) for i in range(len(path), -1, -1))
+    told = ([m for m in part.modules() if isinstance(getattr(m, "is_causal", None), bool)] for part in around)
+    causal = next((m for m in next(filter(None, told), ()) if m.is_causal), None)  # type: ignore[attr-defined]
+    if causal is not None and not is_causal(mixer):
+        raise UserError(
+            f"{name} belongs to causal attention ({type(causal).__name__}), and a block after it would see future "
+            "tokens; give mixer_kwargs={'causal': True} for self or a gate, and generate with use_cache=False"
+        )
+    takes, wanted = (inspect.signature(module.forward).parameters for module in (host, model))
+    # Models of images may take masks of pairs, such as timm's attn_mask, which few use.
+    padding = next((mask for mask in MASKS if mask in wanted and mask not in (*PAIRS, "attn_mask")), None)
+    if padding is not None and not any(mask in takes for mask in MASKS):
+        raise UserError(
+            f"the model takes {padding}, which {name} ({type(host).__name__}) is called without, so a block after it "
+            "would mix padding; name the module that is called with the mask, such as a layer of the encoder"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,6 +294,8 @@ def insert(
         given = {**default_heads(layer, dim), **{key: value for key, value in factory.items() if key in known}}
         given |= {**fixed, **(mixer_kwargs or {})}
         built = build_mixer(layer, f"mixer {label!r}", dim, max(counts), given).to(**factory)
+        if chosen == "tokens":
+            _check_attention(model, name, host, built)
         block = InsertedBlock(built, chosen, grids[0] if bound else None, **factory).train(host.training)
         blocks.append((host, block))
         sizes = {3: "L", 4: "H, W", 5: "D, H, W"}[len(seen[0])]
@@ -276,12 +325,17 @@ def insert(
         host.add_module(INSERTED, block)
         # A child added to an nn.Sequential already runs last. The hook stays after a block is removed.
         if type(host).forward is not nn.Sequential.forward and not getattr(host, HOOKED, False):
-            host.register_forward_hook(run_inserted)
+            names = tuple(inspect.signature(host.forward).parameters)
+            host.register_forward_hook(functools.partial(run_inserted, names), with_kwargs=True)
             setattr(host, HOOKED, True)
+
+    packing = unpack_padded(model, [host for host, _ in blocks])
 
     def undo() -> None:
         for host, _ in blocks:
             delattr(host, INSERTED)
+        for encoder in packing:
+            encoder.use_nested_tensor = True
 
     remedy = "name another module, or give the layout of its output"
     macs_after = check_runs(model, example, undo, device, "insertion", remedy)
@@ -296,6 +350,21 @@ def insert(
         macs_before=macs_before,
         macs_after=macs_after,
     )
+
+
+def unpack_padded(model: nn.Module, changed: Sequence[nn.Module]) -> list[nn.TransformerEncoder]:
+    """Let PyTorch's encoders with a changed part keep padded batches, which they pack in evaluation; return them."""
+    own = set(map(id, changed))
+    found = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.TransformerEncoder)
+        and module.use_nested_tensor
+        and any(id(part) in own for part in module.modules())
+    ]
+    for encoder in found:
+        encoder.use_nested_tensor = False
+    return found
 
 
 def remove_inserted(model: nn.Module) -> list[str]:

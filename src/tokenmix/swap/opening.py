@@ -7,27 +7,20 @@ model class is transformers' own for the named type.
 from collections.abc import Sequence
 from typing import Any
 
-import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.swap.swap import FIELD, MODEL_TYPE, layer_prefix, swap_attention, swapped_config_class
 from tokenmix.trust import from_file
 
-OPENED_BY = {
-    "AutoModel": "MODEL_MAPPING",
-    "AutoModelForMaskedLM": "MODEL_FOR_MASKED_LM_MAPPING",
-    "AutoModelForSequenceClassification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
-    "AutoModelForTokenClassification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
-    "AutoModelForQuestionAnswering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING",
-    "AutoModelForMultipleChoice": "MODEL_FOR_MULTIPLE_CHOICE_MAPPING",
-    "AutoModelForImageClassification": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING",
-    "AutoModelForMaskedImageModeling": "MODEL_FOR_MASKED_IMAGE_MODELING_MAPPING",
-    "AutoModelForVideoClassification": "MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING",
-    "AutoModelForAudioClassification": "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING",
-    "AutoModelForCTC": "MODEL_FOR_CTC_MAPPING",
-}
-"""transformers' auto classes that open a swapped model, and their tables."""
+# Each auto class has a table of model classes by config.
+AUTO_CLASSES = [
+    found
+    for name in modeling_auto.__all__
+    if isinstance(found := getattr(modeling_auto, name), type) and hasattr(found, "_model_mapping")
+]
+"""transformers' auto classes, which open a swapped model."""
 
 
 class SwappedConfig(PreTrainedConfig):
@@ -60,10 +53,9 @@ class SwappedConfig(PreTrainedConfig):
         fields = {key: value for key, value in config_dict.items() if key not in known}
         own = CONFIG_MAPPING[kind]
         made = swapped_config_class(own)
-        for name, table in OPENED_BY.items():
-            mapping = getattr(transformers, table, {})
-            if own in mapping:
-                getattr(transformers, name).register(made, _opener(mapping[own], made), exist_ok=True)
+        for auto in AUTO_CLASSES:
+            if own in (mapping := auto._model_mapping):
+                auto.register(made, _opener(mapping[own], made), exist_ok=True)
         return made.from_dict(fields, **kwargs)
 
 

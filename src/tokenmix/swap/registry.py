@@ -56,6 +56,19 @@ CLIP = _like(
     attention_dropout="dropout",
 )
 ALBERT = _like(VIT, "AlbertAttention", "query key value dense", dropout="output_dropout", norm="LayerNorm")
+BERT = _like(
+    ALBERT,
+    "BertAttention RobertaAttention XLMRobertaAttention CamembertAttention ElectraAttention "
+    "ErnieAttention Data2VecTextAttention",
+    "self.query self.key self.value output.dense",
+    num_heads="self.num_attention_heads",
+    dropout="output.dropout",
+    attention_dropout="self.dropout",
+    norm="output.LayerNorm",
+    plain={"is_cross_attention": False},
+    causal="self.is_causal",
+    others=("encoder_hidden_states", "cache", "past_key_values"),
+)
 TRANSFORMERS = (
     VIT,
     # The layer passes relative positions as a mask.
@@ -68,19 +81,8 @@ TRANSFORMERS = (
         causal="is_causal",
         others=("key_value_states",),
     ),
-    _like(
-        ALBERT,
-        "BertAttention RobertaAttention XLMRobertaAttention CamembertAttention ElectraAttention "
-        "ErnieAttention Data2VecTextAttention SplinterAttention MarkupLMAttention LayoutLMAttention",
-        "self.query self.key self.value output.dense",
-        num_heads="self.num_attention_heads",
-        dropout="output.dropout",
-        attention_dropout="self.dropout",
-        norm="output.LayerNorm",
-        plain={"is_cross_attention": False},
-        causal="self.is_causal",
-        others=("encoder_hidden_states", "cache", "past_key_values"),
-    ),
+    BERT,
+    _like(BERT, "SplinterAttention MarkupLMAttention LayoutLMAttention", extra_outputs=None),
     ALBERT,
     _like(
         VIT,

@@ -139,6 +139,9 @@ def _plan_one(site: AttentionSite, request: SwapRequest, before: Replacement | N
             raise SwapError(call.refusal)
         if call.causal and not is_causal(built):
             raise request.not_causal("it is called with is_causal=True")
+    causal = old.causal or any(call.causal for call in calls)
+    if calls and is_causal(built) and not causal and not isinstance(site.module, Mixer):
+        raise SwapError("it is not causal; leave out causal=True")
     positions = tuple(dict.fromkeys([*old.positions, *(name for call in calls for name in call.positions)]))
     if positions and not request.drop_positions:
         raise SwapError(
@@ -189,6 +192,7 @@ def _plan_one(site: AttentionSite, request: SwapRequest, before: Replacement | N
         if before is not None and before.carrying is not None:
             before.carrying.last = False
     replacement = site.adapter.adapt(site.module, mixer, drop_positions=request.drop_positions)
+    row = replace(row, parameters_after=count_parameters(replacement))  # with the norm of the attention's shortcut
     return Replacement(site, replacement.train(site.module.training), row, carrying)
 
 

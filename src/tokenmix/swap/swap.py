@@ -17,7 +17,9 @@ from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer, count_parameters
 from tokenmix.layers.table import resolve_mixer
 from tokenmix.registry import Arguments
+from tokenmix.swap.adapter import NO_ATTENTIONS
 from tokenmix.swap.carrying import watch_blocks
+from tokenmix.swap.inserting import unpack_padded
 from tokenmix.swap.probe import Example, check_runs, example_of, probe_model
 from tokenmix.swap.registry import Where, find_sites, select_sites
 from tokenmix.swap.replacements import Replacement, SwapRequest, misread_weights, plan_replacements
@@ -62,6 +64,14 @@ def record_swap(model: nn.Module, mixer: str, rows: Sequence[SwapRow], kwargs: A
             for module in part.modules():
                 if getattr(module, "config", None) is old:
                     module.config = config
+            if refuse_attentions not in part._forward_pre_hooks.values():
+                part.register_forward_pre_hook(refuse_attentions, with_kwargs=True)
+
+
+def refuse_attentions(model: nn.Module, args: tuple[object, ...], kwargs: Arguments) -> None:
+    """Hook of a swapped transformers model, which would return the attentions of the other layers alone."""
+    if kwargs.get("output_attentions") or getattr(model.config, "output_attentions", False):
+        raise UserError(NO_ATTENTIONS)
 
 
 def layer_prefix(model: Any) -> str:
@@ -236,10 +246,7 @@ def _put(
     unwatch = watch_blocks([(r.site.holder, r.carrying) for r in replacements if r.carrying is not None])
     new = {id(replacement.replacement) for replacement in replacements}
     holding = [module for module in model.modules() if any(id(part) in new for part in module.modules())]
-    # PyTorch's encoder packs padded batches in evaluation, depending on its first attention's weights.
-    packing = [m for m in holding if isinstance(m, nn.TransformerEncoder) and m.use_nested_tensor]
-    for encoder in packing:
-        encoder.use_nested_tensor = False
+    packing = unpack_padded(model, [replacement.replacement for replacement in replacements])
     # Our models report their mixer. If `mixer_name` is a property, a part of the model reports it.
     told = [m for m in holding if not isinstance(getattr(type(m), "mixer_name", None), property)]
     named = [(m, name) for m in told if isinstance(name := getattr(m, "mixer_name", None), str)]
