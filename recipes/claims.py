@@ -221,7 +221,8 @@ HEAD = """# Small replications
 
 What the papers claim, and what small networks show: minutes of training on two CPU cores. A verdict holds *at this
 scale*; [how to read it](#how-to-read-it) has the rule. *Exploratory*: fewer than ten seeds. *Mixed*: rows that decide
-differ. The papers' figures are from a primary source [V], a secondary one [V2], or an article by or about the authors [S].
+differ. The papers' figures are from a primary source [V], a secondary one [V2], or an article by or about the authors
+[S].
 """
 RULE = """## How to read it
 

@@ -214,7 +214,7 @@ def test_variants_differ_only_in_their_mixer(finished: Path):
     assert {**configs[0]["model_kwargs"], "mixer": "external"} == configs[1]["model_kwargs"]
 
 
-def test_the_same_command_repeats_nothing_and_a_mixer_can_be_added(finished: Path):
+def test_the_same_command_repeats_nothing_and_a_mixer_can_be_added(finished: Path, monkeypatch: pytest.MonkeyPatch):
     files = sorted(finished.glob("runs/*/result.json"))
     before = [file.stat().st_mtime_ns for file in files]
     compare(config=small(finished, seeds=(0, 1), mixers=("self", "external", "gating")), quiet=True)
@@ -224,6 +224,10 @@ def test_the_same_command_repeats_nothing_and_a_mixer_can_be_added(finished: Pat
         "external",
         "gating",
     ]
+    told: list[str] = []
+    monkeypatch.setattr("tokenmix.lab.compare.compare.log", told.append)
+    compare(config=small(finished, seeds=(0, 1), mixers=("self", "external")))
+    assert any("also has gating-seed0, gating-seed1; name their mixers and seeds too" in line for line in told)
 
 
 def test_score_and_confusion_are_of_the_weights_that_are_kept(tmp_path: Path):

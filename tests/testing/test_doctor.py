@@ -291,3 +291,33 @@ def test_what_a_layer_prints_is_not_in_the_report(capsys: pytest.CaptureFixture[
         patch.setattr(doctor_module, "doctor", partial(doctor, only={"shape"}))
         print_report("strangers:Prints", json=True)
     assert json.loads(capsys.readouterr().out)["failed"] == []
+
+
+class NotANumber(nn.Linear):
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, dim)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * torch.nan
+
+
+class MeanOfTokens(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean(1, keepdim=True).expand_as(x)
+
+
+def test_an_output_that_is_not_finite_is_told_once() -> None:
+    report = doctor(f"{__name__}:NotANumber")
+    assert list(report.failed) == ["shape"]
+    assert {verdict.status for verdict in report.verdicts[1:]} == {"skipped"}
+
+
+def test_a_layer_without_weights_and_one_token_are_no_failures() -> None:
+    assert not doctor(f"{__name__}:MeanOfTokens", only={"arguments"}).failed
+    assert not doctor(f"{__name__}:MeanOfTokens", num_tokens=1, only={"lengths"}).failed
+    for size in ("dim", "num_tokens"):
+        with pytest.raises(UserError, match=f"{size} must be at least 1, got 0"):
+            doctor(f"{__name__}:MeanOfTokens", **{size: 0})

@@ -244,9 +244,24 @@ class Broken(nn.Module):
         raise RuntimeError("no such width")
 
 
+class NotANumber(nn.Linear):
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, dim)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * torch.nan
+
+
+class Shuffled(NotANumber):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.Linear.forward(self, x[:, torch.randperm(x.shape[1])])
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: probe(NotANumber, tasks=["shift"]), "NotANumber gives NaN or infinity"),
+        (lambda: probe(Shuffled, tasks=["shift"]), "Shuffled is not deterministic"),
         (lambda: probe("selff"), "unknown mixer 'selff'; did you mean self"),
         (lambda: probe("self", tasks=["recal"]), "unknown task of the probe 'recal'; did you mean recall"),
         (lambda: probe("self", tasks="recal"), "unknown task of the probe 'recal'"),

@@ -252,6 +252,14 @@ def test_loader_processes_change_nothing(tmp_path, finished):
     assert all(torch.equal(value, weights(folder)[key]) for key, value in weights(finished).items())
 
 
+def test_a_model_that_gives_nan_is_not_blamed_on_the_learning_rate(tmp_path, monkeypatch):
+    task = get_task("image-classification")
+    loss = task.loss
+    monkeypatch.setattr(task, "loss", lambda self, batch: (loss(self, batch)[0] * float("nan"), {}))
+    with pytest.raises(UserError, match="nan at step 1, before any update: look at the data and the model"):
+        train(config(tmp_path / "run", epochs=1), quiet=True)
+
+
 def test_a_diverging_run_stops_and_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
     loss, calls = get_task("image-classification").loss, [0]
 

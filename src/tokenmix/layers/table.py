@@ -101,7 +101,8 @@ def get_spec(name: str) -> MixerSpec:
     if name in MIXERS:
         return MIXERS[name]
     if ":" not in name:
-        raise unknown_name("mixer", name, MIXERS)
+        remedy = "if your code registers it, import that first (in a command: --import MODULE)"
+        raise UserError(f"{unknown_name('mixer', name, MIXERS)}; {remedy}")
     return spec_of(name, import_object(name))
 
 

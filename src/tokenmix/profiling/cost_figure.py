@@ -1,6 +1,6 @@
 """Figure of time and memory over size, on logarithmic axes."""
 
-from itertools import chain
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -79,7 +79,7 @@ def _line(axes: Axes, index: int, rows: "list[CostRow]", values: list[float] | l
 def _finish(axes: Axes, table: "CostTable", label: str) -> None:
     sizes = sorted({row.size for row in table.rows})
     apart = (sizes[-1] / sizes[0]) ** 0.1  # a nearer size has no label, as it would run into the next
-    sizes = [a for a, b in zip(sizes, sizes[1:]) if b >= apart * a] + sizes[-1:]
+    sizes = [a for a, b in pairwise(sizes) if b >= apart * a] + sizes[-1:]
     axes.set_xlabel("tokens N" if table.axis == "tokens" else "side of the image, px")
     axes.set_title(label, fontsize=11, loc="left")
     axes.xaxis.set_major_locator(FixedLocator([float(n) for n in sizes]))

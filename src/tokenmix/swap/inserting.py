@@ -130,12 +130,14 @@ def run_inserted(
         return output
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     masks = {name: mask for name in MASKS if (mask := given.get(name)) is not None}
-    if len(masks) > 1 or not all(isinstance(mask, Tensor) for mask in masks.values()):
+    tensors = {name: mask for name, mask in masks.items() if isinstance(mask, Tensor)}
+    if len(masks) > 1 or len(tensors) < len(masks):
         kinds = ", ".join(f"{name} ({type(mask).__name__})" for name, mask in masks.items())
         raise UserError(f"a block takes one mask, a tensor, and the module before it is called with {kinds}")
-    name, mask = next(iter(masks.items()), ("", None))
-    mask = ~mask if name in LEFT_OUT and mask.dtype == torch.bool else mask
-    return block(output, mask[None, None] if name in PAIRS and mask.dim() == 2 else mask)
+    for name, mask in tensors.items():
+        mask = ~mask if name in LEFT_OUT and mask.dtype == torch.bool else mask
+        return block(output, mask[None, None] if name in PAIRS and mask.dim() == 2 else mask)
+    return block(output)
 
 
 def _check_attention(model: nn.Module, name: str, host: nn.Module, mixer: Mixer) -> None:

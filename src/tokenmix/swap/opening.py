@@ -15,7 +15,7 @@ from tokenmix.swap.swap import FIELD, MODEL_TYPE, layer_prefix, swap_attention, 
 from tokenmix.trust import from_file
 
 # Each auto class has a table of model classes by config.
-AUTO_CLASSES = [
+AUTO_CLASSES: list[Any] = [
     found
     for name in modeling_auto.__all__
     if isinstance(found := getattr(modeling_auto, name), type) and hasattr(found, "_model_mapping")

@@ -15,6 +15,7 @@ from tokenmix.errors import UserError, as_user_error, one_line, unknown_name
 from tokenmix.files import Values, to_json
 from tokenmix.layers.base import near_square
 from tokenmix.layers.table import MIXERS
+from tokenmix.ops.checks import check_whole
 from tokenmix.registry import Arguments, import_object
 from tokenmix.testing.harness import (
     TOKEN_COUNTS,
@@ -22,6 +23,7 @@ from tokenmix.testing.harness import (
     Build,
     Builder,
     NotApplicable,
+    NotFinite,
     OfItself,
     PropertyFailure,
     fresh,
@@ -105,18 +107,22 @@ def examine(build: Build, x: Tensor, only: Collection[str] | None = None) -> Ite
     """Run all or the named properties on layers of `build`; an exception of the layer is a failure."""
     for unknown in sorted(set(only or ()) - set(PROPERTIES)):
         raise unknown_name("property", unknown, PROPERTIES)
+    broken = ""
     for name, row in PROPERTIES.items():
         if only is not None and name not in only:
             continue
         status: Status = "pass"
         detail, cause = "", row.cause
         try:
+            if broken:
+                raise NotApplicable(broken)
             row.check(build, x)
         except NotApplicable as reason:
             status, detail = "skipped", str(reason)
         except PropertyFailure as failure:
             status = "advice" if isinstance(failure, Advice) else "FAIL"
             detail, cause = str(failure), failure.cause or row.cause
+            broken = "is not measured, as the output is not finite" if isinstance(failure, NotFinite) else ""
         except Exception as error:
             status, detail = "FAIL", one_line(error)
         yield Verdict(name, status, row.about, detail.rstrip("."), cause)
@@ -174,6 +180,7 @@ def doctor(
     Raises:
         UserError: the target cannot be imported, built or run.
     """
+    check_whole(**{name: value for name, value in (("dim", dim), ("num_tokens", num_tokens)) if value is not None})
     spec = MIXERS.get(target)
     if spec is None and ":" not in target:
         raise UserError(f"{unknown_name('mixer', target, MIXERS)}; a layer of yours is module:Class")
@@ -213,9 +220,9 @@ def _arguments(
         starred = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         required = parameter.default is parameter.empty and not starred
         if name in WIDTHS:
-            value = dim or (DEFAULT_DIM if required else None)
+            value = (DEFAULT_DIM if required else None) if dim is None else dim
         elif name in TOKEN_COUNTS:
-            value = num_tokens or (DEFAULT_TOKENS if required else None)
+            value = (DEFAULT_TOKENS if required else None) if num_tokens is None else num_tokens
         else:
             value = True if name == "batch_first" else 4 if name in HEADS and required else None
         if value is not None:

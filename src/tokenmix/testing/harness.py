@@ -24,6 +24,10 @@ class PropertyFailure(AssertionError):
         self.cause = cause
 
 
+class NotFinite(PropertyFailure):
+    """The output has NaN or infinity, so no other property can be measured."""
+
+
 class Advice(PropertyFailure):
     """A correct layer lacks a convention or use of our layers: advice in the doctor, a failure in our own tests."""
 

@@ -187,6 +187,10 @@ def look_at(label: str, target: Target) -> Structure:
         x, other, third = torch.randn(3, 1, num_tokens, DIM, generator=torch.Generator().manual_seed(0)).double()
         if (found := layer(x)).shape != x.shape:
             raise UserError(f"{label} gives {tuple(found.shape)} for tokens {tuple(x.shape)}; a mixer keeps the shape")
+        if not found.isfinite().all():
+            raise UserError(f"{label} gives NaN or infinity for random tokens; tokenmix doctor says more")
+        if not torch.equal(layer(x), found):
+            raise UserError(f"{label} is not deterministic: in evaluation mode it gives other numbers for equal tokens")
         order = torch.randperm(num_tokens, generator=torch.Generator().manual_seed(1))
         seen, moved = influence(layer, x), influence(layer, x[:, order])
         distance = (torch.arange(num_tokens)[:, None] - torch.arange(num_tokens)).abs()

@@ -243,6 +243,9 @@ def _prepare(name: str, config: CompareConfig, out: Path) -> Comparison:
     notes = plan_notes(cells[0].config, plan, data.num_train, data.unit)
     variants = _new_variants(config, cells, data)
     notes += [same_sentence(name) for name in _first_of_each(cells) if name not in variants]
+    planned, folder = {cell.folder for cell in cells}, cells[0].folder.parent
+    if others := sorted(path.name for path in folder.glob("*-seed*") if path not in planned):
+        notes.append(f"{folder} also has {', '.join(others)}; name their mixers and seeds too, for a report with them")
     cells = [
         replace(cell, config=with_epochs(cell.config, make_plan(cell.config, data.num_train)))
         for cell in cells

@@ -139,6 +139,10 @@ class Recorder:
         """The error for numbers that are not finite. All ranks see the numbers; rank 0 reports them."""
         if not self.first:
             return PeerFailure(2)
+        if step == 1:
+            return UserError(
+                f"{what} at step 1, before any update: look at the data and the model; tokenmix doctor tests a layer"
+            )
         return UserError(
             f"{what} at step {step} (learning rate {self.lr:.3g}); lower --lr, raise --warmup-steps or set --clip-grad"
         )

@@ -166,7 +166,8 @@ def arguments(build: Build, x: Tensor) -> None:
     default = _behaviour(build, x)
     ignored = []
     for name, values in tried:
-        if all(_is_ignored(build, x, default, name, value) for value in values):
+        any_width = name == "dim" and next(awake(build).parameters(), None) is None
+        if not any_width and all(_is_ignored(build, x, default, name, value) for value in values):
             ignored.append(f"{name}={values[0]!r}")
     if ignored:
         raise PropertyFailure(f"nothing changes with {', '.join(ignored)}")

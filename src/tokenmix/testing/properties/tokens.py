@@ -15,6 +15,7 @@ from tokenmix.testing.harness import (
     Advice,
     Build,
     NotApplicable,
+    NotFinite,
     PropertyFailure,
     assert_close,
     assert_finite_gradients,
@@ -31,12 +32,16 @@ from tokenmix.testing.harness import (
 
 
 def shape(build: Build, x: Tensor) -> None:
-    """The output has the shape and the dtype of the input."""
+    """The output has the shape and the dtype of the input, and finite numbers."""
     out = call(awake(build), x)
     if out.shape != x.shape:
         raise PropertyFailure(f"the output for {tuple(x.shape)} has shape {tuple(out.shape)}")
     if out.dtype != x.dtype:
         raise PropertyFailure(f"the output for {x.dtype} input is {out.dtype}")
+    if not out.isfinite().all():
+        raise NotFinite(
+            "the output for random tokens has NaN or infinity", "a logarithm or root of 0, or a division by 0"
+        )
 
 
 def lengths(build: Build, x: Tensor) -> None:
@@ -67,6 +72,7 @@ def _sizes(x: Tensor, kind: str | None) -> list[tuple[int, ...]]:
     if kind not in ("any", "up-to"):
         return batches
     shorter: list[tuple[int, ...]] = [(2, 1, dim), (3, tokens - 3, dim), (tokens - 1, 2, dim)]
+    shorter = [size for size in shorter if size[0] > 0 and 0 < size[1] <= tokens]
     return batches + shorter + ([(2, 2 * tokens + 1, dim)] if kind == "any" else [])
 
 

@@ -111,7 +111,9 @@ def _may_be_image(path: str) -> bool:
 def _check_classes(images: ImageSet, classes: list[str], skipped: list[Skipped]) -> None:
     counts = torch.bincount(images.labels, minlength=len(classes)).tolist()
     if empty := [name for name, count in zip(classes, counts) if not count]:
-        left_out = f" ({len(skipped)} unreadable, the first: {skipped[0].path} {skipped[0].reason})" if skipped else ""
+        left_out = (
+            f" ({len(skipped)} unreadable in all, the first: {skipped[0].path} {skipped[0].reason})" if skipped else ""
+        )
         raise UserError(f"there are no images of class {empty[0]!r}{left_out}; {NO_IMAGES}")
 
 
