@@ -17,6 +17,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         page, resources = MarkdownExporter().from_filename(
             str(notebook), resources={"unique_key": notebook.stem, "output_files_dir": f"{notebook.stem}_files"}
         )
+        page = page.replace("![png](", "![Output of the code above](")
         files.append(File.generated(config, f"notebooks/{notebook.stem}.md", content=page))
         for name, content in resources["outputs"].items():
             files.append(File.generated(config, f"notebooks/{name}", content=content))

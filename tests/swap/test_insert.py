@@ -512,6 +512,12 @@ def test_padding_of_transformers_and_of_our_text_models():
         insert(bert, "embeddings", "external")
 
 
+def test_samples_that_come_second_are_refused():
+    layer = nn.TransformerEncoderLayer(8, 2, 16)  # tokens (N, B, C)
+    with pytest.raises(UserError, match="batch_first=False"):
+        insert(nn.TransformerEncoder(layer, 2), "layers.0", "external", example_inputs=(torch.randn(5, 2, 8),))
+
+
 def test_a_block_in_causal_attention_is_causal():
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)

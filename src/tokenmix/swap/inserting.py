@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Literal, Unpack, get_args
+from typing import Any, Literal, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
@@ -81,13 +81,13 @@ class InsertedBlock(nn.Module):
                 "give images of the size of the insertion, or insert external or self"
             )
         tokens = x.flatten(2).transpose(1, 2) if first else x.flatten(1, -2)
+        mask = shared_mask(mask, tokens) if self.layout == "tokens" else None
         finite = tokens.nan_to_num(0.0, 0.0, 0.0)
         normed = finite if self.norm is None else self.norm(finite)
         if self.mixer.capabilities.layout == "2d":
             rows = sizes[0] * sizes[1] if len(sizes) == 3 else sizes[0] if len(sizes) == 2 else 1
             out = self.mixer(normed.transpose(1, 2).unflatten(2, (rows, sizes[-1]))).flatten(2).transpose(1, 2)
         else:
-            mask = shared_mask(mask, tokens) if self.layout == "tokens" else None
             out = self.mixer(normed) if mask is None else self.mixer(normed, mask)
         added = out - finite if self.gamma is None else self.gamma * out
         if mask is not None:
@@ -141,14 +141,23 @@ def run_inserted(
 
 
 def _check_attention(model: nn.Module, name: str, host: nn.Module, mixer: Mixer) -> None:
-    """Raise `UserError` if a block of tokens after this module would see future tokens, or padding.
+    """Raise `UserError` if a block of tokens after this module would see future tokens, padding, or other samples.
 
-    The parts of the smallest module around it that has attention tell whether that is causal.
+    The attention in the smallest module around it tells whether it is causal, and whether samples come first.
     """
     path = name.split(".")
-    around = (model.get_submodule(".".join(path[:i])) for i in range(len(path), -1, -1))
-    told = ([m for m in part.modules() if isinstance(getattr(m, "is_causal", None), bool)] for part in around)
-    causal = next((m for m in next(filter(None, told), ()) if m.is_causal), None)  # type: ignore[attr-defined]
+    around = [model.get_submodule(".".join(path[:i])) for i in range(len(path), -1, -1)]
+
+    def nearest(attribute: str) -> list[Any]:
+        told = ([m for m in part.modules() if isinstance(getattr(m, attribute, None), bool)] for part in around)
+        return next(filter(None, told), [])
+
+    if other := next((m for m in nearest("batch_first") if not m.batch_first), None):
+        raise UserError(
+            f"{name} has tokens (N, B, C), as {type(other).__name__} has batch_first=False, and a block would mix the "
+            "samples; build the model with batch_first=True"
+        )
+    causal = next((m for m in nearest("is_causal") if m.is_causal), None)
     if causal is not None and not is_causal(mixer):
         raise UserError(
             f"{name} belongs to causal attention ({type(causal).__name__}), and a block after it would see future "

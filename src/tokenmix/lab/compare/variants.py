@@ -162,7 +162,8 @@ def claim_folder(
             told = ", ".join(f"{key} {before.get(key)} instead of {plain[key]}" for key in other)
             raise UserError(f"{out} holds a comparison with {told}; give another --out, or the same settings")
     elif out.exists() and not (out.is_dir() and is_unused(out)):
-        raise UserError(f"{out} is not empty and does not contain a comparison; give another --out")
+        what = "not empty and does not contain a comparison" if out.is_dir() else "a file, not a folder"
+        raise UserError(f"{out} is {what}; give another --out")
     if write:
         make_folder(out)
         write_json(file, config.flat())
