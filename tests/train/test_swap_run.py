@@ -132,8 +132,10 @@ def test_a_text_model_is_swapped_too(tmp_path: Path, mixer: str) -> None:
     wanted = json.loads((run / "result.json").read_text())["metrics"]["perplexity"]
     assert evaluate(run)["perplexity"] == pytest.approx(wanted)
     assert predict(run, ["the old [MASK] sees"])[0]["mask"] == 1
-    with pytest.raises(UserError, match=r"output_attentions=True, and .* replaced the attention"):
+    with pytest.raises(UserError, match=r"output_attentions=True, and swapped layers"):
         load_run(run)[0](input_ids=torch.zeros(1, 4, dtype=torch.long), output_attentions=True)
+    with pytest.raises(UserError, match=r"output_attentions=True, and .* replaced the attention"):
+        load_run(run)[0].base_model(input_ids=torch.zeros(1, 4, dtype=torch.long), output_attentions=True)
 
 
 def test_from_the_command_line(teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,8 +64,7 @@ def record_swap(model: nn.Module, mixer: str, rows: Sequence[SwapRow], kwargs: A
             for module in part.modules():
                 if getattr(module, "config", None) is old:
                     module.config = config
-            if refuse_attentions not in part._forward_pre_hooks.values():
-                part.register_forward_pre_hook(refuse_attentions, with_kwargs=True)
+            part.register_forward_pre_hook(refuse_attentions, with_kwargs=True)
 
 
 def refuse_attentions(model: nn.Module, args: tuple[object, ...], kwargs: Arguments) -> None:
