@@ -340,7 +340,7 @@ def insert(
             host.register_forward_hook(functools.partial(run_inserted, names), with_kwargs=True)
             setattr(host, HOOKED, True)
 
-    packing = unpack_padded(model, [host for host, _ in blocks])
+    packing = unpack_padded(holders(model, [host for host, _ in blocks]))
 
     def undo() -> None:
         for host, _ in blocks:
@@ -363,16 +363,15 @@ def insert(
     )
 
 
-def unpack_padded(model: nn.Module, changed: Sequence[nn.Module]) -> list[nn.TransformerEncoder]:
-    """Let PyTorch's encoders with a changed part keep padded batches, which they pack in evaluation; return them."""
-    own = set(map(id, changed))
-    found = [
-        module
-        for module in model.modules()
-        if isinstance(module, nn.TransformerEncoder)
-        and module.use_nested_tensor
-        and any(id(part) in own for part in module.modules())
-    ]
+def holders(model: nn.Module, parts: Sequence[nn.Module]) -> list[nn.Module]:
+    """The modules of a model that are one of these parts or hold one."""
+    wanted = set(map(id, parts))
+    return [module for module in model.modules() if any(id(part) in wanted for part in module.modules())]
+
+
+def unpack_padded(modules: Sequence[nn.Module]) -> list[nn.TransformerEncoder]:
+    """Let PyTorch's encoders among these keep padded batches, which they pack in evaluation; return them."""
+    found = [m for m in modules if isinstance(m, nn.TransformerEncoder) and m.use_nested_tensor]
     for encoder in found:
         encoder.use_nested_tensor = False
     return found

@@ -168,31 +168,31 @@ def _plan_one(site: AttentionSite, request: SwapRequest, before: Replacement | N
                 "registers are among them; in timm, omit them by class_token=False, reg_tokens=0, global_pool='avg'"
             )
         mixer = GridMixer(built, request.grid)
+    num_tokens, macs = max(counts, default=None), {n: count_of(mixer, n) for n in set(counts)}
+    carrying = None
+    if carries:
+        if before is not None:
+            _check_one_grid(before, site, num_tokens, built, request)
+        link = None if before is None or before.carrying is None else before.carrying.after
+        mixer = carrying = Carrying(mixer, link)
+        if before is not None and before.carrying is not None:
+            before.carrying.last = False
+    replacement = site.adapter.adapt(site.module, mixer, drop_positions=request.drop_positions)
     times = [(call.num_tokens, call.samples) for call in calls] or [(n, 1) for n in counts]
     alone = {n: site.adapter.macs(site.module, n) for n in set(counts)}
     row = SwapRow(
         name=site.name,
         before=site.kind,
         after=label,
-        num_tokens=max(counts, default=None),
+        num_tokens=num_tokens,
         parameters_before=count_parameters(site.module),
-        parameters_after=count_parameters(mixer),
+        parameters_after=count_parameters(replacement),  # with the norm of the attention's shortcut
         macs_before=sum(samples * alone[n] for n, samples in times) if times else None,
-        macs_after=sum(samples * count_of(mixer, n) for n, samples in times) if times else None,
+        macs_after=sum(samples * macs[n] for n, samples in times) if times else None,
         kept=kept,
         why=why,
         dropped=positions,
     )
-    carrying = None
-    if carries:
-        if before is not None:
-            _check_one_grid(before, site, row, built, request)
-        link = None if before is None or before.carrying is None else before.carrying.after
-        mixer = carrying = Carrying(mixer, link)
-        if before is not None and before.carrying is not None:
-            before.carrying.last = False
-    replacement = site.adapter.adapt(site.module, mixer, drop_positions=request.drop_positions)
-    row = replace(row, parameters_after=count_parameters(replacement))  # with the norm of the attention's shortcut
     return Replacement(site, replacement.train(site.module.training), row, carrying)
 
 
@@ -234,7 +234,9 @@ def _build(site: AttentionSite, old: AttentionWeights, request: SwapRequest) -> 
     return built.to(**factory)
 
 
-def _check_one_grid(before: Replacement, site: AttentionSite, row: SwapRow, mixer: Mixer, request: SwapRequest) -> None:
+def _check_one_grid(
+    before: Replacement, site: AttentionSite, num_tokens: int | None, mixer: Mixer, request: SwapRequest
+) -> None:
     """Raise `UserError` unless the layer can take the scores of the previous layer."""
     reason, times = "", len(request.calls(site))
     if before.carrying is None:
@@ -242,8 +244,8 @@ def _check_one_grid(before: Replacement, site: AttentionSite, row: SwapRow, mixe
     elif times != 1:
         reason = f"the forward pass calls the second {times} times"
         reason = f"the order of the layers is unknown ({request.probe.note})" if request.probe.note else reason
-    elif before.row.num_tokens != row.num_tokens:
-        reason = f"the first has {before.row.num_tokens} tokens and the second {row.num_tokens}"
+    elif before.row.num_tokens != num_tokens:
+        reason = f"the first has {before.row.num_tokens} tokens and the second {num_tokens}"
     elif (heads := before.carrying.inner.num_heads) != mixer.num_heads:
         reason = f"the first has {heads} heads and the second {mixer.num_heads}"
     elif re.sub(r"\d+", "*", before.site.name) != re.sub(r"\d+", "*", site.name):

@@ -19,7 +19,7 @@ from tokenmix.layers.table import resolve_mixer
 from tokenmix.registry import Arguments
 from tokenmix.swap.adapter import NO_ATTENTIONS
 from tokenmix.swap.carrying import watch_blocks
-from tokenmix.swap.inserting import unpack_padded
+from tokenmix.swap.inserting import holders, unpack_padded
 from tokenmix.swap.probe import Example, check_runs, example_of, probe_model
 from tokenmix.swap.registry import Where, find_sites, select_sites
 from tokenmix.swap.replacements import Replacement, SwapRequest, misread_weights, plan_replacements
@@ -243,9 +243,8 @@ def _put(
     """Install the replacements; return a function that undoes this, and remarks on other changes."""
     _set(model, [(replacement, replacement.replacement) for replacement in replacements])
     unwatch = watch_blocks([(r.site.holder, r.carrying) for r in replacements if r.carrying is not None])
-    new = {id(replacement.replacement) for replacement in replacements}
-    holding = [module for module in model.modules() if any(id(part) in new for part in module.modules())]
-    packing = unpack_padded(model, [replacement.replacement for replacement in replacements])
+    holding = holders(model, [replacement.replacement for replacement in replacements])
+    packing = unpack_padded(holding)
     # Our models report their mixer. If `mixer_name` is a property, a part of the model reports it.
     told = [m for m in holding if not isinstance(getattr(type(m), "mixer_name", None), property)]
     named = [(m, name) for m in told if isinstance(name := getattr(m, "mixer_name", None), str)]

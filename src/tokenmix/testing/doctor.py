@@ -220,9 +220,9 @@ def _arguments(
         starred = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         required = parameter.default is parameter.empty and not starred
         if name in WIDTHS:
-            value = (DEFAULT_DIM if required else None) if dim is None else dim
+            value = dim or (DEFAULT_DIM if required else None)
         elif name in TOKEN_COUNTS:
-            value = (DEFAULT_TOKENS if required else None) if num_tokens is None else num_tokens
+            value = num_tokens or (DEFAULT_TOKENS if required else None)
         else:
             value = True if name == "batch_first" else 4 if name in HEADS and required else None
         if value is not None:

@@ -194,7 +194,7 @@ def _short(value: float) -> str:
 
 
 def learning_curves(results: Results) -> list[str]:
-    """Score and loss, means over the finished runs, over samples and over seconds, which are medians."""
+    """Mean score and loss of the finished runs over samples, and over the median of their seconds."""
     over = {"samples": Axis(f"training {results.unit} seen", count), "seconds": Axis("seconds of training", _short)}
     charts = []
     for pick, label in (("score_curve", f"validation {results.measure}"), ("loss_curve", "training loss")):

@@ -33,8 +33,8 @@ def budget_sentence(results: Results) -> str:
     place = f"the block after {config['insert_after']}" if config.get("insert_after") else place
     if rows := config.get("variants"):
         told = "; ".join(f"{name}: {', '.join(_options(row)) or 'none'}" for name, row in rows.items())
-        more = any(variant.name not in rows for variant in results.variants)
-        place = f"{f'{place}, or in ' * more}the options of its row ({told})"
+        options = f"the options of its row ({told})"
+        place = options if all(v.name in rows for v in results.variants) else f"{place}, or in {options}"
     start = ", starting from its published weights," if config.get("pretrained") else ""
     start = f", starting from the weights of {config['init_from']}," if config.get("init_from") else start
     balanced = [text for name, text in BALANCED.items() if config.get(name) == "balanced"]
