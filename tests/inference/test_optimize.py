@@ -159,6 +159,48 @@ def test_a_copy_that_answers_otherwise_is_refused(monkeypatch: pytest.MonkeyPatc
         tokenmix.optimize(nn.Sequential(nn.Linear(4, 4)), torch.randn(2, 3, 4), measure=False)
 
 
+class Between(nn.Module):
+    """An MLP with a step between its linear layer and its activation, or with two ways from one."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.fc1, self.act, self.norm, self.fc2 = nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 8)
+        self.gate, self.way = nn.Linear(8, 16), way
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.fc1(x)
+        if self.way == "norm":
+            hidden = self.act(self.norm(hidden))
+        elif self.way == "gate":
+            hidden = self.act(self.gate(x)) * hidden
+        elif self.way == "twice":
+            hidden = self.act(hidden) + self.fc1(x)
+        else:
+            hidden = self.act(hidden)
+        return x + self.fc2(hidden)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("way", ["norm", "gate", "twice", "plain"])
+def test_a_gelu_is_fused_only_where_it_follows(way: str, dtype: Any) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Between(way)), torch.randn(4, 6, 8)
+    fast = tokenmix.optimize(model, x, dtype, measure=False)
+    assert fast.get_submodule("0.fc1").act == ("gelu" if way == "plain" else "none")
+    assert _worst(fast(x), model(x)) < {"float32": 1e-5, "bfloat16": 0.03, "int8": 0.05}[dtype]
+
+
+def test_a_copy_that_computes_another_function_is_refused_in_each_dtype() -> None:
+    class Kept(Between):
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.fc1(x)
+            return x + self.fc2(self.act(hidden) + hidden)
+
+    for dtype in ("bfloat16", "int8"):
+        with pytest.raises(UserError, match=r"float32 copy of Sequential is off by .* keep it as it is$"):
+            tokenmix.optimize(nn.Sequential(Kept("plain")), torch.randn(4, 6, 8), dtype, measure=False)
+
+
 def test_nothing_is_said_on_the_way() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

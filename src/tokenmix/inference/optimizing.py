@@ -4,6 +4,8 @@ import copy
 import functools
 import itertools
 import json
+import weakref
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -38,9 +40,19 @@ CopyPlan = dict[str, str]
 _PAIRS = (("proj_in", "act"), ("fc1", "act"))
 
 
-def observe(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Range]:
-    """Input ranges of the replaceable modules, as `module.what`."""
+def observe(model: nn.Module, batches: Iterable[Tensor]) -> tuple[dict[str, Range], set[str]]:
+    """Input ranges of the replaceable modules, as `module.what`; and the linear layers that an activation follows."""
     ranges: dict[str, Range] = {}
+    # An activation follows if it is called on what the linear layer returned, as often as the layer is called.
+    returned: dict[str, weakref.ref[Tensor]] = {}
+    calls, followed = Counter[str](), Counter[str]()
+
+    def after(name: str, output: Tensor) -> None:
+        returned[name] = weakref.ref(output)
+        calls[name] += 1
+
+    def before(name: str, args: tuple[object, ...]) -> None:
+        followed[name] += bool(args and name in returned and returned[name]() is args[0])
 
     def hook(name: str, module: nn.Module, args: tuple[Tensor, ...]) -> None:
         for what, x in _met(module, args[0]) if args else ():
@@ -54,6 +66,9 @@ def observe(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Range]:
         module.register_forward_pre_hook(lambda m, args, name=name: hook(name, m, args))
         for name, module in model.named_modules()
     ]
+    for name, linear, act in _pairs(model):
+        hooks.append(linear.register_forward_hook(lambda m, args, output, name=name: after(name, output)))
+        hooks.append(act.register_forward_pre_hook(lambda m, args, name=name: before(name, args)))
     for batch in batches:
         model(batch)
     for handle in hooks:
@@ -61,7 +76,7 @@ def observe(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Range]:
     bad = next((name for name, (low, high) in ranges.items() if not abs(low) + abs(high) < float("inf")), None)
     if bad is not None:
         raise UserError(f"{bad} met NaN or infinite values; check the model and the inputs")
-    return ranges
+    return ranges, {name for name, count in calls.items() if followed[name] == count}
 
 
 def _met(module: nn.Module, x: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -79,8 +94,8 @@ def _met(module: nn.Module, x: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield "x", x
 
 
-def plan_copy(model: nn.Module, seen: set[str]) -> CopyPlan:
-    """The replacements of the modules with known ranges."""
+def plan_copy(model: nn.Module, seen: set[str], followed: set[str]) -> CopyPlan:
+    """The replacements of the modules with known ranges; `followed` are linear layers before an activation."""
     plan: CopyPlan = {}
     met = {key.rpartition(".")[0] for key in seen}
     # PyTorch's encoder layer reads these weights itself if it has no hooks.
@@ -102,11 +117,9 @@ def plan_copy(model: nn.Module, seen: set[str]) -> CopyPlan:
         # The model itself has no parent in which it could be replaced.
         if kind is not None and name and not _inside(name, plan) and (name in met or kind == "stem"):
             plan[name] = kind
-    for parent, module in model.named_modules():
-        for first, second in _followed(module):
-            act, name = _activation(module._modules.get(second)), f"{parent}.{first}".lstrip(".")
-            if act is not None and plan.get(name) == "linear none":
-                plan[name] = f"linear {act}"
+    for name, _, act in _pairs(model):
+        if name in followed and plan.get(name) == "linear none":
+            plan[name] = "linear gelu-tanh" if act.approximate == "tanh" else "linear gelu"
     return plan
 
 
@@ -133,14 +146,17 @@ def _inside(name: str, plan: CopyPlan) -> bool:
 
 
 def _followed(parent: nn.Module) -> list[tuple[str, str]]:
-    """Pairs of children called directly after each other, if the parent's class determines the order."""
+    """Pairs of children that may be called directly after each other."""
     return list(pairwise(parent._modules)) if isinstance(parent, nn.Sequential) else list(_PAIRS)
 
 
-def _activation(module: nn.Module | None) -> Activation | None:
-    if type(module) is not nn.GELU:
-        return None
-    return "gelu-tanh" if module.approximate == "tanh" else "gelu"
+def _pairs(model: nn.Module) -> Iterator[tuple[str, nn.Linear, nn.GELU]]:
+    """Linear layers by name, each with the GELU that may follow it."""
+    for parent, module in model.named_modules():
+        for first, second in _followed(module):
+            linear, act = module._modules.get(first), module._modules.get(second)
+            if type(linear) is nn.Linear and type(act) is nn.GELU:
+                yield f"{parent}.{first}".lstrip("."), linear, act
 
 
 def install(model: nn.Module, plan: CopyPlan, dtype: Dtype) -> None:
@@ -185,7 +201,8 @@ def fill(place: nn.Module, source: nn.Module, ranges: Mapping[str, Range]) -> No
 TOLERANCES: dict[Dtype, float] = {"float32": 1e-3, "bfloat16": 0.1, "int8": 0.5}
 """Largest relative difference (norm) between outputs of copy and original on the first batch.
 
-Sound copies of trained models differ far less; a copy beyond this limit computes another function.
+Sound copies of trained models differ far less. A copy in float32 is checked for every dtype: one that computes another
+function may pass the other limits.
 """
 
 MEASURED = 1.0
@@ -236,8 +253,8 @@ def optimize(
 
     Raises:
         UserError: the dtype is unknown; weights are not float32 on the CPU; there are no inputs or nothing to optimise;
-            the copy fails or its outputs on the first batch differ by more than `TOLERANCES`; or PyTorch lacks the
-            operators.
+            the copy, or one in float32, fails or its outputs on the first batch differ by more than `TOLERANCES`; or
+            PyTorch lacks the operators.
     """
     if isinstance(dtype, torch.dtype):
         dtype = cast(Dtype, str(dtype).removeprefix("torch."))
@@ -250,8 +267,8 @@ def optimize(
     first = next(batches)
     failed = f"the forward pass of {type(model).__name__} on the example, first {tuple(first.shape)}, fails with "
     with as_user_error(failed, "; give batches that the model takes"):
-        ranges = observe(unchanged, itertools.chain([first], batches))
-    plan = plan_copy(unchanged, set(ranges))
+        ranges, followed = observe(unchanged, itertools.chain([first], batches))
+    plan = plan_copy(unchanged, set(ranges), followed)
     if not plan:
         raise UserError(
             f"{type(model).__name__} has nothing to optimise in {dtype}: no nn.Linear over tokens, no layer of ours; "
@@ -269,13 +286,12 @@ def optimize(
         _check_answers(result, first, expected, kind)
         return result
 
-    copies: dict[str, nn.Module] = {dtype: made(dtype)}
+    exact = made("float32")
+    copies: dict[str, nn.Module] = {dtype: exact if dtype == "float32" else made(dtype)}
     if not measure:
         copies[dtype].optimization = f"{dtype}, not measured"  # type: ignore[assignment]
         return copies[dtype]
-    if dtype != "float32":
-        copies["float32"] = made("float32")
-    copies[_UNCHANGED] = unchanged
+    copies |= {"float32": exact, _UNCHANGED: unchanged}
     calls = {name: functools.partial(made, first) for name, made in copies.items()}
     once = sum(timing.median for timing in time_interleaved(calls, repeats=1, warmup=1).values())
     timings = time_interleaved(calls, repeats=max(3, int(MEASURED / max(1e-6, once))), warmup=0)
@@ -306,7 +322,7 @@ def _check_answers(result: nn.Module, first: Tensor, expected: object, dtype: Dt
         if not error <= TOLERANCES[dtype]:
             raise UserError(
                 f"the {dtype} copy of {name} is off by {error:.2g} of its output on the example, at most "
-                f"{TOLERANCES[dtype]:g} is allowed; keep it as it is, or take another dtype"
+                f"{TOLERANCES[dtype]:g} is allowed; keep it as it is{', or take another dtype' * (dtype != 'float32')}"
             )
 
 
