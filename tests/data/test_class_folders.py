@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenmix.lab.data.reading import class_files
+from tokenmix.lab.data.reading import class_files, labelled_files
 
 
 @pytest.fixture
@@ -75,3 +75,15 @@ def test_a_farm_of_links(folder: Path, tmp_path: Path):
         (tmp_path / "pool" / f"x{place}").touch()
         (folder / "ab"[place % 2] / f"x{place}").symlink_to(tmp_path / "pool" / f"x{place}")
     assert len(found(folder)) == 7
+
+
+def test_test_files_that_are_training_files_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for part in ("train", "val"):
+        for name in ("a/0", "b/1", "b/2"):
+            path = tmp_path / part / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{name} {part if name == 'a/0' else ''}")
+    labelled_files(tmp_path, lambda path: True, of="images", layout="classes")
+    said = capsys.readouterr().err
+    assert "2 of 3 test images are training images too" in said
+    assert f"{tmp_path}/val/b/1 is {tmp_path}/train/b/1" in said

@@ -362,3 +362,38 @@ def test_batches_that_do_not_fit_are_one_line() -> None:
         tokenmix.distill(teacher, student, torch.randn(8, 4))
     with pytest.raises(UserError, match=r"Linear on a batch \(8, 3\) fails with"):
         tokenmix.distill(teacher, student, [torch.randn(8, 3)])
+
+
+@pytest.mark.parametrize("output", [None, "mean"])
+def test_padding_of_sound_does_not_count(output: Any) -> None:
+    from transformers import HubertConfig, HubertModel
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    layers = {"conv_dim": (8, 8), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2}
+    config = HubertConfig(**sizes, **layers, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2)
+    torch.manual_seed(0)
+    teacher = HubertModel(config).eval()
+    student, mask = copy.deepcopy(teacher), torch.ones(2, 400, dtype=torch.long)
+    mask[1, 100:] = 0
+    tokenmix.swap_attention(student, "external", example_inputs=(torch.randn(1, 400),))
+    batch = {"input_values": torch.randn(2, 400) * mask, "attention_mask": mask}
+    found = tokenmix.distill(teacher, student, [batch], output=output, loss="mse", steps=0, held_out=[batch])
+    ours, theirs = (model(**batch).last_hidden_state for model in (student.eval(), teacher))
+    lengths = [ours.shape[1], int(teacher._get_feat_extract_output_lengths(torch.tensor(100)))]
+    rows = [(one[i, :n], other[i, :n]) for i, n in enumerate(lengths) for one, other in [(ours, theirs)]]
+    if output == "mean":
+        rows = [(one.mean(0, keepdim=True), other.mean(0, keepdim=True)) for one, other in rows]
+    one, other = (torch.cat(part) for part in zip(*rows, strict=True))
+    assert found.after is not None
+    assert found.after.rows == len(one)
+    assert found.after.mse == pytest.approx(((one - other).square().sum() / other.square().sum()).item(), rel=1e-4)
+
+
+def test_a_mask_of_another_length_is_refused() -> None:
+    class Halved(TextNet):
+        def forward(self, inputs: Tensor, attention_mask: Tensor | None = None) -> dict[str, Tensor]:
+            return {"last_hidden_state": super().forward(inputs, attention_mask)["last_hidden_state"][:, ::2]}
+
+    teacher = Halved()
+    with pytest.raises(UserError, match=r"the output has 2 tokens and attention_mask 4, so padding"):
+        tokenmix.distill(teacher, swapped(teacher), text_batches(0.0), steps=1)

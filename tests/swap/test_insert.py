@@ -531,3 +531,27 @@ def test_a_block_in_causal_attention_is_causal():
     other = ids.clone()
     other[0, -1] = (ids[0, -1] + 1) % 40
     assert torch.allclose(model(ids).logits[0, :6], model(other).logits[0, :6], atol=1e-6)
+
+
+def test_a_hook_that_takes_the_output_sees_the_block():
+    from transformers import Dinov2Backbone, Dinov2Config
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    backbone = Dinov2Backbone(Dinov2Config(**sizes, out_features=["stage2"])).eval()
+    plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)).eval()
+    seen: list[Tensor] = []
+    plain[0].register_forward_hook(lambda module, args, output: seen.append(output))
+    images = torch.randn(1, 3, 28, 28)
+    for model, after in ((backbone, "encoder.layer.1"), (plain, "0")):
+        insert(model, after=after, mixer="external", example_inputs=(images,))
+
+        def outputs(model: Any = model) -> Tensor:
+            result = model(images)
+            return result.feature_maps[0] if model is backbone else seen[-1]
+
+        before = outputs()
+        nn.init.ones_(model.get_submodule(after).inserted.gamma)  # type: ignore[arg-type]
+        changed = outputs()
+        assert not torch.allclose(before, changed)
+        changed.sum().backward()
+        assert model.get_submodule(after).inserted.gamma.grad.any()  # type: ignore[union-attr]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import tokenmix
 from tokenmix.errors import UserError
+from tokenmix.swap.adapter import shared_mask
 from tokenmix.swap.coded_adapters import MixerInTorch
 
 
@@ -252,3 +253,15 @@ def test_a_wrapped_projection_is_refused_in_one_line():
     encoder.self_attn.out_proj = wrapped
     with pytest.raises(UserError, match=r"Sequential, not nn\.Linear"):
         tokenmix.swap_attention(encoder, "self", example_inputs=(torch.randn(1, 5, 16),))
+
+
+def test_masks_of_older_code():
+    x = torch.randn(2, 5, 8)
+    seen = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]).bool()
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        added = ((~seen).to(dtype) * -10_000)[:, None, None]
+        assert shared_mask(added, x).equal(seen)  # type: ignore[union-attr]
+    with pytest.raises(UserError, match="has whole numbers; give a boolean mask"):
+        shared_mask(seen.long()[:, None, None], x)
+    with pytest.raises(UserError, match="can mask tokens, not weight them"):
+        shared_mask((~seen)[:, None, None] * -100.0, x)

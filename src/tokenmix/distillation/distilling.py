@@ -174,13 +174,13 @@ def distill(
 
     def objective(batch: object) -> Tensor:
         batch = reader.moved(batch)
-        mask = mask_of(batch)
         with watched_layers(teacher, names) as calls:
             wanted = reader(teacher, batch)
         value = wanted.new_zeros((), dtype=torch.float32)
         if loss is not None:
-            value = value + of_outputs(reader(student, batch), wanted, mask)
+            value = value + of_outputs(reader(student, batch), wanted, mask_of(teacher, batch, wanted))
         if names:
+            mask = mask_of(teacher, batch, calls[0].out)
             with reader.autocast():
                 value = value + layer_weight * layer_loss(student, calls, mask)
         return value

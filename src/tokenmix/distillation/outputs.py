@@ -54,12 +54,13 @@ class OutputReader:
             if callable(output):
                 found = output(result, batch)
             elif output in ("mean", "cls"):
-                found, mask = _named(result, "last_hidden_state"), mask_of(batch)
+                found = _named(result, "last_hidden_state")
                 if found.dim() != 3:
                     raise UserError(f"output={output!r} pools tokens (B, N, D), got {tuple(found.shape)}; leave it out")
                 if output == "cls":
                     found = found[:, 0]
                 else:
+                    mask = mask_of(model, batch, found)
                     weights = torch.ones_like(found[..., :1]) if mask is None else mask.unsqueeze(-1).to(found.dtype)
                     found = (found * weights).sum(1) / weights.sum(1).clamp_min(1)
             else:
@@ -82,11 +83,30 @@ class OutputReader:
         return [self.moved(value) for value in batch] if isinstance(batch, tuple | list) else batch
 
 
-def mask_of(batch: object) -> Tensor | None:
-    """`attention_mask` of a text batch, True = the token counts; None if there is none."""
+def mask_of(model: nn.Module, batch: object, output: Tensor) -> Tensor | None:
+    """`attention_mask` of a batch, True = the token of the output (B, N, D) counts; None if all do.
+
+    Models of sound, such as Wav2Vec2, shorten the mask as they shorten the sound.
+
+    Raises:
+        UserError: the output has another length than the mask, which leaves tokens out.
+    """
     given = batch[0] if isinstance(batch, tuple | list) and batch else batch
     mask = given.get("attention_mask") if isinstance(given, Mapping) else None
-    return mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
+    if not isinstance(mask, Tensor) or mask.dim() != 2:
+        return None
+    count = output.shape[1] if output.dim() == 3 else mask.shape[1]
+    if count == mask.shape[1]:
+        return mask.bool()
+    shorten: Any = getattr(model, "_get_feature_vector_attention_mask", None)
+    if shorten is not None:
+        return shorten(count, mask.long()).bool()
+    if mask.all():
+        return None
+    raise UserError(
+        f"the output has {count} tokens and attention_mask {mask.shape[1]}, so padding cannot be left out; give "
+        "batches without padding, or a function as output="
+    )
 
 
 def _named(result: object, name: str | None) -> Any:
@@ -262,7 +282,8 @@ class HeldOut:
         losses, ours, theirs = [], [], []
         for batch, wanted in zip(self.batches, self.wanted, strict=True):
             with evaluating(student):
-                given, mask = reader(student, batch), mask_of(batch)
+                given = reader(student, batch)
+            mask = mask_of(student, batch, given)
             losses.append(loss(given, wanted, mask).float() * len(given))
             ours.append(rows_of(given, mask).float())
             theirs.append(rows_of(wanted, mask).float())

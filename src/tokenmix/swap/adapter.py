@@ -25,10 +25,15 @@ def check_values(holds: Tensor, message: str) -> None:
 
 
 def from_added(mask: Tensor) -> Tensor:
-    """An additive mask as boolean, True = the token takes part; `UserError` for values other than 0 and -inf."""
+    """An additive mask as boolean, True = the token takes part; `UserError` for values other than 0 and -inf.
+
+    -10,000, of older code, counts as -inf; in bfloat16 it is -9,984.
+    """
+    if not mask.is_floating_point():
+        raise UserError(f"the attention mask {tuple(mask.shape)} has whole numbers; give a boolean mask")
     taking_part = mask == 0
     check_values(
-        taking_part | (mask < torch.finfo(mask.dtype).min / 4),
+        taking_part | (mask < -9e3),
         "the mask is added to attention scores and has values other than 0 and -inf; a mixer can mask tokens, not "
         "weight them: give a boolean mask",
     )

@@ -337,7 +337,8 @@ def insert(
         # A child added to an nn.Sequential already runs last. The hook stays after a block is removed.
         if type(host).forward is not nn.Sequential.forward and not getattr(host, HOOKED, False):
             names = tuple(inspect.signature(host.forward).parameters)
-            host.register_forward_hook(functools.partial(run_inserted, names), with_kwargs=True)
+            # Before other hooks, which may take the output, as those of transformers' backbones do.
+            host.register_forward_hook(functools.partial(run_inserted, names), with_kwargs=True, prepend=True)
             setattr(host, HOOKED, True)
 
     packing = unpack_padded(holders(model, [host for host, _ in blocks]))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from tokenmix.errors import UserError
 from tokenmix.layers.table import build_mixer, resolve_mixer
@@ -33,7 +34,7 @@ class TokenMix(nn.Module):
     Shape: x (B, C, H, W) to (B, C, H, W).
 
     Raises:
-        UserError: the mixer is unknown, or has a weight per position: YOLO runs at many sizes.
+        UserError: the mixer is unknown, has a weight per position (YOLO runs at many sizes), or has spectral norm.
     """
 
     def __init__(
@@ -55,6 +56,10 @@ class TokenMix(nn.Module):
         dim = widths[source]
         given = {**default_heads(layer, dim), **fixed, **(mixer_kwargs or {})}
         built = build_mixer(layer, f"mixer {label!r}", dim, None, given)
+        if any(map(is_parametrized, built.modules())):
+            raise UserError(
+                f"{label} has spectral norm, which Ultralytics' .pt files cannot hold; give {{spectral_norm: false}}"
+            )
         self.block = InsertedBlock(built, "channels-first")
 
     def forward(self, x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 
 from tokenmix.errors import UserError
 from tokenmix.lab.data.scenes import ObjectSamples, PixelSamples, SceneAugment, load_scenes
@@ -604,6 +604,38 @@ def test_run_lengths_of_a_large_mask_agree_with_pycocotools():
     coded = tools.encode(np.asfortranarray(mask.astype(np.uint8)))
     text = {"size": coded["size"], "counts": coded["counts"].decode()}
     assert np.array_equal(decode_mask(text, 300, 400).numpy(), mask)
+
+
+def test_boxes_of_coco_are_the_annotations_with_masks_too(coco: Path):
+    told = coco_part(coco, "val")
+    thin = {"bbox": [2.2, 2.2, 7.5, 0.4], "segmentation": {"size": [10, 12], "counts": [120]}}
+    told["annotations"][0] |= thin
+    coco_part(coco, "val", annotations=told["annotations"][:1])
+    boxes, masks = (
+        ObjectSamples(load_scenes(f"coco:{coco}", want=want).test).read(torch.tensor([0]), 0)["targets"][0]
+        for want in ("boxes", "masks")
+    )
+    torch.testing.assert_close(boxes["boxes"], torch.tensor([[2.2, 2.2, 9.7, 2.6]]))
+    assert masks["boxes"].equal(boxes["boxes"])
+    assert not masks["masks"].any(), "an object without a pixel is still one to find"
+
+
+def test_photographs_of_yolo_are_turned(yolo: Path):
+    upright = Image.open(yolo / "images/train/a.jpg")
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    upright.rotate(90, expand=True).save(yolo / "images/train/a.jpg", exif=exif)
+    scene = load_scenes(f"yolo:{yolo}", want="boxes").train.scene(0)
+    assert tuple(scene.image.shape) == (3, upright.height, upright.width)
+
+
+def test_two_images_of_one_mask_are_refused(tmp_path: Path):
+    for part in ("train", "val"):
+        image(tmp_path / part / "images" / "a.jpg")
+        labels(tmp_path / part / "masks" / "a.png", [0, 1])
+    image(tmp_path / "train" / "images" / "a.png")
+    with pytest.raises(UserError, match=r"a\.jpg and .*a\.png both have the mask .*a\.png; rename"):
+        load_scenes(f"masks:{tmp_path}", want="classes")
 
 
 @pytest.mark.parametrize("want", ["boxes", "masks"])

@@ -85,8 +85,8 @@ def test_a_scene_that_cannot_be_read_is_left_out_counted_and_named(capsys: pytes
         batch = samples.read(torch.tensor([0, 1, 2, 3]), 0)
         assert batch["index"].tolist() == [0, 2]
         assert batch["image"].shape == (2, 3, 20, 30)
-    # Of a batch of one the next stands in.
-    assert samples.read(torch.tensor([3]), 0)["index"].tolist() == [4]
+    # Of a batch of one the next stands in, and counts for nothing.
+    assert samples.read(torch.tensor([3]), 0)["index"].tolist() == [-1]
     said = capsys.readouterr().err
     assert said.count("left out") == 2
     assert "scene 3 is truncated (2 so far)" in said

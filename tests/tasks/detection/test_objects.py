@@ -192,8 +192,6 @@ def by_pycocotools(found: list[dict[str, Tensor]], there: list[dict[str, Tensor]
         side.createIndex()
     evaluation = COCOeval(sides[1], sides[0], kind)
     evaluation.params.maxDets = [100]
-    # Single precision, as in torchmetrics.
-    evaluation.params.iouThrs, evaluation.params.recThrs = OVERLAPS.numpy(), RECALLS.numpy()
     evaluation.evaluate()
     evaluation.accumulate()
 
@@ -226,10 +224,35 @@ def test_average_precision_is_cocos(want: Any, seed: int):
                 assert mine[f"{prefix}{name}"] == pytest.approx(value, abs=1e-6), f"{prefix}{name}"
 
 
+@pytest.mark.parametrize("side", [5.0, 6.0, 8.0, 9.5, 10.0])
+def test_overlaps_and_recalls_of_whole_numbers_are_cocos(side: float):
+    """An overlap of 0.6 is at least 0.6, and three objects of five are a recall of 0.6."""
+    boxes = torch.tensor([[20.0 * i, 0, 20 * i + 10, 10] for i in range(5)])
+    labels, masks = torch.zeros(5, dtype=torch.long), torch.zeros(5, 1, 220, dtype=torch.bool)
+    there = {"boxes": boxes, "labels": labels, "masks": masks, "iscrowd": labels}
+    cut = boxes[:3].clone()
+    cut[0, 3] = side
+    found = {"boxes": cut, "labels": labels[:3], "masks": masks[:3], "scores": torch.tensor([0.9, 0.8, 0.7])}
+    mine, theirs = measured([found], [there], "boxes", 4), by_pycocotools([found], [there], "bbox")
+    assert mine["map"] == pytest.approx(theirs["map"], abs=1e-6)
+    assert mine["mar"] == pytest.approx(theirs["mar"], abs=1e-6)
+
+
+def test_an_image_that_stands_for_an_unreadable_one_does_not_count():
+    found, there = found_and_there(0)
+    full = [{"area": box_area(one["boxes"]), **one} for one in there]
+    indices = [*range(len(found)), -1]
+    rows = [matched_rows(found[i], full[i], i, "boxes") for i in indices]
+    once, again = joined(rows[:-1]), joined([joined(rows[-1:]), *rows[:-1]])
+    assert once.keys() == again.keys()
+    assert all(once[name].equal(again[name]) for name in once)
+
+
 def test_average_precision_is_torchmetrics():
     found, there = found_and_there(0)
     there = [{**one, "iscrowd": torch.zeros_like(one["labels"])} for one in there]
-    theirs = MeanAveragePrecision()
+    # Its own thresholds are in single precision.
+    theirs = MeanAveragePrecision(iou_thresholds=OVERLAPS.tolist(), rec_thresholds=RECALLS.tolist())
     theirs.update(found, [{**one, "area": box_area(one["boxes"])} for one in there])
     mine, yours = measured(found, there, "boxes", 4), theirs.compute()
     for name, other in {"map": "map", "map_small": "map_small", "map_large": "map_large", "mar": "mar_100"}.items():

@@ -191,3 +191,19 @@ def test_a_name_that_is_not_text_is_one_line(tmp_path: Path):
     (tmp_path / "train.parquet").write_bytes(damaged)
     with pytest.raises(UserError, match=r"train\.parquet is truncated or not a parquet file \(UnicodeDecodeError"):
         load_labelled(f"parquet:{tmp_path}")
+
+
+@pytest.mark.parametrize("separator", ["\t", ";"])
+def test_other_separators(tmp_path: Path, separator: str):
+    rows = ["text,label ", "a good film,pos", '"a bad, long one",neg', "fine,pos"]
+    content = "\n".join(separator.join(row.rsplit(",", 1)) for row in rows)
+    data = load_labelled(parts(tmp_path, "csv", content.encode()))
+    assert data.train.texts == ["a good film", "a bad, long one", "fine"]
+    assert data.train.labels.tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize("header", ["text,label,label", "text,text,label"])
+def test_a_column_that_is_there_twice_is_one_line(tmp_path: Path, header: str):
+    spec = parts(tmp_path, "csv", f"{header}\na,b,c\nd,e,f\n".encode())
+    with pytest.raises(UserError, match="two columns have this name"):
+        load_labelled(spec)

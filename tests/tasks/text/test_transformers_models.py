@@ -10,8 +10,16 @@ import torch
 from transformers import (
     BertConfig,
     BertForMaskedLM,
+    CamembertConfig,
+    CamembertForMaskedLM,
+    DebertaV2Config,
+    DebertaV2ForMaskedLM,
     DistilBertConfig,
     DistilBertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MPNetConfig,
+    MPNetForMaskedLM,
     RobertaConfig,
     RobertaForMaskedLM,
 )
@@ -19,8 +27,10 @@ from transformers import (
 import tokenmix
 from tokenmix.errors import UserError
 from tokenmix.lab import cli
+from tokenmix.lab.tasks.text.question_answering import _encoded
+from tokenmix.lab.tasks.text.questions import Question
 from tokenmix.lab.tasks.text.task import inputs_of
-from tokenmix.lab.tasks.text.tokenizer import save_tokenizer, train_tokenizer
+from tokenmix.lab.tasks.text.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.load import load_run, load_task
 from tokenmix.lab.train.run import evaluate, predict, train
@@ -236,3 +246,40 @@ def test_a_strangers_architecture_is_one_line(change: dict[str, Any], folder: Pa
     file.write_text(json.dumps(data))
     with pytest.raises(UserError):
         evaluate(run)
+
+
+@pytest.mark.parametrize("kind", ["camembert", "mpnet", "deberta", "gpt2"])
+def test_models_with_other_positions_and_forward_passes(kind: str, folder: Path, tmp_path: Path) -> None:
+    """Positions that begin after the padding's, and forward passes that the meta device cannot run."""
+    tokenizer, shared = load_tokenizer(folder / "bert"), {**SMALL, **BERT, "pad_token_id": 1}
+    model: Any = {
+        "camembert": lambda: CamembertForMaskedLM(CamembertConfig(**shared)),
+        "mpnet": lambda: MPNetForMaskedLM(MPNetConfig(**shared)),
+        "deberta": lambda: DebertaV2ForMaskedLM(DebertaV2Config(**shared, relative_attention=True)),
+        "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=300, n_positions=40, n_embd=16, n_layer=2, n_head=2)),
+    }[kind]()
+    model.config.pad_token_id = tokenizer.pad_token_id if kind == "gpt2" else 1
+    save_tokenizer(tokenizer, tmp_path / "model")
+    model.save_pretrained(tmp_path / "model")
+    given = {"model": f"transformers:{tmp_path / 'model'}", "max_steps": 1}
+    after = kind in ("camembert", "mpnet")
+    if after:
+        with pytest.raises(UserError, match="takes 38 tokens, got --seq-len 39; give --seq-len 38 or less"):
+            train(settings(folder, tmp_path / "long", **given, seq_len=39), quiet=True)
+    run = train(settings(folder, tmp_path / "run", **given, seq_len=38 if after else 40), quiet=True)
+    assert json.loads((run / "result.json").read_text())["macs"] > 0
+
+
+def test_texts_and_questions_that_are_cut_are_said(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(settings(folder, tmp_path / "run", seq_len=6, max_steps=1), quiet=True)
+    assert "109 of 109 texts have more than 6 tokens (--seq-len) and were cut" in capsys.readouterr().err
+    predict(run, ["good", "On day 3 a good small movie"])
+    assert "1 of 2 texts have more than 6 tokens (--seq-len) and were cut" in capsys.readouterr().err
+    tokenizer, context = load_tokenizer(folder / "bert"), "On day 3 a good small movie"
+    words = "which day " * 2
+    for length in (60, 20):
+        found = _encoded([Question("1", words, context, ())], tokenizer, length, 5)
+        assert found.cut == (length == 20)
+        assert ("1 of 1 questions have more than 6 tokens" in capsys.readouterr().err) == (length == 20)

@@ -204,6 +204,8 @@ def labelled_files(
     if not tested:
         remedy = f"remove it to keep a fifth of the training {of}" if whole else f"{layout} is needed"
         raise UserError(f"there are no {of} in {test}; {remedy}")
+    if whole:
+        _warn_of_copies(items, tested, of)
     return items, tested, classes
 
 
@@ -269,6 +271,15 @@ def held_out(items: list[Item], classes: Sequence[str], what: str) -> Tensor:
         chosen = set(distinct[: max(1, round(TEST_SHARE * len(distinct)))])
         test[[index for index in indices if digests[index] in chosen]] = True
     return test
+
+
+def _warn_of_copies(train: Sequence[Item], test: Sequence[Item], of: str) -> None:
+    """Report on stderr how many test files have the content of a training file, on which accuracy means little."""
+    known = {_digest(path): path for path, _ in train}
+    copies = [path for path, _ in test if _digest(path) in known]
+    if copies:
+        first = f"{copies[0]} is {known[_digest(copies[0])]}"
+        log(f"{len(copies)} of {len(test)} test {of} are training {of} too ({first}), so accuracy says less")
 
 
 def _digest(path: str) -> bytes:

@@ -142,13 +142,17 @@ FILE = "predictions.safetensors"
 
 
 def joined(parts: Sequence[Rows]) -> dict[str, Tensor]:
-    """Concatenate rows on the CPU, sorted by `index` if present; rows of one sample are added."""
+    """Concatenate rows on the CPU, sorted by `index` if present; rows of one sample are added.
+
+    Rows of index -1, of a sample that replaces an unreadable one, are left out.
+    """
     names = parts[0] if parts else ()
     with torch.autocast("cpu", enabled=False):  # Autocast refuses float16 with bfloat16.
         columns = {name: torch.cat([part[name].detach().cpu() for part in parts]) for name in names}
     for name in [name for name in columns if name.rpartition(".")[2] == INDEX]:
         table = name.removesuffix(INDEX)
         order = columns[name].argsort(stable=True)
+        order = order[columns[name][order] >= 0]
         for other in (other for other in columns if other.rpartition(".")[0] == table.removesuffix(".")):
             columns[other] = columns[other][order]
     samples, place = columns.get(INDEX, torch.empty(0)).unique(return_inverse=True)

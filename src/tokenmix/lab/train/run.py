@@ -55,6 +55,7 @@ from tokenmix.lab.train.load import (
     start_and_swap,
     stored_types,
 )
+from tokenmix.lab.train.metrics import num_rows
 from tokenmix.lab.train.plan import (
     batch_norm_errors,
     check_config,
@@ -185,7 +186,11 @@ def evaluate(
     with finite_outputs(task.model), worker_errors():
         engine.evaluate(source.test_batches(batch_size=config.loop.batch_size // config.optim.accumulate))
     told = {} if optimized is None else {"optimize": optimized}
-    told |= {"data": config.data.data, "source": source.describe().get("source"), "samples": source.num_test}
+    told |= {
+        "data": config.data.data,
+        "source": source.describe().get("source"),
+        "samples": num_rows(task.samples) if task.samples else source.num_test,
+    }
     return {**told, **input_sizes(task.model, task.data.get("img_size")), **task.results}
 
 

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from tokenmix.environment import keep_freed_memory
 from tokenmix.errors import UserError, as_user_error
 from tokenmix.files import Values
+from tokenmix.lab.data.fetch import log
 from tokenmix.lab.train.checkpoint import Checkpoint, read_weights, save_run
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distributed import (
@@ -34,7 +35,7 @@ from tokenmix.lab.train.distributed import (
     sharded_state_dict,
 )
 from tokenmix.lab.train.folder import RunFolder
-from tokenmix.lab.train.metrics import save_predictions
+from tokenmix.lab.train.metrics import INDEX, save_predictions
 from tokenmix.lab.train.plan import (
     Progress,
     TrainingPlan,
@@ -349,6 +350,9 @@ class TrainingLoop:
                 weights = read_weights(self.folder)
             load_full_state_dict(self.task.model, weights)
             self._evaluate(self.data.test_batches(batch_size=self.plan.batch_size))
+        lost = self.data.num_test - len(self.task.samples[INDEX]) if INDEX in self.task.samples else 0
+        if lost > 0 and self.recorder.first:
+            log(f"{lost} of {self.data.num_test} test {self.data.unit} cannot be read; the metrics are of the others")
         # Tasks without a comparison need no file; a GAN's rows may fill gigabytes.
         if not self.task.no_comparison:
             with raise_on_all_ranks():

@@ -91,10 +91,10 @@ def read_image(path: str | Path, channels: int, img_size: int | tuple[int, int],
         raise UserError(f"{path} {reason}; {GIVE}") from None
 
 
-def read_stored(path: str | Path) -> Tensor:
+def read_stored(path: str | Path, *, upright: bool = False) -> Tensor:
     """`decode_stored` of a file; `UserError` names an unreadable file."""
     try:
-        return decode_stored(path)
+        return decode_stored(path, upright=upright)
     except UnreadableImage as reason:
         raise UserError(f"{path} {reason}; {GIVE}") from None
 
@@ -130,9 +130,11 @@ def decode_part(
         return _tensor(part.resize((size[1], size[0]), resampling), channels)
 
 
-def decode_stored(source: str | Path | bytes) -> Tensor:
-    """An image as stored, uint8 (3, H, W), without EXIF rotation: masks and boxes refer to stored pixels."""
+def decode_stored(source: str | Path | bytes, *, upright: bool = False) -> Tensor:
+    """An image as stored, uint8 (3, H, W): most masks and boxes refer to stored pixels; or turned by its EXIF."""
     with _opened(source) as image:
+        if upright and (turn := _turn(image)) is not None:
+            return _tensor(image.transpose(turn), 3)
         if image.format == "JPEG" and image.mode in ("L", "RGB") and image.width * image.height > LARGE_PIXELS:
             # Decoded into the tensor itself: Pillow would hold a second copy.
             assert image.fp is not None

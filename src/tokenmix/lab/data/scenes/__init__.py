@@ -280,6 +280,7 @@ def left_over(boxes: Tensor, objects: Objects, masks: Tensor | None, min_size: f
     return objects.kept((sides > 0).all(1) & (sides >= min_size).all(1))
 
 
+REPLACES = -1
 # After this many unreadable scenes in a row the set is considered broken.
 TRIED = 10
 
@@ -288,7 +289,7 @@ class SceneSamples(IndexedDataset[Batch]):
     """Scenes as a task takes them, with `augment` in training; see `PixelSamples` and `ObjectSamples`.
 
     An unreadable scene is left out of its batch, with a message on stderr. If a whole batch is unreadable, the next
-    readable scene replaces it.
+    readable scene replaces it; its index is -1, so that no metric counts it.
     """
 
     unit = "images"
@@ -302,7 +303,7 @@ class SceneSamples(IndexedDataset[Batch]):
         return len(self.scenes)
 
     def readable(self, indices: Tensor, epoch: int) -> tuple[list[Scene], list[int]]:
-        """Readable scenes, as training or testing uses them, and their indices."""
+        """Readable scenes, as training or testing uses them, and their indices; -1 for one that replaces others."""
         wanted, problem = indices.tolist(), None
         found, kept = list[Scene](), list[int]()
         for number in range(len(wanted) + TRIED):
@@ -316,7 +317,7 @@ class SceneSamples(IndexedDataset[Batch]):
                 if self.wanted == "objects" and scene.objects is None:
                     raise UserError(f"{scene.name} has no objects; load_scenes with want='boxes' or 'masks'")
                 found.append(scene if self.augment is None else self.augment(scene, epoch, index))
-                kept.append(index)
+                kept.append(index if number < len(wanted) else REPLACES)
             except UserError as reason:
                 self._left_out.add(index, str(reason))
                 problem = problem or reason
@@ -389,8 +390,9 @@ class ObjectSamples(SceneSamples[ObjectBatch]):
         for index, scene in zip(kept, found):
             objects = scene.objects
             assert objects is not None
-            if self.augment is None:
-                objects = left_over(objects.boxes, objects, objects.masks, 0.0)
+            # Boxes as annotated: a mask's own may be smaller or, of a thin object, missing.
+            sides = objects.boxes[:, 2:] - objects.boxes[:, :2]
+            objects = objects.kept((sides > 0).all(1))
             images.append(scene.image.float().div_(255))
             targets.append(
                 {

@@ -171,7 +171,12 @@ def _numbers_shown(masks: Sequence[Path], count: int | None) -> set[int]:
 
 def _masks_below(images: Path, masks: Path) -> list[tuple[Path, Path]]:
     """Images in a folder and below, each with the PNG at the same path in the other folder."""
-    return [(path, masks / path.relative_to(images).with_suffix(".png")) for path in images_below(images)]
+    pairs = [(path, masks / path.relative_to(images).with_suffix(".png")) for path in images_below(images)]
+    owners = dict[Path, Path]()
+    for image, mask in pairs:
+        if (other := owners.setdefault(mask, image)) != image:
+            raise UserError(f"{other} and {image} both have the mask {mask}; rename or remove one of them")
+    return pairs
 
 
 def checked_pairs(pairs: Sequence[tuple[Path, Path]]) -> Sequence[tuple[Path, Path]]:
@@ -208,7 +213,7 @@ def read_labels(pair: tuple[Path, Path], table: Tensor, image: Tensor) -> Tensor
     if numbers.shape != image.shape[1:]:
         raise UserError(
             f"{pair[1]} has {numbers.shape[1]} x {numbers.shape[0]} pixels, its image {pair[0]} "
-            f"{image.shape[2]} x {image.shape[1]}; both must have the same size"
+            f"{image.shape[2]} x {image.shape[1]}; both must have the same size, before EXIF rotation"
         )
     parts = []
     # In parts, because the table takes int64.

@@ -63,7 +63,8 @@ def load_yolo(request: DataRequest) -> SceneData:
 
 def _scene(item: tuple[Path, np.ndarray]) -> Scene:
     path, boxes = item
-    image = read_stored(path)
+    # As Ultralytics and labelling tools show it.
+    image = read_stored(path, upright=True)
     sides = [image.shape[2], image.shape[1]] * 2
     return Scene(image, str(path), objects=objects_of(boxes[:, 0].astype(int).tolist(), boxes=boxes[:, 1:] * sides))
 

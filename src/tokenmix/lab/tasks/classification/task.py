@@ -42,7 +42,8 @@ import tokenmix.register
 
 model = timm.create_model("hf-hub:{repo}", pretrained=True).eval()
 transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
-logits = model(transform(image)[None])  # of a PIL image: RGB, or L for a model of one channel
+# of a PIL image: upright (ImageOps.exif_transpose), on white, 8-bit RGB, or L for a model of one channel
+logits = model(transform(image)[None])
 classes = model.pretrained_cfg["label_names"]""",
 )
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from tokenmix.errors import needs
 from tokenmix.lab.train.metrics import Metric, Rows
 
-# In single precision, like most users of COCO.
-OVERLAPS = torch.linspace(0.5, 0.95, 10).double()
-RECALLS = torch.linspace(0.0, 1.0, 101).double()
+# In double precision, as in pycocotools: overlaps of whole pixels are often 0.6 or 0.8.
+OVERLAPS = torch.from_numpy(np.linspace(0.5, 0.95, 10))
+RECALLS = torch.from_numpy(np.linspace(0.0, 1.0, 101))
 BITS = 1 << torch.arange(len(OVERLAPS))
 SIZES = torch.tensor([[0, 1e10], [0, 32**2], [32**2, 96**2], [96**2, 1e10]], dtype=torch.float64)
 """Least and largest area: all objects, small, medium and large ones."""

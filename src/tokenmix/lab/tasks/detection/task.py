@@ -233,7 +233,7 @@ class ObjectTask(LabelledImageTask):
     def view(cls, model: nn.Module, file: Path, data: Description) -> View:
         """The whole image at the detector's scale."""
         detector: Any = model
-        picture = read_stored(file)
+        picture = read_stored(file, upright=True)
         # Only our transform takes 8 bits.
         own = isinstance(detector.net.transform, PictureTransform)
         seen, _ = detector.net.transform([picture if own else picture.float() / 255])
@@ -346,7 +346,7 @@ class ObjectTask(LabelledImageTask):
         """Label, score and box (left, top, width, height in pixels) of each object with at least the score `shown`."""
         rows = list[Values]()
         for file in inputs:
-            (found,) = self.find([read_stored(file)])
+            (found,) = self.find([read_stored(file, upright=True)])
             rows += object_rows(str(file), self._shown(found), self.data["classes"])
         return rows
 
@@ -357,7 +357,7 @@ class ObjectTask(LabelledImageTask):
         classes = self.data["classes"]
         ids = self.data.get("category_ids") or [label + 1 for label in range(len(classes))]
         for number, file in zip(image_numbers(inputs), map(Path, inputs), strict=True):
-            picture = read_stored(file)
+            picture = read_stored(file, upright=True)
             size, (found,) = (picture.shape[1], picture.shape[2]), self.find([picture])
             shown = self._shown(found)
             rows += object_rows(str(file), shown, classes)
@@ -373,11 +373,17 @@ class ObjectTask(LabelledImageTask):
         return {name: value[keep] for name, value in found.items()}
 
 
+def _learnable(target: Mapping[str, Tensor]) -> Tensor:
+    """Which objects of an image train: no crowd regions, and with masks those that have a pixel."""
+    shown = target["masks"].flatten(1).any(1) if "masks" in target else torch.tensor(True)
+    return ~target["iscrowd"].bool() & shown.to(target["iscrowd"].device)
+
+
 def _check_learnable(whole: ObjectSamples, config: TrainConfig, want: Literal["boxes", "masks"]) -> None:
     """Raise `UserError` if no training image shows an object to learn; the search ends at the first that does."""
     samples = subset(whole, config.data.limit)
     targets = (samples.read(torch.tensor([place]), 0)["targets"][0] for place in range(len(samples)))
-    if not any((~target["iscrowd"]).any() for target in targets):
+    if not any(_learnable(target).any() for target in targets):
         taken = "" if config.data.limit is None else f" that --limit {config.data.limit} takes"
         empty = "a mask that is not empty" if want == "masks" else "a box of some area"
         raise UserError(
@@ -401,7 +407,7 @@ def _filled(boxes: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def _without_crowds(target: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    keep = ~target["iscrowd"].bool()
+    keep = _learnable(target)
     return {name: target[name][keep] for name in ("boxes", "labels", "masks") if name in target}
 
 

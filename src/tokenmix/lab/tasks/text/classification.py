@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tokenmix.errors import UserError
 from tokenmix.files import Values
+from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.indexed import balanced_order
 from tokenmix.lab.tasks.classes import ClassTask, likeliest, told, train_counts
 from tokenmix.lab.tasks.text.corpus import tokenizing
@@ -56,6 +57,7 @@ class TextClassification(DistillingTextTask, ClassTask):
         tokenizer, length, description = cls.tokenization(config, like, learnt)
         encoded = partial(EncodedText, tokenizer=tokenizer, max_length=length)
         train, test = encoded(texts.train), encoded(texts.test)
+        _log_cut(train.cut + test.cut, len(train) + len(test), length)
         description |= {"classes": texts.classes, "source": texts.source}
         description |= {"pairs": texts.train.pairs is not None, "cut": train.cut + test.cut}
         if texts.classes:
@@ -126,7 +128,7 @@ class TextClassification(DistillingTextTask, ClassTask):
     def predict(self, inputs: Sequence[str | Path]) -> list[Values]:
         """Label, probability and top five classes of each line, or its number; a tab separates the texts of a pair."""
         tokenizer: Any = self.tokenizer()
-        answers = []
+        answers, cut = [], 0
         for sentence in read_sentences(inputs):
             parts = [part.strip() for part in sentence.text.split("\t")] if self.data["pairs"] else [sentence.text]
             if self.data["pairs"] and len(parts) != 2:
@@ -136,10 +138,17 @@ class TextClassification(DistillingTextTask, ClassTask):
             longest = int(self.data["seq_len"])
             with tokenizing(f"the run's tokenizer cannot read {sentence.where}"):
                 encoded: Any = tokenizer(parts[0], *parts[1:], truncation=True, max_length=longest, return_tensors="pt")
+            cut += bool(encoded.encodings[0].overflowing)
             logits = self.model(**inputs_of(encoded.to(self.device), self.model)).logits[0].float()
             number = None if self.classes else {"value": round(logits.item(), 6)}
             answers.append({"text": sentence.text, **(number or likeliest(logits.softmax(-1), self.classes))})
+        _log_cut(cut, len(answers), int(self.data["seq_len"]))
         return answers
+
+
+def _log_cut(cut: int, count: int, length: int) -> None:
+    if cut:
+        log(f"{cut} of {count} texts have more than {length} tokens (--seq-len) and were cut")
 
 
 def correlation(predicted: Tensor, true: Tensor) -> Tensor:

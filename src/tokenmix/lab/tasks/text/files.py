@@ -104,24 +104,32 @@ def _json_rows(path: Path) -> Iterator[Row]:
 
 
 def _csv_rows(path: Path) -> Iterator[Row]:
-    """Rows of RFC 4180. After a line with a stray quotation mark, reading continues with the next line."""
+    """Rows of RFC 4180, also with tabs or semicolons.
+
+    After a line with a stray quotation mark, reading continues with the next line.
+    """
     # Fields often contain a whole document; the library's limit is 128 KiB.
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     lines, ahead, number = read_lines(path), deque[str](), 1
     header: list[str] = []
+    twice: Values = {}
+    # The separator is a tab or semicolon if the header has no comma but one of them.
+    first = next(lines, "")
+    ahead.append(first)
+    separator = next((mark for mark in ",\t;" if mark in first), ",")
     # Short values of each column: one of them in a line inside a field shows that the line is a row.
     seen: list[set[str]] = []
     while True:
         taken: list[str] = []
         where, fields = f"{path}, line {number}", list[str]()
         try:
-            fields = next(csv.reader(_taken(lines, ahead, taken), strict=True), fields)
-            stray = "it holds lines that are rows of their own" * _are_rows(taken, seen)
+            fields = next(csv.reader(_taken(lines, ahead, taken), strict=True, delimiter=separator), fields)
+            stray = "it holds lines that are rows of their own" * _are_rows(taken, seen, separator)
         except csv.Error as error:
             stray = str(error)
             if len(taken) == 1 and "expected after" in stray:
                 # "Nice" before other words affects no other line.
-                fields, stray = next(csv.reader(taken)), ""
+                fields, stray = next(csv.reader(taken, delimiter=separator)), ""
         if not taken:
             return
         if stray:
@@ -137,9 +145,10 @@ def _csv_rows(path: Path) -> Iterator[Row]:
             continue
         number += len(taken)
         if not header:
-            header, seen = fields, [set() for _ in fields]
+            header, seen = [name.strip() for name in fields], [set() for _ in fields]
+            twice = {name: ValueError("two columns have this name") for name in header if header.count(name) > 1}
         elif len(fields) == len(header):
-            yield where, dict(zip(header, fields))
+            yield where, {**dict(zip(header, fields)), **twice}
             for value, known in zip(fields, seen):
                 if len(value) <= 50 and len(known) < 1000:
                     known.add(value)
@@ -155,11 +164,11 @@ def _taken(lines: Iterator[str], ahead: deque[str], taken: list[str]) -> Iterato
         yield line
 
 
-def _are_rows(lines: list[str], seen: list[set[str]]) -> bool:
+def _are_rows(lines: list[str], seen: list[set[str]], separator: str) -> bool:
     """Whether the lines of one record are rows: each has all columns, and one repeats a value inside the quotes."""
     if len(lines) < 2 or len(seen) < 2:
         return False
-    rows = list(csv.reader(lines, quoting=csv.QUOTE_NONE))
+    rows = list(csv.reader(lines, quoting=csv.QUOTE_NONE, delimiter=separator))
     if any(len(row) != len(seen) for row in rows):
         return False
     first, last = (next(i for i, value in enumerate(row) if '"' in value) for row in (rows[0], rows[-1]))

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tokenmix.errors import UserError
 from tokenmix.files import Values, user_path
+from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.indexed import hold_out
 from tokenmix.lab.tasks.text.questions import (
     EncodedQuestions,
@@ -189,9 +190,15 @@ class QuestionAnswering(TextTask):
 
 
 def _encoded(questions: Sequence[Question], tokenizer: Any, length: int, stride: int) -> EncodedQuestions:
-    """Encode in windows of `length`; a question takes at most a sixth, like 64 of BERT's 384."""
-    longest = max(1, length // 6)
-    return EncodedQuestions(questions, tokenizer, max_length=length, stride=stride, max_question=longest)
+    """Encode in windows of `length`; a question takes at most half of what the overlap leaves."""
+    longest = max(1, (length - stride - tokenizer.num_special_tokens_to_add(pair=True)) // 2)
+    found = EncodedQuestions(questions, tokenizer, max_length=length, stride=stride, max_question=longest)
+    if found.cut:
+        log(
+            f"{found.cut} of {len(questions)} questions have more than {longest} tokens and were cut; a larger "
+            "--seq-len or a smaller --doc-stride leaves room"
+        )
+    return found
 
 
 def _question(line: Sentence) -> Question:

@@ -140,6 +140,7 @@ class EncodedQuestions(IndexedDataset):
         questions: the given questions.
         sample: int64 (number of parts,): the question of each part.
         offsets: for each part int32 (N, 2): the characters of the context that a token covers; (-1, -1) outside it.
+        cut: number of questions with more than `max_question` tokens.
 
     Raises:
         UserError: the stride or length leaves no room for the context.
@@ -162,7 +163,7 @@ class EncodedQuestions(IndexedDataset):
                 f"max_length {max_length} leaves {room} tokens for the context next to a question of {max_question}, "
                 f"which must be more than the stride {stride}; give a shorter stride, or a larger length"
             )
-        self.questions = questions
+        self.questions, self.cut = questions, 0
         self.pad = int(tokenizer.pad_token_id)  # type: ignore[arg-type]
         self.ids, self.segments, self.offsets, sample = Rows("i"), Rows("b"), list[np.ndarray](), array("q")
         most = block_characters(tokenizer)
@@ -175,8 +176,9 @@ class EncodedQuestions(IndexedDataset):
             with tokenizing("the tokenizer cannot read these questions"):
                 for i, text in enumerate(asked):
                     # Up to the last kept token.
-                    ends = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).offsets[:max_question]
-                    asked[i] = text[: ends[-1][1]] if len(ends) == max_question else text
+                    ends = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).offsets
+                    if len(ends) > max_question:
+                        asked[i], self.cut = text[: ends[max_question - 1][1]], self.cut + 1
                 whole = tokenizer(
                     asked,
                     contexts,

@@ -22,7 +22,7 @@ from tokenmix.lab.train.folder import TOKENIZER, RunFolder
 from tokenmix.lab.train.programs import Description, HubForm, check_sizes
 from tokenmix.lab.train.task import IndexedData, TaskData, TaskModule
 from tokenmix.registry import Arguments, is_transformers
-from tokenmix.swap.probe import model_macs
+from tokenmix.swap.probe import watch_pass
 from tokenmix.text import create_config, describe
 from tokenmix.text.blocks import check_segments, extend_gate, resized_bias
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
+AFTER_PADDING = ("roberta", "camembert", "mpnet", "data2vec-text", "longformer", "xmod")
+"""Model types of transformers, or parts of them, whose positions begin after that of the padding."""
 INPUTS = ("input_ids", "attention_mask", "token_type_ids", "labels", "start_positions", "end_positions")
 
 
@@ -124,7 +126,8 @@ class TextTask(TaskModule):
         if pieces > size:
             raise UserError(f"the tokenizer has {pieces:,} pieces and the model {size:,}; give its own")
         # RoBERTa's positions begin after that of its padding.
-        unused = 2 if "roberta" in architecture["model_type"] else 0
+        after = any(kind in architecture["model_type"] for kind in AFTER_PADDING)
+        unused = architecture.get("pad_token_id", 1) + 1 if after else 0
         most = architecture.get("max_position_embeddings", length + unused) - unused
         if length > most:
             raise UserError(
@@ -204,7 +207,7 @@ class TextTask(TaskModule):
 
     def macs(self) -> int:
         if "architecture" in self.data:
-            return model_macs(self.model, self.swap_example())
+            return watch_pass(self.model, self.swap_example(), (), lambda *_: None)[1]
         return self.model.macs(int(self.data["seq_len"]))  # type: ignore[operator]
 
     def example(self) -> dict[str, Tensor]:
