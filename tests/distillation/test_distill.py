@@ -389,6 +389,16 @@ def test_padding_of_sound_does_not_count(output: Any) -> None:
     assert found.after.mse == pytest.approx(((one - other).square().sum() / other.square().sum()).item(), rel=1e-4)
 
 
+def test_layers_that_are_not_called_are_refused() -> None:
+    class Unused(TextNet):
+        def __init__(self) -> None:
+            super().__init__()
+            self.other = nn.Linear(8, 8)
+
+    with pytest.raises(UserError, match="the forward pass does not call other; name layers that it calls"):
+        tokenmix.distill(Unused(), swapped(Unused()), text_batches(0.0), layers=["other"], loss=None, steps=1)
+
+
 def test_a_mask_of_another_length_is_refused() -> None:
     class Halved(TextNet):
         def forward(self, inputs: Tensor, attention_mask: Tensor | None = None) -> dict[str, Tensor]:

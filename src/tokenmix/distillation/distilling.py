@@ -180,6 +180,8 @@ def distill(
         if loss is not None:
             value = value + of_outputs(reader(student, batch), wanted, mask_of(teacher, batch, wanted))
         if names:
+            if not calls:
+                raise UserError(f"the forward pass does not call {', '.join(names)}; name layers that it calls")
             mask = mask_of(teacher, batch, calls[0].out)
             with reader.autocast():
                 value = value + layer_weight * layer_loss(student, calls, mask)

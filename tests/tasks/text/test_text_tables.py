@@ -207,3 +207,9 @@ def test_a_column_that_is_there_twice_is_one_line(tmp_path: Path, header: str):
     spec = parts(tmp_path, "csv", f"{header}\na,b,c\nd,e,f\n".encode())
     with pytest.raises(UserError, match="two columns have this name"):
         load_labelled(spec)
+
+
+def test_a_label_that_may_mean_none_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    data = load_labelled(parts(tmp_path, "csv", b"text,label\na,pos\nb,neg\nc,N/A\n"))
+    assert data.classes == ["N/A", "neg", "pos"]
+    assert "the label 'N/A' is a class; remove its rows if it means that there is none" in capsys.readouterr().err

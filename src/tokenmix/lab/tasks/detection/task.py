@@ -244,7 +244,7 @@ class ObjectTask(LabelledImageTask):
         return ([torch.rand(3, *self.data["img_size"])],)
 
     def answer_loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        targets = [_without_crowds(target) for target in batch["targets"]]
+        targets = [_learned(target) for target in batch["targets"]]
         losses: dict[str, Tensor] = self.model(batch["images"], targets)
         total = self.part_weight * torch.stack(list(losses.values())).sum()
         return total, {name: value.detach() for name, value in losses.items()}
@@ -263,7 +263,7 @@ class ObjectTask(LabelledImageTask):
 
         boxes, labels, seen = list[Tensor](), list[Tensor](), 0
         for batch in data.batches_of("train", 1):
-            target = _without_crowds(batch["targets"][0])
+            target = _learned(batch["targets"][0])
             boxes.append(target["boxes"] / _sides(batch["images"][0]))
             labels.append(target["labels"])
             seen += 1
@@ -293,7 +293,7 @@ class ObjectTask(LabelledImageTask):
     def show(self, batch: Batch) -> list[Shown]:
         images = [Image.fromarray(image.mul(255).byte().permute(1, 2, 0).cpu().numpy()) for image in batch["images"]]
         targets: list[Values] = [
-            {"scores": torch.ones(len(target["labels"])), **_without_crowds(target)} for target in batch["targets"]
+            {"scores": torch.ones(len(target["labels"])), **_learned(target)} for target in batch["targets"]
         ]
         for target, image in zip(targets, images):
             if "masks" in target:
@@ -375,8 +375,8 @@ class ObjectTask(LabelledImageTask):
 
 def _learnable(target: Mapping[str, Tensor]) -> Tensor:
     """Which objects of an image train: no crowd regions, and with masks those that have a pixel."""
-    shown = target["masks"].flatten(1).any(1) if "masks" in target else torch.tensor(True)
-    return ~target["iscrowd"].bool() & shown.to(target["iscrowd"].device)
+    keep = ~target["iscrowd"].bool()
+    return keep & target["masks"].flatten(1).any(1) if "masks" in target else keep
 
 
 def _check_learnable(whole: ObjectSamples, config: TrainConfig, want: Literal["boxes", "masks"]) -> None:
@@ -406,7 +406,7 @@ def _filled(boxes: Tensor, size: Sequence[int]) -> Tensor:
     return inside[0][:, :, None] & inside[1][:, None]
 
 
-def _without_crowds(target: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _learned(target: Mapping[str, Tensor]) -> dict[str, Tensor]:
     keep = _learnable(target)
     return {name: target[name][keep] for name in ("boxes", "labels", "masks") if name in target}
 

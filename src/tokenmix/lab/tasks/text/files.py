@@ -32,6 +32,8 @@ Row = tuple[str, Values | UserError]
 TEST_SHARE = 10
 """One in this many is held out."""
 TRAIN_NAMES, TEST_NAMES = ("train", "training"), ("test", "validation", "valid", "val", "dev", "heldout")
+MISSING = ("na", "n/a", "null", "none", "-")
+"""Labels that other programs write for none."""
 TEST_SPLITS = ("validation", "validation_matched", "dev", "test")
 """Splits of a hub data set used for testing; a split named test often has no labels."""
 TRIED = 10
@@ -276,6 +278,8 @@ class Table:
             for texts, label in self._read(number, columns[:-1], columns[-1]):
                 side = number if len(self.parts) == 2 else is_test(" ".join(texts))
                 sides[side].append((*texts, names.setdefault(label, label_name(label))))
+        if missing := [label for label in names if label.strip().lower() in MISSING]:
+            log(f"{self.name}: the label {missing[0]!r} is a class; remove its rows if it means that there is none")
         counts = Counter(names.values())
         again = [label for label, name in names.items() if counts[name] > 1 and label != name]
         if again:
