@@ -399,11 +399,18 @@ def test_layers_that_are_not_called_are_refused() -> None:
         tokenmix.distill(Unused(), swapped(Unused()), text_batches(0.0), layers=["other"], loss=None, steps=1)
 
 
-def test_a_mask_of_another_length_is_refused() -> None:
+def test_a_mask_of_another_length_is_said() -> None:
     class Halved(TextNet):
-        def forward(self, inputs: Tensor, attention_mask: Tensor | None = None) -> dict[str, Tensor]:
+        def forward(self, inputs: Tensor, attention_mask: Tensor, **more: Tensor) -> dict[str, Tensor]:
             return {"last_hidden_state": super().forward(inputs, attention_mask)["last_hidden_state"][:, ::2]}
 
     teacher = Halved()
-    with pytest.raises(UserError, match=r"the output has 2 tokens and attention_mask 4, so padding"):
+    with pytest.warns(UserWarning, match=r"an output has 2 tokens and attention_mask 4, so that padding counts"):
         tokenmix.distill(teacher, swapped(teacher), text_batches(0.0), steps=1)
+    # Outputs of a decoder have the decoder's mask.
+    mask = torch.tensor([[1, 1]] * 5 + [[1, 0]])
+    (batch,) = text_batches(0.0)
+    batch |= {"decoder_input_ids": mask, "decoder_attention_mask": mask}
+    found = tokenmix.distill(teacher, swapped(teacher), [batch], steps=0, held_out=[batch])
+    assert found.after is not None
+    assert found.after.rows == 11

@@ -190,15 +190,23 @@ def test_a_gelu_is_fused_only_where_it_follows(way: str, dtype: Any) -> None:
     assert _worst(fast(x), model(x)) < {"float32": 1e-5, "bfloat16": 0.03, "int8": 0.05}[dtype]
 
 
-def test_a_copy_that_computes_another_function_is_refused_in_each_dtype() -> None:
-    class Kept(Between):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("way", ["kept", "changed", "again"])
+def test_a_model_whose_gelu_only_seems_to_follow_is_copied_without_fusion(way: str, dtype: Any) -> None:
+    class Seems(Between):
         def forward(self, x: Tensor) -> Tensor:
             hidden = self.fc1(x)
-            return x + self.fc2(self.act(hidden) + hidden)
+            if way == "kept":
+                return x + self.fc2(self.act(hidden) + hidden)
+            if way == "again":
+                return x + self.act(self.fc2(self.act(hidden)))
+            hidden += 1.0
+            return x + self.fc2(self.act(hidden))
 
-    for dtype in ("bfloat16", "int8"):
-        with pytest.raises(UserError, match=r"float32 copy of Sequential is off by .* keep it as it is$"):
-            tokenmix.optimize(nn.Sequential(Kept("plain")), torch.randn(4, 6, 8), dtype, measure=False)
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Seems("plain")), torch.randn(4, 6, 8)
+    fast = tokenmix.optimize(model, x, dtype, measure=False)
+    assert _worst(fast(x), model(x)) < {"float32": 1e-5, "bfloat16": 0.03, "int8": 0.05}[dtype]
 
 
 def test_nothing_is_said_on_the_way() -> None:

@@ -533,6 +533,16 @@ def test_a_block_in_causal_attention_is_causal():
     assert torch.allclose(model(ids).logits[0, :6], model(other).logits[0, :6], atol=1e-6)
 
 
+def test_a_block_has_the_layout_before_hooks():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+    model[0].register_forward_hook(lambda module, args, output: output[:, :4].flatten(2).transpose(1, 2))
+    images = torch.randn(1, 3, 16, 16)
+    expected = model(images)
+    report = insert(model, after="0", mixer="external", example_inputs=(images,))
+    assert (report.rows[0].layout, report.rows[0].dim) == ("(B, C, H, W)", 8)
+    assert model(images).equal(expected)
+
+
 def test_a_hook_that_takes_the_output_sees_the_block():
     from transformers import Dinov2Backbone, Dinov2Config
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Literal
 
 import torch
@@ -180,11 +181,12 @@ def distill(
         if loss is not None:
             value = value + of_outputs(reader(student, batch), wanted, mask_of(teacher, batch, wanted))
         if names:
-            if not calls:
-                raise UserError(f"the forward pass does not call {', '.join(names)}; name layers that it calls")
-            mask = mask_of(teacher, batch, calls[0].out)
+            if unused := set(names) - {call.name for call in calls}:
+                raise UserError(
+                    f"the forward pass does not call {', '.join(sorted(unused))}; name layers that it calls"
+                )
             with reader.autocast():
-                value = value + layer_weight * layer_loss(student, calls, mask)
+                value = value + layer_weight * layer_loss(student, calls, partial(mask_of, teacher, batch))
         return value
 
     def fidelity() -> Fidelity | None:

@@ -1,6 +1,7 @@
 """Outputs of a student and its teacher: reading, losses and fidelity."""
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -86,13 +87,12 @@ class OutputReader:
 def mask_of(model: nn.Module, batch: object, output: Tensor) -> Tensor | None:
     """`attention_mask` of a batch, True = the token of the output (B, N, D) counts; None if all do.
 
-    Models of sound, such as Wav2Vec2, shorten the mask as they shorten the sound.
-
-    Raises:
-        UserError: the output has another length than the mask, which leaves tokens out.
+    Models of sound, such as Wav2Vec2, shorten the mask as they shorten the sound. Outputs of a decoder have the mask of
+    its tokens. Another mask of another length is not used, with a warning if it leaves tokens out.
     """
     given = batch[0] if isinstance(batch, tuple | list) and batch else batch
-    mask = given.get("attention_mask") if isinstance(given, Mapping) else None
+    name = "decoder_attention_mask" if isinstance(given, Mapping) and "decoder_input_ids" in given else "attention_mask"
+    mask = given.get(name) if isinstance(given, Mapping) else None
     if not isinstance(mask, Tensor) or mask.dim() != 2:
         return None
     count = output.shape[1] if output.dim() == 3 else mask.shape[1]
@@ -101,12 +101,13 @@ def mask_of(model: nn.Module, batch: object, output: Tensor) -> Tensor | None:
     shorten: Any = getattr(model, "_get_feature_vector_attention_mask", None)
     if shorten is not None:
         return shorten(count, mask.long()).bool()
-    if mask.all():
-        return None
-    raise UserError(
-        f"the output has {count} tokens and attention_mask {mask.shape[1]}, so padding cannot be left out; give "
-        "batches without padding, or a function as output="
-    )
+    if not mask.all():
+        warnings.warn(
+            f"an output has {count} tokens and {name} {mask.shape[1]}, so that padding counts; give batches without "
+            "padding, or a function as output= that leaves it out",
+            stacklevel=2,
+        )
+    return None
 
 
 def _named(result: object, name: str | None) -> Any:
@@ -196,7 +197,9 @@ def watched_layers(teacher: nn.Module, names: Sequence[str]) -> Iterator[list[La
         yield calls
 
 
-def layer_loss(student: nn.Module, calls: Sequence[LayerCall], mask: Tensor | None = None) -> Tensor:
+def layer_loss(
+    student: nn.Module, calls: Sequence[LayerCall], mask: Callable[[Tensor], Tensor | None] = lambda output: None
+) -> Tensor:
     """Relative error of the student's layers against the teacher's, each on the teacher's input.
 
         1/L sum_l |S_l(x_l) - A_l(x_l)|^2 / |A_l(x_l)|^2
@@ -207,7 +210,7 @@ def layer_loss(student: nn.Module, calls: Sequence[LayerCall], mask: Tensor | No
     Args:
         student: the model whose layers train.
         calls: calls of the teacher's layers, from `watched_layers`.
-        mask: (B, N), True = the token counts; only applied to outputs (B, N, D).
+        mask: gives for an output (B, N, D) its mask (B, N), True = the token counts, or None.
     """
     losses, carry = [], None
     for name, method, args, kwargs, wanted in calls:
@@ -216,7 +219,8 @@ def layer_loss(student: nn.Module, calls: Sequence[LayerCall], mask: Tensor | No
             args, kwargs = (args[0], carry, *args[2:]), {key: kwargs[key] for key in kwargs if key != "carry"}
         result = getattr(student.get_submodule(name), method)(*args, **kwargs)
         carry = result[1] if method == "mix" else None
-        losses.append(relative_error(rows_of(_first(result), mask), rows_of(wanted, mask)))
+        counts = mask(wanted)
+        losses.append(relative_error(rows_of(_first(result), counts), rows_of(wanted, counts)))
     return torch.stack(losses).mean()
 
 
@@ -265,6 +269,7 @@ class Fidelity:
 class HeldOut:
     batches: Sequence[object]
     wanted: Sequence[Tensor]
+    masks: Sequence[Tensor | None]
 
     @classmethod
     @torch.no_grad()
@@ -273,17 +278,17 @@ class HeldOut:
         if not kept:
             raise UserError("held_out has no batch; give some, or leave it out")
         with evaluating(teacher):
-            return cls(kept, [reader(teacher, batch) for batch in kept])
+            wanted = [reader(teacher, batch) for batch in kept]
+        return cls(kept, wanted, [mask_of(teacher, batch, one) for batch, one in zip(kept, wanted)])
 
     @torch.no_grad()
     def fidelity(
         self, student: nn.Module, reader: OutputReader, loss: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     ) -> Fidelity:
         losses, ours, theirs = [], [], []
-        for batch, wanted in zip(self.batches, self.wanted, strict=True):
+        for batch, wanted, mask in zip(self.batches, self.wanted, self.masks, strict=True):
             with evaluating(student):
                 given = reader(student, batch)
-            mask = mask_of(student, batch, given)
             losses.append(loss(given, wanted, mask).float() * len(given))
             ours.append(rows_of(given, mask).float())
             theirs.append(rows_of(wanted, mask).float())

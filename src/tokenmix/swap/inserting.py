@@ -271,7 +271,7 @@ def insert(
             "the model does not tell its input, and img_size is of 2-D images; give example_inputs, a tuple of "
             "arguments of its forward, such as (torch.zeros(1, 1, 32, 32, 32),)"
         )
-    calls, macs_before, device = watch_pass(model, example, list(hosts.values()), _observe)
+    calls, macs_before, device = watch_pass(model, example, list(hosts.values()), _observe, before_hooks=True)
     wider = {} if layout else _wider_shapes(model, list(hosts.values()), example)
     blocks: list[tuple[nn.Module, InsertedBlock]] = []
     rows, skipped = [], []
@@ -432,7 +432,7 @@ def _wider_shapes(model: nn.Module, hosts: Sequence[nn.Module], example: Example
     # The model may take one size only.
     with suppress(Exception), ExitStack() as stack:
         for place, host in enumerate(hosts):
-            stack.enter_context(watch_calls(host, calls, functools.partial(_observe, place)))
+            stack.enter_context(watch_calls(host, calls, functools.partial(_observe, place), before_hooks=True))
         model_macs(model, wider)
     return {place: shape for place, shape in reversed(calls) if isinstance(shape, torch.Size)}
 

@@ -141,7 +141,12 @@ def probe_model(
 
 
 def watch_pass(
-    model: nn.Module, example: Example, modules: Sequence[nn.Module], observe: Callable[..., Seen]
+    model: nn.Module,
+    example: Example,
+    modules: Sequence[nn.Module],
+    observe: Callable[..., Seen],
+    *,
+    before_hooks: bool = False,
 ) -> tuple[list[Seen], int, torch.device]:
     """Run a forward pass; return what `observe` says of each call in order, multiply-adds and device."""
     own, failure = next((p.device for p in model.parameters()), META), ""
@@ -149,7 +154,8 @@ def watch_pass(
         calls: list[Seen] = []
         with ExitStack() as stack:
             for place, module in enumerate(modules):
-                stack.enter_context(watch_calls(module, calls, functools.partial(observe, place)))
+                noted = functools.partial(observe, place)
+                stack.enter_context(watch_calls(module, calls, noted, before_hooks=before_hooks))
             try:
                 return calls, model_macs(model, example, device), device
             except Exception as error:  # a user's forward pass may raise anything
@@ -158,8 +164,13 @@ def watch_pass(
 
 
 @contextmanager
-def watch_calls(module: nn.Module, calls: list[Seen], note: Callable[..., Seen]) -> Iterator[None]:
-    """Append note(method, args, kwargs, result) after each call of the module or its `mix`; nested calls count once."""
+def watch_calls(
+    module: nn.Module, calls: list[Seen], note: Callable[..., Seen], *, before_hooks: bool = False
+) -> Iterator[None]:
+    """Append note(method, args, kwargs, result) after each call of the module or its `mix`; nested calls count once.
+
+    The result is that after the module's hooks, or before them.
+    """
     depth = 0
 
     def enter(*_: object) -> None:
@@ -185,7 +196,9 @@ def watch_calls(module: nn.Module, calls: list[Seen], note: Callable[..., Seen])
     handles = [
         module.register_forward_pre_hook(enter),
         module.register_forward_hook(
-            lambda _, args, kwargs, result: leave("__call__", args, kwargs, result), with_kwargs=True
+            lambda _, args, kwargs, result: leave("__call__", args, kwargs, result),
+            with_kwargs=True,
+            prepend=before_hooks,
         ),
     ]
     if isinstance(module, Mixer):

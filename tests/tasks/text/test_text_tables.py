@@ -196,7 +196,7 @@ def test_a_name_that_is_not_text_is_one_line(tmp_path: Path):
 @pytest.mark.parametrize("separator", ["\t", ";"])
 def test_other_separators(tmp_path: Path, separator: str):
     rows = ["text,label ", "a good film,pos", '"a bad, long one",neg', "fine,pos"]
-    content = "\n".join(separator.join(row.rsplit(",", 1)) for row in rows)
+    content = "\n" + "\n".join(separator.join(row.rsplit(",", 1)) for row in rows)
     data = load_labelled(parts(tmp_path, "csv", content.encode()))
     assert data.train.texts == ["a good film", "a bad, long one", "fine"]
     assert data.train.labels.tolist() == [1, 0, 1]

@@ -9,9 +9,11 @@ import json
 import math
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from filecmp import cmp
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -275,11 +277,15 @@ def held_out(items: list[Item], classes: Sequence[str], what: str) -> Tensor:
 
 def _warn_of_copies(train: Sequence[Item], test: Sequence[Item], of: str) -> None:
     """Report on stderr how many test files have the content of a training file, on which accuracy means little."""
-    known = {_digest(path): path for path, _ in train}
-    copies = [path for path, _ in test if _digest(path) in known]
-    if copies:
-        first = f"{copies[0]} is {known[_digest(copies[0])]}"
-        log(f"{len(copies)} of {len(test)} test {of} are training {of} too ({first}), so accuracy says less")
+    known = defaultdict[bytes, list[str]](list)
+    for path, _ in train:
+        known[_digest(path)].append(path)
+    # Equal digests may be of files with equal beginnings.
+    same = (
+        (path, next((p for p in known.get(_digest(path), ()) if cmp(p, path, shallow=False)), "")) for path, _ in test
+    )
+    if copies := [f"{path} is {other}" for path, other in same if other]:
+        log(f"{len(copies)} of {len(test)} test {of} are training {of} too ({copies[0]}), so accuracy says less")
 
 
 def _digest(path: str) -> bytes:

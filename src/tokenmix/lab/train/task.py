@@ -27,7 +27,7 @@ from tokenmix.lab.registry import check_model
 from tokenmix.lab.train.checkpoint import initial_weights
 from tokenmix.lab.train.config import TeacherOptions, TrainConfig
 from tokenmix.lab.train.distributed import all_reduce_mean
-from tokenmix.lab.train.metrics import Metric, Rows, collected, joined, num_rows
+from tokenmix.lab.train.metrics import INDEX, Metric, Rows, collected, joined, num_rows
 from tokenmix.lab.train.plan import EPOCHS, Configured, make_optimizer, make_schedule
 from tokenmix.lab.train.programs import (
     Batch,
@@ -375,6 +375,8 @@ class TaskModule(nn.Module, ABC):
     def on_validation_epoch_end(self) -> None:
         """Gather the rows of all batches and ranks, and compute the metrics as plain values."""
         self.samples, self.rows = collected(self.rows), []
+        if INDEX in self.samples and not num_rows(self.samples):
+            raise UserError("no sample of the evaluation can be read; correct the files that were left out")
         self.results = {name: metric(self.samples) for name, metric in self.metrics.items()}
 
     def parameter_groups(self) -> nn.Module | list[Values]:

@@ -404,7 +404,8 @@ class SemanticSegmentation(LabelledImageTask):
 
     def plain_samples(self, data: IndexedData, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
         for batch in data.batches_of(part, 8):
-            yield PlainSamples(None, batch["classes"])
+            if (counts := batch["index"] >= 0).any():
+                yield PlainSamples(None, batch["classes"][counts])
 
     def show(self, batch: Batch) -> list[Shown]:
         levels = batch["image"].cpu() * channel_columns(self.data["std"]) + channel_columns(self.data["mean"])

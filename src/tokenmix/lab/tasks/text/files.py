@@ -116,9 +116,12 @@ def _csv_rows(path: Path) -> Iterator[Row]:
     header: list[str] = []
     twice: Values = {}
     # The separator is a tab or semicolon if the header has no comma but one of them.
-    first = next(lines, "")
-    ahead.append(first)
-    separator = next((mark for mark in ",\t;" if mark in first), ",")
+    for line in lines:
+        ahead.append(line)
+        if line.strip():
+            break
+    outside = re.sub('"[^"]*"', "", ahead[-1]) if ahead else ""
+    separator = next((mark for mark in ",\t;" if mark in outside), ",")
     # Short values of each column: one of them in a line inside a field shows that the line is a row.
     seen: list[set[str]] = []
     while True:
@@ -357,6 +360,7 @@ def open_table(request: DataRequest) -> Table:
     if request.name == "hf":
         return _open_hub(request, place, columns)
     path, kind = local_path(place, request.root), request.name
+    columns = tuple(map(str.strip, columns)) if kind == "csv" else columns
     source = f"{kind}: {origin(path, cache_root(request.root))}"
     if path.is_dir():
         files = find_parts(path, f".{kind}")

@@ -126,8 +126,9 @@ class TextTask(TaskModule):
         if pieces > size:
             raise UserError(f"the tokenizer has {pieces:,} pieces and the model {size:,}; give its own")
         # RoBERTa's positions begin after that of its padding.
-        after = any(kind in architecture["model_type"] for kind in AFTER_PADDING)
-        unused = architecture.get("pad_token_id", 1) + 1 if after else 0
+        kind, pad = architecture["model_type"], architecture.get("pad_token_id")
+        fixed = kind == "mpnet" or pad is None
+        unused = (1 if fixed else pad) + 1 if any(part in kind for part in AFTER_PADDING) else 0
         most = architecture.get("max_position_embeddings", length + unused) - unused
         if length > most:
             raise UserError(
