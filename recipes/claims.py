@@ -7,7 +7,6 @@ and all kept results; a test holds the page to it. The page has the rules of the
 """
 
 import re
-import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tyro
 from scipy.stats import nct
 from scipy.stats import t as student
 
+from recipes.program import run_program
 from tokenmix.errors import UserError
 from tokenmix.files import read_json, write_json
 from tokenmix.lab.compare.results import Results, Variant, load_results
@@ -57,6 +58,8 @@ def file_of(comparison: str) -> Path:
 
 def keep(folder: Path) -> Path:
     """Keep of a comparison's results.json what the ledger reads."""
+    if not (folder / "results.json").is_file():
+        raise UserError(f"{folder} has no results.json; give the --out folder of a finished `tokenmix compare`")
     results = load_results(folder / "results.json")
     name = Path(str(results.config["config"])).stem
     file = file_of(name)
@@ -313,11 +316,21 @@ def _source(name: str, found: Mapping[str, Any]) -> str:
     return f"| {' | '.join(facts)} |"
 
 
-if __name__ == "__main__":
-    try:
-        for folder in sys.argv[1:]:
-            print(f"{keep(Path(folder)).relative_to(ROOT)} written")
-    except UserError as error:
-        sys.exit(f"tokenmix: {error}")
+@dataclass(frozen=True)
+class Args:
+    """Keep the results of finished comparisons, then write docs/claims.md."""
+
+    folders: tyro.conf.Positional[tuple[Path, ...]] = ()
+    """Folders of comparisons, each with a results.json."""
+
+
+def main(args: Args) -> None:
+    """Write the kept results of `args.folders` and the page."""
+    for folder in args.folders:
+        print(f"{keep(folder).relative_to(ROOT)} written")
     PAGE.write_text(page())
     print(f"{PAGE.relative_to(ROOT)} written")
+
+
+if __name__ == "__main__":
+    run_program(main, Args)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tokenmix.errors import UserError
 from tokenmix.lab.compare.compare import compare
 from tokenmix.lab.compare.variants import plan_runs
 from tokenmix.lab.registry import DATA_SETS
@@ -151,6 +152,11 @@ def test_a_comparison_is_kept_and_read_back(claims: Any, tmp_path: Path, monkeyp
     kept = claims.difference_of(claims.document("compare_toy"), "self", "S-4")[0]
     assert kept == found.results.difference(a, b)
     claims.document.cache_clear()
+
+
+def test_a_folder_without_results_is_named(claims: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has no results"):
+        claims.main(claims.Args((tmp_path,)))
 
 
 def test_a_kept_result_says_which_options_were_changed(claims: Any) -> None:
