@@ -3,7 +3,7 @@
     python -m recipes.probe_seeds
 
 Adds seeds 5 to 9 of each mixer and task that claims.toml names, and ten seeds of the multi-head block of external
-attention with one head, which is as wide. recipes/probe_seeds.json is written after each; the same command goes on.
+attention with all its width in one head. recipes/probe_seeds.json is written after each; the same command goes on.
 """
 
 from dataclasses import dataclass
@@ -22,10 +22,12 @@ RESULTS = Path(__file__).with_suffix(".json")
 
 
 class OneHead(MultiHeadExternalAttention):
-    """The multi-head block with one head, so that all its width stands in one softmax."""
+    """The multi-head block with all its width in one head, and so in one attention map; its memories are wider."""
 
     def __init__(self, dim: int) -> None:
         super().__init__(dim, num_heads=1)
+        self.memory = MultiHeadExternalAttention(4 * dim, num_heads=1, expansion=1).memory
+        self.expansion = 1  # what cuts the inner width of 4 dim into heads
 
 
 OTHERS = {"one-head-external": OneHead}

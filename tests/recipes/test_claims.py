@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tokenmix.errors import UserError
 from tokenmix.lab.compare.compare import compare
@@ -12,7 +13,7 @@ from tokenmix.lab.compare.variants import plan_runs
 from tokenmix.lab.registry import DATA_SETS
 from tokenmix.lab.train.plan import check_config
 from tokenmix.lab.train.sources import list_comparisons, load_comparison
-from tokenmix.layers import MIXERS
+from tokenmix.layers import MIXERS, MultiHeadExternalAttention
 from tokenmix.testing.probe_tasks import TASKS
 
 ROOT = Path(__file__).parents[2]
@@ -182,7 +183,11 @@ def test_more_seeds_of_the_probe_go_on_where_they_stopped(
     monkeypatch.setattr(seeds, "CLAIMS", [{"rows": rows}])
     seeds.main(seeds.Args())
     assert asked == [*(("self", seed) for seed in range(5, 10)), *((seeds.OneHead, seed) for seed in range(10))]
-    assert seeds.OneHead(64).query.out_features == 4 * 64
+    block, x = seeds.OneHead(64), torch.randn(2, 5, 64)
+    assert block.query.out_features == 4 * 64
+    assert block(x).shape == x.shape
+    assert block.attention_map(x).shape == (2, 1, 5, 64)
+    assert block.macs(5) == MultiHeadExternalAttention(64, num_heads=4).macs(5)
     seeds.main(seeds.Args())
     assert len(asked) == 15
     runs = {one["name"]: len(one["runs"]) for one in claims.probed("recall")["variants"]}
