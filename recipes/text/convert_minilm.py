@@ -38,6 +38,8 @@ RESULTS = Path(__file__).parents[2] / "dev" / "convert_minilm.json"
 MIXERS = ("external", "em", "linear", "gating", "less", "self")
 # They start as the attention that they replace, so there is nothing to learn.
 EXACT = ("less", "self")
+# Mixes nothing: what the training alone brings back.
+CONTROL = "identity"
 LAYERS = {"3-5": (3, 4, 5), "0-5": (0, 1, 2, 3, 4, 5)}
 TOKENS = (128, 512, 4096)
 
@@ -52,12 +54,12 @@ class Plan:
     batch_size: int
 
 
-LONG = {f"external-{span}": Plan("external", layers, 600, 64) for span, layers in LAYERS.items()}
+LONG = {f"{m}-{span}": Plan(m, layers, 600, 64) for m in ("external", CONTROL) for span, layers in LAYERS.items()}
 LONG["linear-0-5"] = Plan("linear", LAYERS["0-5"], 300, 64)
 SHORT = {
     f"{mixer}-{span}-short": Plan(mixer, layers, 0 if mixer in EXACT else 200, 32)
     for span, layers in LAYERS.items()
-    for mixer in MIXERS
+    for mixer in (*MIXERS, CONTROL)
 }
 # The three that recipes.text.rank_layers puts first.
 SHORT["external-2-4-short"] = Plan("external", (2, 3, 4), 200, 32)
