@@ -123,7 +123,7 @@ def main(args: Args) -> None:
         RESULTS,
         [{"name": name, "runs": runs} for name, runs in variants.items()],
         {"samples": len(tables), "unit": "images", "runs": [*drawn]},
-        covariance_of_resamples(np.stack([*drawn.values()])),
+        covariance_of_resamples(np.stack([*drawn.values()]), len(tables)),
         metric="share of the class's entropy",
         note="segmenters of `compare_climates`; `python -m recipes.segmentation.slots`",
     )

@@ -1,9 +1,11 @@
 """The ledger is what the kept results say, and its verdicts follow the rule that it states."""
 
+import json
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -64,7 +66,9 @@ def document(a: list[float], b: list[float], higher: bool = True) -> dict[str, A
 
 
 def verdict(claims: Any, a: list[float], b: list[float], higher: bool = True, **row: Any) -> str:
-    found = claims.judge([{"comparison": "c", "a": "a", "b": "b", **row}], {"c": document(a, b, higher)})
+    found = claims.judge(
+        [{"comparison": "compare_c", "a": "a", "b": "b", **row}], {"compare_c": document(a, b, higher)}
+    )
     return found[0].verdict
 
 
@@ -93,8 +97,8 @@ def test_worse_by_less_than_a_margin(claims: Any) -> None:
 
 def test_several_rows_of_a_claim_are_adjusted(claims: Any) -> None:
     runs = [0.85, 0.86, 0.87]
-    row = {"comparison": "c", "a": "a", "b": "b"}
-    documents = {"c": document([x + 0.023 for x in runs], runs)}
+    row = {"comparison": "compare_c", "a": "a", "b": "b"}
+    documents = {"compare_c": document([x + 0.023 for x in runs], runs)}
     assert claims.judge([row], documents)[0].verdict == "agrees"
     assert [one.verdict for one in claims.judge([row, row], documents)] == ["cannot tell"] * 2
     assert [one.verdict for one in claims.judge([row, {**row, "non_inferior": 0.001}], documents)] == [
@@ -102,16 +106,16 @@ def test_several_rows_of_a_claim_are_adjusted(claims: Any) -> None:
     ] * 2
 
 
-def test_the_verdict_on_a_claim(claims: Any) -> None:
+def test_the_verdict_on_a_claim(claims: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [0.85, 0.86, 0.87]
-    better = {"comparison": "better", "a": "a", "b": "b"}
-    worse, same = {**better, "comparison": "worse"}, {**better, "comparison": "same"}
-    many = {**better, "comparison": "many"}
+    better = {"comparison": "compare_better", "a": "a", "b": "b"}
+    worse, same = {**better, "comparison": "compare_worse"}, {**better, "comparison": "compare_same"}
+    many = {**better, "comparison": "compare_many"}
     documents = {
-        "better": document([x + 0.05 for x in runs], runs),
-        "worse": document([x - 0.05 for x in runs], runs),
-        "same": document(runs, runs),
-        "many": document([x + 0.05 for x in runs * 4], runs * 4),
+        "compare_better": document([x + 0.05 for x in runs], runs),
+        "compare_worse": document([x - 0.05 for x in runs], runs),
+        "compare_same": document(runs, runs),
+        "compare_many": document([x + 0.05 for x in runs * 4], runs * 4),
     }
 
     def told(*rows: dict[str, Any]) -> tuple[str, bool]:
@@ -121,10 +125,13 @@ def test_the_verdict_on_a_claim(claims: Any) -> None:
     assert told(many, same) == ("agrees", True)
     assert told(better, worse) == ("mixed", False)
     assert told(many, {**same, "effect": 0.06}) == ("mixed", False)
-    assert told({**worse, "decides": False}, many) == ("agrees", True)
+    monkeypatch.setitem(claims.LEDGER, "undecided", ["compare_worse", "compare_better"])
+    assert told(worse, many) == ("agrees", True)
+    assert told(better) == ("cannot tell", False), "it agrees, but its settings are of the test samples"
+    monkeypatch.undo()
     assert told(worse, {**same, "effect": 0.06}) == ("disagrees", False)
     assert told(same) == ("cannot tell", False)
-    assert claims.verdict_of(claims.judge([better], {"better": None})) == ("not yet run", False)
+    assert claims.verdict_of(claims.judge([better], {"compare_better": None})) == ("not yet run", False)
 
 
 def test_power_is_that_of_a_t_test(claims: Any) -> None:
@@ -132,6 +139,27 @@ def test_power_is_that_of_a_t_test(claims: Any) -> None:
     assert claims.power_at(found, found.detectable, 0.05) == pytest.approx(0.8, abs=0.02)
     assert claims.power_at(found, 0.0, 0.05) == pytest.approx(0.05)
     assert claims.power_at(found, 0.0, 0.01) == pytest.approx(0.01)
+    assert claims.power_at(found, 7.8 * found.error, 0.05 / 11) == pytest.approx(0.86, abs=0.01), "scipy has nan"
+
+
+def test_covariances_of_few_bootstrapped_samples_are_widened(
+    claims: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "file_of", lambda name: tmp_path / f"{name}.json")
+    sampling = {"samples": 16, "runs": ["a", "b"], "covariance": [[1.0, 0.5], [0.5, 1.0]]}
+    for name in ("compare_climates", "compare_pairs"):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"sampling": sampling}))
+    claims.document.cache_clear()
+    assert claims.document("compare_climates")["sampling"]["covariance"] == [[1.7, 0.85], [0.85, 1.7]]
+    assert claims.document("compare_pairs")["sampling"]["covariance"] == [[1.0, 0.5], [0.5, 1.0]]
+    claims.document.cache_clear()
+
+
+def test_the_page_names_the_seeds_that_were_run(claims: Any) -> None:
+    runs = [{"seed": seed} for seed in (1, 0)]
+    found = {"variants": [{"runs": runs}, {"runs": runs}]}
+    assert claims._fewer_seeds("compare_pair_variants", found) == "with --seeds 0,1"
+    assert claims._fewer_seeds("probe recall", found) == ""
 
 
 def test_a_comparison_is_kept_and_read_back(claims: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,6 +180,12 @@ def test_a_comparison_is_kept_and_read_back(claims: Any, tmp_path: Path, monkeyp
     a, b = (found.results.variant(name) for name in ("self", "S-4"))
     kept = claims.difference_of(claims.document("compare_toy"), "self", "S-4")[0]
     assert kept == found.results.difference(a, b)
+    with np.load(tmp_path / "compare_toy.npz") as columns:
+        for variant in found.results.variants:
+            for run in variant.runs:
+                right = columns[f"{run.folder}/label"] == columns[f"{run.folder}/predicted"]
+                assert run.score == pytest.approx(right.mean())
+                assert len(columns[f"{run.folder}/index"]) == 50
     claims.document.cache_clear()
 
 

@@ -5,10 +5,11 @@ A score varies with the seed, and with the draw of the test samples. With scores
     d = mean_s a_s - mean_s b_s,   Var d = s_A^2 / k_A + s_B^2 / k_B + V - V_twice,
 
 where V is the variance of d under the draw of the samples. For a metric that is a mean over samples, V = Var_i(d_i) /
-n, with d_i the mean over seeds of each sample's contribution. For any other metric, V is the variance over bootstrap
-resamples, the same for all runs. The random error of a single run on a single sample is part of both s^2 / k and V.
-V_twice is the part that would be counted twice. It is estimated from how runs of one variant differ from sample to
-sample (the residual of a two-way layout of seeds and samples).
+n, with d_i the mean over seeds of each sample's contribution. For any other metric, V is the variance over resamples,
+the same for all runs: a jackknife for few samples, whose variance a bootstrap underestimates, else a bootstrap. The
+random error of a single run on a single sample is part of both s^2 / k and V. V_twice is the part that would be counted
+twice. It is estimated from how runs of one variant differ from sample to sample (the residual of a two-way layout of
+seeds and samples).
 
 This random error alone gives the runs' scores a variance whose mean is V_twice. With two or three seeds the observed
 variance s_A^2 / k_A + s_B^2 / k_B can be far smaller by chance. V_twice takes its place then, so that Var d >= V.
@@ -23,6 +24,8 @@ from scipy.special import stdtr, stdtrit
 
 CONFIDENCE, POWER = 0.95, 0.8
 RESAMPLES, AT_ONCE = 500, 50
+FEW = 100
+"""Most samples of a jackknife. In simulations of mean IoU on 16 scenes, 10 to 12 % of bootstrap intervals exclude 0."""
 MOST_SEEDS = 1000
 Matrix = np.ndarray
 
@@ -178,13 +181,23 @@ def covariance_of_means(values: Matrix) -> Matrix:
     return np.atleast_2d(np.cov(values)) / values.shape[1]
 
 
-def covariance_of_resamples(scores: Matrix) -> Matrix:
-    """Covariance of any scores from their bootstrap resamples: (runs, R) to (runs, runs), without undefined ones."""
-    return np.atleast_2d(np.cov(scores[:, np.isfinite(scores).all(0)]))
+def covariance_of_resamples(scores: Matrix, number: int) -> Matrix:
+    """Covariance of any scores from their values on `resample(number)`: (runs, R) to (runs, runs).
+
+    Resamples on which a score is undefined are left out.
+    """
+    covariance = np.atleast_2d(np.cov(scores[:, np.isfinite(scores).all(0)]))
+    return covariance * (number - 1) ** 2 / number if number <= FEW else covariance
 
 
 def resample(number: int, resamples: int = RESAMPLES) -> Iterator[Matrix]:
-    """Counts of `number` samples drawn with replacement, in blocks float64 (B, number) of resamples."""
+    """Counts of `number` samples in blocks float64 (B, number) of resamples.
+
+    Each of up to `FEW` samples is left out in turn. More samples are drawn with replacement.
+    """
+    if number <= FEW:
+        yield 1 - np.eye(number)
+        return
     rng = np.random.default_rng(0)
     for start in range(0, resamples, AT_ONCE):
         drawn = rng.integers(number, size=(min(AT_ONCE, resamples - start), number))

@@ -246,7 +246,8 @@ def read_sampling(runs: Sequence[tuple[Cell, Run]], metric: str, unit: str) -> S
                 weights[:, place] = torch.from_numpy(drawn)
                 parts.append(known.measure(rows, weights))
             scores.append(torch.cat(parts))
-    covariance = (covariance_of_means if means else covariance_of_resamples)(torch.stack(scores).numpy())
+    stacked = torch.stack(scores).numpy()
+    covariance = covariance_of_means(stacked) if means else covariance_of_resamples(stacked, number)
     return Sampling(number, unit, [run.folder for _, run in scored], covariance.tolist())
 
 

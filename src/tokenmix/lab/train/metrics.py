@@ -27,7 +27,7 @@ def num_rows(rows: Rows) -> int:
 
 @dataclass(frozen=True)
 class Metric:
-    """A number of an evaluation. A bootstrap is the same function with other weights.
+    """A number of an evaluation. A resample is the same function with other weights.
 
     Attributes:
         measure: maps rows and float64 sample weights (R, n) to R numbers or tables (R, ...).
