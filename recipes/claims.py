@@ -96,20 +96,24 @@ def keep(folder: Path) -> Path:
         "sampling": None if results.sampling is None else asdict(results.sampling),
     }
     write_json(file, document)
-    columns = {
-        f"{run.folder}/{name}": column.numpy()
-        for variant in results.variants
-        for run in variant.runs
-        if (rows := read_predictions(folder / run.folder)) is not None
-        for name, column in rows.items()
-        if name in KEPT and not (name == "loss" and "predicted" in rows)
-    }
-    np.savez_compressed(file.with_suffix(".npz"), **columns)
+    np.savez_compressed(file.with_suffix(".npz"), **predictions_of(folder, results))
     return file
 
 
-KEPT = ("index", "label", "predicted", "loss", "masked", "confusion")
-"""Columns of predictions that give accuracies, perplexity and mean IoU."""
+GIVEN, FOUND = ("index", "label", "masked"), ("predicted", "loss", "confusion")
+"""Columns of predictions that give accuracies, perplexity and mean IoU: of the test samples, and of a run."""
+
+
+def predictions_of(folder: Path, results: Results) -> dict[str, np.ndarray]:
+    """What each run said of each test sample, as RUN/COLUMN; and COLUMN alone for what the samples have in all runs."""
+    columns: dict[str, np.ndarray] = {}
+    for run in (run for variant in results.variants for run in variant.runs):
+        rows = read_predictions(folder / run.folder) or {}
+        for name in (name for name in (*GIVEN, *FOUND) if name in rows and (name != "loss" or "label" not in rows)):
+            values = rows[name].numpy()
+            if name in FOUND or not np.array_equal(values, columns.setdefault(name, values)):
+                columns[f"{run.folder}/{name}"] = values
+    return columns
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -283,9 +287,9 @@ better, the difference is B minus A. Intervals are at 95 %, over seeds and test 
 - `slots`: what a slot, or a k-means cluster, tells of the class. Clusters made anew for each tile, whose numbers mean
   nothing in other tiles, tell 0.129 instead of 0.482.
 - `depth`: how far an attention map is from that of the block before (1 - CKA), first third of the blocks less last.
-- Test predictions of `compare_emoji`, `compare_gates` and `compare_pairs` stand beside their results (`.npz`). Those of
-  `compare_climates`, `compare_climates_tuned`, `compare_heads` and `slots` are gone, and a bootstrap of their 16 tiles
-  gave too small a variance. It is multiplied by 1.7, as simulated tiles ask for.
+- Test predictions of `compare_emoji`, `compare_gates` and `compare_pairs` stand beside their results (`.npz`), those of
+  older comparisons are gone. For the 16 tiles of segmentation a bootstrap gave too small a variance; it is multiplied by
+  1.7, as simulated tiles ask for.
 
 ## Without rows
 

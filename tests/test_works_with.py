@@ -26,7 +26,7 @@ ROWS = {
         "swap/test_insert.py::test_a_unet_of_segmentation_models_pytorch",
     ],
     "- [-1, 1, TokenMix, [ch, f, external]]": ["swap/test_ultralytics.py::test_widths_follow_the_scale"],
-    "tokenmix distill DIR --to external --layers 3-5 --text lines.txt --out DIR2": [
+    "tokenmix distill DIR --to linear --text lines.txt --out DIR2": [
         "cli/test_distill_command.py::test_a_folder_becomes_a_folder"
     ],
     "tokenmix doctor my_layers:MyAttention": ["test_own_mixer.py::test_the_doctor_skips_the_map_that_it_does_not_have"],

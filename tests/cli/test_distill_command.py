@@ -66,16 +66,19 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def test_a_folder_becomes_a_folder(encoder: Path, texts: Path, tmp_path: Path, capsys: Any) -> None:
+@pytest.mark.parametrize("to", [("external", "--mixer-kwargs", "num_slots=4"), ("linear",)])
+def test_a_folder_becomes_a_folder(
+    encoder: Path, texts: Path, tmp_path: Path, capsys: Any, to: tuple[str, ...]
+) -> None:
     out = tmp_path / "new" / "converted"
-    words = ["distill", str(encoder), "--to", "external", "--layers", "1-2", "--text", str(texts), "--out", str(out)]
-    assert main([*words, *SHORT, "--mixer-kwargs", "num_slots=4", "--json"]) == 0
+    words = ["distill", str(encoder), "--to", to[0], "--layers", "1-2", "--text", str(texts), "--out", str(out)]
+    assert main([*words, *SHORT, *to[1:], "--json"]) == 0
     said = capsys.readouterr()
     document = json.loads(said.out)
     assert document["distill"]["steps"] == 3
     assert document["distill"]["after"]["rows"] == 29, "a tenth of 299 different lines"
     assert [row["name"].split(".")[2] for row in document["swap"]["rows"]] == ["1", "2"]
-    assert document["swap"]["macs_after"] < document["swap"]["macs_before"]
+    assert (document["swap"]["macs_after"] < document["swap"]["macs_before"]) == (to[0] == "external")
     assert f"{out}: opened by AutoModel.from_pretrained after import tokenmix.register" in said.err
     assert sorted(path.name for path in out.iterdir()) == [
         "1_Pooling",

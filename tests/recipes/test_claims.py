@@ -183,9 +183,10 @@ def test_a_comparison_is_kept_and_read_back(claims: Any, tmp_path: Path, monkeyp
     with np.load(tmp_path / "compare_toy.npz") as columns:
         for variant in found.results.variants:
             for run in variant.runs:
-                right = columns[f"{run.folder}/label"] == columns[f"{run.folder}/predicted"]
+                right = columns["label"] == columns[f"{run.folder}/predicted"]
                 assert run.score == pytest.approx(right.mean())
-                assert len(columns[f"{run.folder}/index"]) == 50
+        assert len(columns["index"]) == 50
+        assert {name.rpartition("/")[2] for name in columns} == {"index", "label", "predicted"}
     claims.document.cache_clear()
 
 
