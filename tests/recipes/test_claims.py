@@ -1,8 +1,8 @@
 """The ledger is what the kept results say, and its verdicts follow the rule that it states."""
 
-import json
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -142,19 +142,6 @@ def test_power_is_that_of_a_t_test(claims: Any) -> None:
     assert claims.power_at(found, 7.8 * found.error, 0.05 / 11) == pytest.approx(0.86, abs=0.01), "scipy has nan"
 
 
-def test_covariances_of_few_bootstrapped_samples_are_widened(
-    claims: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(claims, "file_of", lambda name: tmp_path / f"{name}.json")
-    sampling = {"samples": 16, "runs": ["a", "b"], "covariance": [[1.0, 0.5], [0.5, 1.0]]}
-    for name in ("compare_climates", "compare_pairs"):
-        (tmp_path / f"{name}.json").write_text(json.dumps({"sampling": sampling}))
-    claims.document.cache_clear()
-    assert claims.document("compare_climates")["sampling"]["covariance"] == [[1.7, 0.85], [0.85, 1.7]]
-    assert claims.document("compare_pairs")["sampling"]["covariance"] == [[1.0, 0.5], [0.5, 1.0]]
-    claims.document.cache_clear()
-
-
 def test_the_page_names_the_seeds_that_were_run(claims: Any) -> None:
     runs = [{"seed": seed} for seed in (1, 0)]
     found = {"variants": [{"runs": runs}, {"runs": runs}]}
@@ -188,6 +175,17 @@ def test_a_comparison_is_kept_and_read_back(claims: Any, tmp_path: Path, monkeyp
         assert len(columns["index"]) == 50
         assert {name.rpartition("/")[2] for name in columns} == {"index", "label", "predicted"}
     claims.document.cache_clear()
+
+
+def test_of_predictions_a_metric_s_columns_are_kept(claims: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = torch.arange(2)
+    rows = (
+        {"index": index, "counts": torch.ones(2, 3, 7), "loss": torch.ones(2)},
+        {"index": index + 1, "confidence": index},
+    )
+    monkeypatch.setattr(claims, "read_predictions", lambda run: dict(zip("ab", rows))[run.name])
+    results = SimpleNamespace(variants=[SimpleNamespace(runs=[SimpleNamespace(folder=name) for name in "ab"])])
+    assert {*claims.predictions_of(Path(), results)} == {"index", "a/counts", "a/loss", "b/index"}
 
 
 def test_a_folder_without_results_is_named(claims: Any, tmp_path: Path) -> None:

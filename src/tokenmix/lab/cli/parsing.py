@@ -406,7 +406,7 @@ tokenmix export runs/first --format onnx --out model.onnx
 tokenmix swap deit_tiny_patch16_224 --to external
 tokenmix swap torchvision:vit_b_16 --to gating --where '*layer_1[01].*'
 tokenmix swap runs/first --to multihead-external --mixer-kwargs expansion=1
-tokenmix distill all-MiniLM-L6-v2 --to external --layers 3-5 --text sentences.txt --out converted
+tokenmix distill all-MiniLM-L6-v2 --to linear --layers 3-5 --text sentences.txt --out converted
 tokenmix distill my_encoder --to em --text sentences.txt --output cls --steps 2000 --out converted
 tokenmix distill my_encoder --to gating --max-length 64 --text sentences.txt --precision bf16 --out converted
 tokenmix probe external

@@ -184,9 +184,12 @@ def covariance_of_means(values: Matrix) -> Matrix:
 def covariance_of_resamples(scores: Matrix, number: int) -> Matrix:
     """Covariance of any scores from their values on `resample(number)`: (runs, R) to (runs, runs).
 
-    Resamples on which a score is undefined are left out.
+    Resamples on which a score is undefined are left out; nan if fewer than two remain.
     """
-    covariance = np.atleast_2d(np.cov(scores[:, np.isfinite(scores).all(0)]))
+    defined = scores[:, np.isfinite(scores).all(0)]
+    if defined.shape[1] < 2:
+        return np.full((len(scores), len(scores)), math.nan)
+    covariance = np.atleast_2d(np.cov(defined))
     return covariance * (number - 1) ** 2 / number if number <= FEW else covariance
 
 
@@ -196,7 +199,8 @@ def resample(number: int, resamples: int = RESAMPLES) -> Iterator[Matrix]:
     Each of up to `FEW` samples is left out in turn. More samples are drawn with replacement.
     """
     if number <= FEW:
-        yield 1 - np.eye(number)
+        for start in range(0, number, AT_ONCE):
+            yield 1 - np.eye(number)[start : start + AT_ONCE]
         return
     rng = np.random.default_rng(0)
     for start in range(0, resamples, AT_ONCE):

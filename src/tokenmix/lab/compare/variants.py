@@ -248,6 +248,8 @@ def read_sampling(runs: Sequence[tuple[Cell, Run]], metric: str, unit: str) -> S
             scores.append(torch.cat(parts))
     stacked = torch.stack(scores).numpy()
     covariance = covariance_of_means(stacked) if means else covariance_of_resamples(stacked, number)
+    if not math.isfinite(covariance.sum()):
+        return None  # The metric is undefined without one sample or another.
     return Sampling(number, unit, [run.folder for _, run in scored], covariance.tolist())
 
 
