@@ -276,8 +276,8 @@ better, the difference is B minus A. Intervals are at 95 %, over seeds and test 
 - *Equal found in*: how often the row would agree if A and B were equal.
 - In brackets: learning rates were chosen on test samples, or clusters fitted to them. It does not decide.
 - A claim is **mixed** if rows that decide differ, and *exploratory* if no row with its verdict has ten seeds.
-- *Control*: `none` and `identity` are the same network with no mixing. The others are the simplest methods of the task.
-  A dash: none was run.
+- *Control*: `none` and `identity` are the same network with no mixing; with `mean` every token gets the mean of all.
+  The others are the simplest methods of the task. A dash: none was run.
 - The probe gives each mixer one learning rate, and the steps after which self-attention's curve is flat. More steps may
   change what others can do.
 - `slots`: what a slot, or a k-means cluster, tells of the class. Clusters made anew for each tile, whose numbers mean
@@ -359,7 +359,7 @@ def _line(found: Found) -> str:
 
 
 def _source(name: str, found: Mapping[str, Any]) -> str:
-    when, mixes_nothing = f"{found['date'][:10]}, {found['cpu']}", ("none", "identity", "one-key")
+    when, mixes_nothing = f"{found['date'][:10]}, {found['cpu']}", ("none", "identity", "mean")
     controls = {one["name"]: one["runs"] for one in found["variants"] if one["runs"] and one["name"] in mixes_nothing}
     scores = {name: np.mean([run["score"] for run in runs]) for name, runs in controls.items()}
     simple = {**scores, **(found.get("baselines") or {})}.items()
