@@ -3,13 +3,19 @@
 import importlib
 import importlib.util
 import json
+import re
 import shlex
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
+import torch
 
+import tokenmix
 from test_docs import misuse, unknown
+from tokenmix.profiling.machine import peak_memory
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -67,6 +73,23 @@ def test_predictions_are_of_runs_of_today(program, stamps) -> None:
     answers = program("answers")
     for name, (_, folders) in answers.PICTURES.items():
         assert stamps[name] == answers.of_runs(folders), f"draw again: python docs/answers.py FOLDER {name}"
+
+
+def test_the_costs_have_the_memory_of_today() -> None:
+    """Peak memory as drawn, of four mixers: a doubling has the same length everywhere. Times are the machine's."""
+    drawn = re.findall(r'd="(M [^"z]*)"', (DOCS / "images" / "cost.svg").read_text())
+    paths = [[float(y) for y in re.findall(r"[\d.]+ ([\d.]+)", path)] for path in drawn]
+    heights = np.array([path for path in paths if len(path) == 4][4:])
+    doublings = np.empty((4, 2))
+    for i, name in enumerate(["self", "external", "multihead-external", "less"]):
+        for j, size in enumerate([196, 784]):
+            layer = tokenmix.create_mixer(name, 256, num_tokens=size)
+            with torch.inference_mode():
+                doublings[i, j] = np.log2(peak_memory(partial(layer, torch.randn(1, size, 256))))
+    # External attention has memory in proportion to its tokens.
+    length = (heights[1, 0] - heights[1, -1]) / np.log2(4096 / 196)
+    levels = doublings + heights[:, :2] / length
+    assert np.abs(levels - levels.mean()).max() < 0.2, "draw again: docs/guides/cost.md has the command"
 
 
 def test_the_commands_of_the_runs_exist(program) -> None:
