@@ -21,7 +21,7 @@ from tokenmix.errors import UserError
 from tokenmix.lab.cli import main
 from tokenmix.lab.cli.command import VERBS, parse
 from tokenmix.lab.cli.listing import print_result
-from tokenmix.lab.cli.parsing import EXAMPLES, OF_MIXERS, OF_RUN, OF_TASK
+from tokenmix.lab.cli.parsing import EXAMPLES, OF_MIXERS, OF_RUN, OF_TASK, known_mixers
 from tokenmix.lab.registry import list_tasks
 from tokenmix.lab.train.config import comparison_config, default_config
 from tokenmix.lab.train.run import train
@@ -472,3 +472,9 @@ def test_control_characters_of_classes_and_files_are_not_printed(capsys: pytest.
     said = capsys.readouterr().out
     assert "\x1b" not in said
     assert "\x07" not in said
+
+
+def test_names_of_mixers_without_pytorch_are_those_of_the_table(monkeypatch):
+    names = tokenmix.list_mixers()
+    monkeypatch.delitem(sys.modules, "tokenmix.layers.table")
+    assert sorted(known_mixers()) == sorted(names)

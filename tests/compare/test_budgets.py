@@ -2,17 +2,12 @@
 
 import json
 import math
-import threading
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch import nn
 
 from tokenmix.errors import UserError
-from tokenmix.lab.compare import costs
 from tokenmix.lab.compare.compare import compare
 from tokenmix.lab.compare.notes import budget_sentence, uncertainty
 from tokenmix.lab.compare.results import Variant, load_results
@@ -29,7 +24,6 @@ from tokenmix.lab.compare.schedule import (
 from tokenmix.lab.compare.variants import plan_runs
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.config import CompareConfig
-from tokenmix.lab.train.sources import make_config
 from tokenmix.profiling.machine import Timing
 from verbs import refused
 
@@ -165,29 +159,3 @@ def test_a_run_takes_its_steps_its_evaluations_and_the_reading_of_its_data(tmp_p
     pace = Pace(read=7.0, step={"self": 0.5}, evaluate={"self": 0.25})
     # Two epochs of four steps; after each one batch for validation; one and a half times two test batches.
     assert run_seconds(pace, "self", cell, data) == 7.0 + SETUP + 8 * 0.5 + (2 * 1 + 1.5 * 2) * 0.25
-
-
-@pytest.mark.parametrize("factor", [2.0, 1.0, 0.5])
-def test_two_networks_at_once_are_measured(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
-    here, both, clock = threading.current_thread(), threading.Barrier(2, timeout=60), threading.local()
-
-    class Bench:
-        """Steps of 10 ms by a clock of each thread; of two at once `factor` times as long."""
-
-        engine = SimpleNamespace(computing=nullcontext)
-
-        def __init__(self, *_: object) -> None:
-            pass
-
-        def step(self) -> None:
-            if threading.current_thread() is not here and seconds() == 0:
-                both.wait()
-            clock.seconds = seconds() + 0.01 * (1 if threading.current_thread() is here else factor)
-
-    def seconds() -> float:
-        return getattr(clock, "seconds", 0.0)
-
-    monkeypatch.setattr(costs, "_Bench", Bench)
-    monkeypatch.setattr(costs.time, "perf_counter", seconds)
-    found = costs.measure_slowdown(nn.Identity(), {}, make_config())
-    assert found == pytest.approx(max(1.0, factor))

@@ -24,7 +24,7 @@ from tokenmix.errors import UserError, printable
 from tokenmix.files import Values, latest_complete_checkpoint, make_folder, one_writer, replace_file, to_json
 from tokenmix.lab.compare import schedule
 from tokenmix.lab.compare.baselines import fit_baselines
-from tokenmix.lab.compare.costs import measure_slowdown, measure_variants, skeleton_of
+from tokenmix.lab.compare.costs import measure_variants, skeleton_of
 from tokenmix.lab.compare.grid import choose_cells, copy_runs, merge_settings, split_grid, write_grid
 from tokenmix.lab.compare.notes import budget_sentence, failed_runs, finding_sentence, notes, same_sentence, uncertainty
 from tokenmix.lab.compare.report import ComparisonResult, ExampleMaps, make_examples, write_report
@@ -342,17 +342,12 @@ def _measure(one: Comparison, jobs: int) -> Comparison:
         variants = {name: one.variants[name] for name in names}
         measured, evaluate = measure_variants(variants, batch, test, config, _device(one.config))
         warning = others.warning(torch.get_num_threads()) if _device(one.config).type == "cpu" else ""
-        task = next(iter(variants.values()))
-        shared = jobs > 1 and _device(one.config).type == "cpu"
-        slowdown = measure_slowdown(task, batch, config) if shared else 1.0
     finally:
         torch.set_num_threads(before)
     if config.data.workers:
         load = load_test = 0.0
     steps = {v.name: load + (v.step.median if v.step else 0.0) for v in measured}
-    pace = schedule.Pace(
-        one.pace.read, steps, {name: seconds + load_test for name, seconds in evaluate.items()}, slowdown
-    )
+    pace = schedule.Pace(one.pace.read, steps, {name: seconds + load_test for name, seconds in evaluate.items()})
     total = make_plan(config, data.num_train).total_steps
     equal = schedule.equal_steps(one.config, one.out, total, measured)
     return replace(
@@ -381,17 +376,17 @@ def _train_all(
     times = [schedule.run_seconds(one.pace, name, cell, one.data) for one, name, cell in stage if not cell.is_finished]
     if jobs and config.engine.jobs is None and sum(times) < schedule.START * len(times):
         engine, jobs = in_turn, 0
-    slowdown = max((one.pace.slowdown for one, _, _ in stage), default=1.0) if jobs else 1.0
-    seconds = schedule.side_by_side([slowdown * alone for alone in times], jobs)
+    seconds = schedule.side_by_side(times, jobs)
     for i, cell in enumerate(cell for cell in cells if cell.is_finished):
         console.print(f"[{i + 1}/{len(cells)}] {_label(cell)}: done before", highlight=False, markup=False)
     ended = len(cells) - len(waiting)
     if waiting:
-        line = f"{len(waiting)} runs to train, about {_duration(seconds)} on this machine"
+        about = "at least" if jobs > 1 else "about"
+        line = f"{len(waiting)} runs to train, {about} {_duration(seconds)} on this machine"
         sizes = (make_plan(cell.config, one.data.num_train).batch_size for one, _, cell in stage)
         rates = [size / one.pace.step[name] for (one, name, _), size in zip(stage, sizes)]
         line += f", {min(rates):,.0f} to {max(rates):,.0f} {stage[0][0].data.unit} a second"
-        line += f", {jobs} at a time, each {slowdown:.1f} times as long as alone" if slowdown > 1.05 else ""
+        line += f", {jobs} at a time" if jobs > 1 else ""
         console.print(line, highlight=False, markup=False)
     with (
         _progress(lambda: f"{ended} of {len(cells)} runs ended", console),

@@ -1,9 +1,6 @@
 """Costs of the variants of a comparison: counted, timed in turns, and with peak memory."""
 
-import copy
-import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -105,26 +102,6 @@ def measure_variants(
         for name in variants
     ]
     return measured, {name: timing.median for name, timing in evaluated.items()}
-
-
-def measure_slowdown(task: TaskModule, batch: Batch, config: TrainConfig) -> float:
-    """Factor by which a CPU training step slows down while a second network trains in another thread; at least 1."""
-    here = torch.device("cpu")
-    benches = [_Bench(copy.deepcopy(task).train(), batch, config, here) for _ in range(2)]
-
-    def seconds_a_step(bench: _Bench) -> float:
-        bench.step()
-        start, steps = time.perf_counter(), 0
-        while steps == 0 or time.perf_counter() - start < SECONDS / 4:
-            bench.step()
-            steps += 1
-        return (time.perf_counter() - start) / steps
-
-    alone = seconds_a_step(benches[0])
-    # The default dtype of bf16 belongs to the process: set here, both threads find and restore the same.
-    with benches[0].engine.computing(), ThreadPoolExecutor(2) as pool:
-        together = max(pool.map(seconds_a_step, benches))
-    return max(1.0, together / alone)
 
 
 def skeleton_of(variants: Mapping[str, TaskModule]) -> Values:

@@ -8,7 +8,7 @@ import base64
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
 from itertools import cycle
@@ -22,8 +22,6 @@ from tokenmix.lab.compare.charts import bars, confusions, cost_charts, growth_ch
 from tokenmix.lab.compare.notes import budget_sentence, finding_sentence, notes
 from tokenmix.lab.compare.results import Results, Variant, columns, differences_of, metrics_of, table_of
 from tokenmix.lab.data.lookup import short_name
-from tokenmix.testing.probe import ProbeReport
-from tokenmix.testing.probe_tasks import TASKS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -181,10 +179,6 @@ def _png(pixels: np.ndarray) -> str:
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-# The probe of all mixers, in a checkout only.
-PROBE = Path(__file__).parents[4] / "dev" / "probe.json"
-
-
 def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps | ShownExample] = ()) -> Path:
     """Write report.html; `examples` are maps of test images, or samples as the task shows them.
 
@@ -211,8 +205,6 @@ def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps | 
         table=table_of(results),
         differences=differences_of(results),
         metrics=metrics_of(results),
-        probed=_probed(results),
-        abilities={name: task.ability for name, task in TASKS.items()},
         several=len(results.config["seeds"]) > 1,
         marker=marker,
         curves=learning_curves(results),
@@ -236,17 +228,6 @@ def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps | 
             "data": data.get("source", results.config["data"]),
         },
     )
-
-
-def _probed(results: Results) -> ProbeReport | None:
-    """The probe of the variants that it includes; None for fewer than two, or without a measured file."""
-    if not PROBE.is_file():
-        return None
-    report = ProbeReport.from_json(PROBE.read_text())
-    known = {v.name: report.structures[v.name] for v in results.variants if v.name in report.structures}
-    scores = (report.score(task, name) for task in TASKS for name in known)
-    found = replace(report, scores=tuple(score for score in scores if score is not None), structures=known)
-    return found if len(known) > 1 else None
 
 
 def write_page(file: Path, template: str, **values: Any) -> Path:

@@ -37,12 +37,11 @@ SETUP = 1.0
 
 @dataclass(frozen=True)
 class Pace:
-    """Measured seconds for the data, and per training and test batch by variant; `slowdown` with a concurrent run."""
+    """Measured seconds for the data, and per training and test batch by variant."""
 
     read: float
     step: Mapping[str, float] = field(default_factory=dict)
     evaluate: Mapping[str, float] = field(default_factory=dict)
-    slowdown: float = 1.0
 
 
 def run_seconds(pace: Pace, variant: str, cell: Cell, data: TaskData) -> float:
