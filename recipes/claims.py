@@ -6,9 +6,10 @@ Keeps the results of these folders of comparisons next to their TOML files, then
 and all kept results; a test holds the page to it. The page has the rules of the verdicts.
 """
 
+import math
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -22,7 +23,7 @@ from scipy.stats import t as student
 from recipes.program import run_program
 from tokenmix.errors import UserError
 from tokenmix.files import read_json, write_json
-from tokenmix.lab.compare.results import Results, Variant, load_results
+from tokenmix.lab.compare.results import Results, load_results
 from tokenmix.lab.compare.statistics import Difference, difference, holm
 from tokenmix.lab.train.metrics import read_predictions
 from tokenmix.lab.train.run import evaluate
@@ -58,45 +59,44 @@ def file_of(comparison: str) -> Path:
 
 
 def keep(folder: Path) -> Path:
-    """Keep of a comparison's results.json what the ledger reads."""
-    if not (folder / "results.json").is_file():
+    """Keep of a comparison what the ledger reads; if it has several data sets, of the runs on each."""
+    files = [*folder.glob("results.json")] or sorted(folder.glob("*/results.json"))
+    if not files:
         raise UserError(f"{folder} has no results.json; give the --out folder of a finished `tokenmix compare`")
-    results = load_results(folder / "results.json")
-    name = Path(str(results.config["config"])).stem
-    file = file_of(name)
+    found = {file.parent: load_results(file) for file in files}
+    results = found[files[0].parent]
+    file = file_of(Path(str(results.config["config"])).stem)
     before = {row["name"]: row for row in read_json(file)["variants"]} if file.exists() else {}
-    variants = [
-        {
-            "name": variant.name,
-            "parameters": variant.parameters,
-            "macs": variant.macs,
-            "runs": [
-                {"seed": run.seed, "folder": run.folder, "score": run.score}
-                for run in variant.runs
-                if run.score is not None
-            ],
-            **ways_of(folder, variant, results, before.get(variant.name, {})),
-        }
-        for variant in results.variants
+    everything = [
+        (variant.name, replace(run, folder=str((part / run.folder).relative_to(folder))))
+        for part, one in found.items()
+        for variant in one.variants
+        for run in variant.runs
+        if run.score is not None
     ]
-    mixing, control = results.mixing(), results.control()  # None where self-attention or identity took no part
-    tied = ""
-    if mixing is not None and control is not None and not (mixing.real and mixing.value > 0):
-        others = (results.difference(v, control) for v in results.ranked() if v is not control)
-        helped = any(found.real and found.value > 0 for found in others)
-        tied = f"{control.name} ties with self-attention" + ": no evidence on mixing" * (not helped)
-    environment = {key: results.environment[key] for key in ("date", "cpu", "commit")}
-    seconds = [run.seconds for variant in results.variants for run in variant.runs if run.seconds is not None]
+    variants: list[dict[str, Any]] = []
+    for variant in results.variants:
+        runs = [run for name, run in everything if name == variant.name]
+        kept = [{"seed": run.seed, "folder": run.folder, "score": run.score} for run in runs]
+        whole = whole_images(folder, kept, results, before.get(variant.name, {}))
+        costs = {"parameters": variant.parameters, "macs": variant.macs}
+        variants.append({"name": variant.name, **costs, "runs": kept, **whole})
+    seconds = [run.seconds for _, run in everything if run.seconds is not None]
     document = {
-        **environment,
-        **{key: getattr(results, key) for key in ("metric", "higher", "command", "unit", "seen", "baselines")},
-        "note": "; ".join(filter(None, [other_options(results.command), tied])),
+        **{key: results.environment[key] for key in ("date", "cpu", "commit")},
+        **{key: getattr(results, key) for key in ("metric", "higher", "command", "unit", "seen")},
+        "baselines": {key: np.mean([one.baselines[key] for one in found.values()]) for key in results.baselines},
+        "note": other_options(results.command),
         "minutes": f"{np.median(seconds) / 60:.1f}" if seconds else None,
         "variants": variants,
-        "sampling": None if results.sampling is None else asdict(results.sampling),
+        "samplings": [
+            {**asdict(sampling), "runs": [str((part / run).relative_to(folder)) for run in sampling.runs]}
+            for part, one in found.items()
+            if (sampling := one.sampling) is not None
+        ],
     }
     write_json(file, document)
-    np.savez_compressed(file.with_suffix(".npz"), **predictions_of(folder, results))
+    np.savez_compressed(file.with_suffix(".npz"), **predictions_of(folder, [run.folder for _, run in everything]))
     return file
 
 
@@ -104,39 +104,30 @@ GIVEN, FOUND = ("index", "label", "masked"), ("predicted", "loss", "counts")
 """Columns of predictions that give accuracies, perplexity and mean IoU: of the test samples, and of a run."""
 
 
-def predictions_of(folder: Path, results: Results) -> dict[str, np.ndarray]:
+def predictions_of(folder: Path, runs: Iterable[str]) -> dict[str, np.ndarray]:
     """What each run said of each test sample, as RUN/COLUMN; and COLUMN alone for what the samples have in all runs."""
     columns: dict[str, np.ndarray] = {}
-    for run in (run for variant in results.variants for run in variant.runs):
-        rows = read_predictions(folder / run.folder) or {}
+    for run in runs:
+        rows = read_predictions(folder / run) or {}
         for name in (name for name in (*GIVEN, *FOUND) if name in rows and (name != "loss" or "label" not in rows)):
             values = rows[name].numpy()
             if name in FOUND or not np.array_equal(values, columns.setdefault(name, values)):
-                columns[f"{run.folder}/{name}"] = values
+                columns[f"{run}/{name}"] = values
     return columns
 
 
-WAYS: dict[str, dict[str, Any]] = {
-    "whole": {"way": "whole"},
-    "windows_112": {"way": "sliding", "window": 112, "stride": 75},
-}
-"""Other ways of predicting large images with the same segmenters; a test holds README to them."""
+def whole_images(
+    folder: Path, runs: Sequence[Mapping[str, Any]], results: Results, before: Mapping[str, Any]
+) -> dict[str, list[float]]:
+    """Scores, in one pass over each image, of segmenters that the comparison tests in windows.
 
-
-def ways_of(folder: Path, variant: Variant, results: Results, before: Mapping[str, Any]) -> dict[str, list[float]]:
-    """Scores of the runs of a segmenter that takes any size, in other ways than the comparison's.
-
-    Those of the result `before` that was kept of the same scores stay, as an evaluation takes seconds a run.
+    Those of the result `before` that was kept of the same runs stay, as an evaluation takes seconds a run.
     """
     if results.config.get("way") != "sliding" or not str(results.config["model"]).startswith("eanet_seg"):
         return {}
-    if [run["score"] for run in before.get("runs", ())] == variant.scores and WAYS.keys() <= before.keys():
-        return {name: before[name] for name in WAYS}
-    found: dict[str, list[float]] = {name: [] for name in WAYS}
-    for run in (run for run in variant.runs if run.score is not None):
-        for name, options in WAYS.items():
-            found[name].append(evaluate(folder / run.folder, options=options)[results.metric])
-    return found
+    if before.get("runs") == runs and "whole" in before:
+        return {"whole": before["whole"]}
+    return {"whole": [evaluate(folder / run["folder"], options={"way": "whole"})[results.metric] for run in runs]}
 
 
 def other_options(command: str) -> str:
@@ -161,7 +152,7 @@ def probed(task: str) -> dict[str, Any] | None:
     ]
     when = f"further seeds {later['environment']['date'][:10]}, {later['environment']['cpu']}"
     note = f"guessing {scores[0]['guess']:.2f}; {when}"
-    where = {"metric": "accuracy", "higher": True, "sampling": None, "note": note}
+    where = {"metric": "accuracy", "higher": True, "samplings": [], "note": note}
     return {**where, "minutes": None, **told["environment"], "variants": variants}
 
 
@@ -179,14 +170,35 @@ def difference_of(found: Mapping[str, Any], a: str, b: str) -> tuple[Difference,
     runs = [next((v["runs"] for v in found["variants"] if v["name"] == name), []) for name in (a, b)]
     if not all(runs):
         return None
-    scores = [[run["score"] for run in some] for some in runs]
-    ours, theirs = ([(1 if found["higher"] else -1) * score for score in some] for some in scores)
-    covariance, samples = None, 0
-    if found["sampling"] is not None:
-        places = [found["sampling"]["runs"].index(run["folder"]) for some in runs for run in some]
-        covariance = np.array(found["sampling"]["covariance"])[np.ix_(places, places)]
-        samples = found["sampling"]["samples"]
-    return difference(ours, theirs, covariance, samples), (float(np.mean(scores[0])), float(np.mean(scores[1])))
+    sign = 1 if found["higher"] else -1
+    gaps = []
+    for sampling in found["samplings"]:
+        sides = [[run for run in every if run["folder"] in sampling["runs"]] for every in runs]
+        places = [sampling["runs"].index(run["folder"]) for side in sides for run in side]
+        covariance = np.array(sampling["covariance"])[np.ix_(places, places)]
+        ours, theirs = ([sign * run["score"] for run in side] for side in sides)
+        gaps.append(difference(ours, theirs, covariance, sampling["samples"]))
+    if not gaps:
+        gaps = [difference(*([sign * run["score"] for run in every] for every in runs))]
+    first, second = (float(np.mean([run["score"] for run in every])) for every in runs)
+    return mean_of(gaps), (first, second)
+
+
+def mean_of(parts: Sequence[Difference]) -> Difference:
+    """The mean of differences that were measured on different test samples, with as many seeds of each."""
+    if len(parts) == 1:
+        return parts[0]
+    number = len(parts)
+    seeds = [tuple(one.seed_variances or (math.nan,) * 2) for one in parts]
+    return replace(
+        parts[0],
+        value=float(np.mean([one.value for one in parts])),
+        seeds=tuple(int(k) for k in np.sum([one.seeds for one in parts], 0)),
+        seed_variances=tuple(float(s) for s in np.mean(seeds, 0)),
+        sample_variance=float(np.sum([one.sample_variance for one in parts])) / number**2,
+        noise=float(np.sum([one.noise for one in parts])) / number**2,
+        samples=int(np.sum([one.samples for one in parts])) - number + 1,
+    )
 
 
 def power_at(found: Difference, effect: float, level: float) -> float:
@@ -232,18 +244,12 @@ def effect_of(row: Mapping[str, Any]) -> float:
     return row.get("effect", row.get("non_inferior", small))
 
 
-def decides(row: Mapping[str, Any]) -> bool:
-    """Whether the learning rates, or clusters, of a row were chosen without its test samples."""
-    return row["comparison"] not in LEDGER["undecided"]
-
-
 def verdict_of(found: Sequence[Found]) -> tuple[str, bool]:
-    """The verdict on a claim by the rows that decide, and whether ten seeds stand behind it."""
+    """The verdict on a claim, and whether ten seeds stand behind it."""
     seeds: dict[str, int] = {}
     for one in found:
         if one.difference is not None:
-            verdict = one.verdict if decides(one.row) else CANNOT_TELL
-            seeds[verdict] = max(seeds.get(verdict, 0), min(one.difference.seeds))
+            seeds[one.verdict] = max(seeds.get(one.verdict, 0), min(one.difference.seeds))
     decided = seeds.keys() - {CANNOT_TELL}
     if len(decided) > 1 and AGREES in decided:
         return MIXED, min(seeds[one] for one in decided) >= SEEDS
@@ -274,24 +280,21 @@ better, the difference is B minus A. Intervals are at 95 %, over seeds and test 
   it would find at least half the time, and else **cannot tell**. The effect is the paper's if it has the same unit
   (of gates: that of tiny attention). Else it is 0.01 in `compare`, and 0.05 in the others.
 - *Equal found in*: how often the row would agree if A and B were equal.
-- In brackets: learning rates were chosen on test samples, or clusters fitted to them. It does not decide.
 - A claim is **mixed** if rows that decide differ, and *exploratory* if no row with its verdict has ten seeds.
 - *Control*: `none` and `identity` are the same network with no mixing; with `mean` every token gets the mean of all.
   The others are the simplest methods of the task. A dash: none was run.
 - The probe gives each mixer one learning rate, and the steps after which self-attention's curve is flat. More steps may
   change what others can do.
 - `slots`: what a slot, or a k-means cluster, tells of the class. Clusters made anew for each tile, whose numbers mean
-  nothing in other tiles, tell 0.129 instead of 0.482.
+  nothing in other tiles, tell OWN instead of SLOTS.
 - `depth`: how far an attention map is from that of the block before (1 - CKA), first third of the blocks less last.
 - `one-head-external`: multi-head external attention with all its width in one head. Its memories are wider, so it has
   nearly twice the parameters.
-- Test predictions stand beside the results (`.npz`), those of older comparisons are gone. For the 16 tiles of
-  segmentation a bootstrap gave too small a variance; it is multiplied by 1.7, as simulated mean IoU asks for.
+- Test predictions stand beside the results (`.npz`); those of `compare_pair_variants`, `depth` and the probe are gone.
 
 ## Without rows
 
 Where no mixer is ahead of the same network without attention, data cannot tell mixers apart.
-`compare_climates_tuned` stays: without it the claims on segmentation would look surer than they are.
 
 - [Detection](guides/detection.md#cost-and-results), and [point clouds](guides/points.md#cost-and-results).
 - LaViT on pairs (`compare_lavit_pairs`, eight seeds): with one key, so that all tokens get the same mean, 0.870. With
@@ -356,8 +359,7 @@ def _line(found: Found) -> str:
     power = ""
     if found.verdict in (NOT_SEEN, CANNOT_TELL):
         power = f", {'equal' if m else f'{effect_of(row):g}'} found in {100 * found.power:.0f} %"
-    verdict = f"**{found.verdict}**" if decides(row) else f"({found.verdict})"
-    return f"{verdict} | {a} | {b} | {told} | {p} | {name}, {min(gap.seeds)} seeds{power}"
+    return f"**{found.verdict}** | {a} | {b} | {told} | {p} | {name}, {min(gap.seeds)} seeds{power}"
 
 
 def _source(name: str, found: Mapping[str, Any]) -> str:
@@ -366,10 +368,26 @@ def _source(name: str, found: Mapping[str, Any]) -> str:
     scores = {name: np.mean([run["score"] for run in runs]) for name, runs in controls.items()}
     simple = {**scores, **(found.get("baselines") or {})}.items()
     control = ", ".join(f"{name} {score:,.{0 if score >= 100 else 3}f}" for name, score in simple)
-    alone = "seeds alone" if found["sampling"] is None else ""
-    note = "; ".join(filter(None, [_fewer_seeds(name, found), found["note"], NOTES.get(name), alone]))
+    alone = "" if found["samplings"] else "seeds alone"
+    note = "; ".join(filter(None, [_fewer_seeds(name, found), found["note"], tie_of(found), NOTES.get(name), alone]))
     facts = (f"`{name}`", found["metric"], control or "–", found.get("minutes") or "–", when, note)
     return f"| {' | '.join(facts)} |"
+
+
+def tie_of(found: Mapping[str, Any]) -> str:
+    """Whether self-attention is no better than the same network without mixing, and whether anything is."""
+    names = [one["name"] for one in found["variants"]]
+    control = next((name for name in ("identity", "none") if name in names), None)
+    if control is None or "self" not in names:
+        return ""
+    helped = [
+        name
+        for name in names
+        if name != control and (one := difference_of(found, name, control)) and one[0].real and one[0].value > 0
+    ]
+    if "self" in helped:
+        return ""
+    return f"{control} ties with self-attention" + ": no evidence on mixing" * (not helped)
 
 
 def _fewer_seeds(name: str, found: Mapping[str, Any]) -> str:

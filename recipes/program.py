@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-import numpy as np
 import tyro
 
 from tokenmix.environment import environment
@@ -33,21 +32,22 @@ def run_program(main: Callable[[Args], bool | None], args: type[Args]) -> NoRetu
 def write_scores(
     file: Path,
     variants: Sequence[Values],
-    sampling: Values,
-    covariance: np.ndarray,
+    samplings: Sequence[Values],
     *,
     metric: str,
     note: str,
 ) -> None:
     """What a program measured on finished runs, in the form that the ledger reads; of covariances four digits."""
     now = environment()
-    rounded = [[float(f"{value:.4g}") for value in row] for row in covariance.tolist()]
     document = {key: now[key] for key in ("date", "cpu", "commit")} | {
         "metric": metric,
         "higher": True,
         "note": note,
         "minutes": None,
         "variants": variants,
-        "sampling": {**sampling, "covariance": rounded},
+        "samplings": [
+            {**one, "covariance": [[float(f"{value:.4g}") for value in row] for row in one["covariance"].tolist()]}
+            for one in samplings
+        ],
     }
     write_json(file, document)

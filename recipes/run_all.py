@@ -24,9 +24,7 @@ from tokenmix.lab.train.config import Names
 
 ORDER = (
     "compare_climates",
-    "compare_climates_tuned",
     "compare_normalizations",
-    "compare_heads",
     "compare_pairs",
     "compare_pair_variants",
     "compare_emoji",

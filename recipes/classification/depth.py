@@ -64,11 +64,11 @@ def main(args: Args) -> None:
             print(f"{name}, seed {seed}: {curves}", flush=True)
     if not drawn:
         raise UserError(f"no runs in {args.runs}; run compare_depth first")
+    covariance = covariance_of_means(np.stack([*drawn.values()]))
     write_scores(
         RESULTS,
         [*variants.values()],
-        {"samples": args.images, "unit": "images", "runs": [*drawn]},
-        covariance_of_means(np.stack([*drawn.values()])),
+        [{"samples": args.images, "unit": "images", "runs": [*drawn], "covariance": covariance}],
         metric="fall of distance",
         note="runs of `compare_depth`; `python -m recipes.classification.depth`",
     )

@@ -1,8 +1,8 @@
 """The ledger is what the kept results say, and its verdicts follow the rule that it states."""
 
+import shutil
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,7 @@ def document(a: list[float], b: list[float], higher: bool = True) -> dict[str, A
     """A kept result of two variants, without predictions."""
     runs = [[{"seed": i, "folder": f"{i}", "score": score} for i, score in enumerate(scores)] for scores in (a, b)]
     variants = [{"name": name, "runs": some} for name, some in zip("ab", runs)]
-    return {"higher": higher, "sampling": None, "variants": variants}
+    return {"higher": higher, "samplings": [], "variants": variants}
 
 
 def verdict(claims: Any, a: list[float], b: list[float], higher: bool = True, **row: Any) -> str:
@@ -106,7 +106,7 @@ def test_several_rows_of_a_claim_are_adjusted(claims: Any) -> None:
     ] * 2
 
 
-def test_the_verdict_on_a_claim(claims: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_verdict_on_a_claim(claims: Any) -> None:
     runs = [0.85, 0.86, 0.87]
     better = {"comparison": "compare_better", "a": "a", "b": "b"}
     worse, same = {**better, "comparison": "compare_worse"}, {**better, "comparison": "compare_same"}
@@ -125,10 +125,6 @@ def test_the_verdict_on_a_claim(claims: Any, monkeypatch: pytest.MonkeyPatch) ->
     assert told(many, same) == ("agrees", True)
     assert told(better, worse) == ("mixed", False)
     assert told(many, {**same, "effect": 0.06}) == ("mixed", False)
-    monkeypatch.setitem(claims.LEDGER, "undecided", ["compare_worse", "compare_better"])
-    assert told(worse, many) == ("agrees", True)
-    assert told(better) == ("cannot tell", False), "it agrees, but its settings are of the test samples"
-    monkeypatch.undo()
     assert told(worse, {**same, "effect": 0.06}) == ("disagrees", False)
     assert told(same) == ("cannot tell", False)
     assert claims.verdict_of(claims.judge([better], {"compare_better": None})) == ("not yet run", False)
@@ -174,7 +170,39 @@ def test_a_comparison_is_kept_and_read_back(claims: Any, tmp_path: Path, monkeyp
                 assert run.score == pytest.approx(right.mean())
         assert len(columns["index"]) == 50
         assert {name.rpartition("/")[2] for name in columns} == {"index", "label", "predicted"}
+    for part in ("first", "second"):
+        shutil.copytree(tmp_path / "out", tmp_path / "both" / part)
     claims.document.cache_clear()
+    claims.keep(tmp_path / "both")
+    both = claims.difference_of(claims.document("compare_toy"), "self", "S-4")[0]
+    assert both.value == pytest.approx(kept.value)
+    assert both.error == pytest.approx(kept.error / 2**0.5)
+    with np.load(tmp_path / "compare_toy.npz") as columns:
+        assert {f"{part}/runs/self-seed0/predicted" for part in ("first", "second")} <= {*columns}
+    claims.document.cache_clear()
+
+
+def test_parts_with_other_test_samples_are_averaged(claims: Any) -> None:
+    """Their levels differ, which says nothing on the difference; each part has half of the weight."""
+    rng, found = np.random.default_rng(0), []
+    for part, level in (("x", 0.4), ("y", 0.6)):
+        runs = [f"{part}/runs/{name}-seed{i}" for name in "ab" for i in range(3)]
+        covariance = np.diag(rng.uniform(1e-5, 2e-5, 6)) + 1e-4
+        scores = level + np.repeat([0.03, 0.0], 3) + rng.normal(0, 0.01, 6)
+        found.append((runs, scores, {"samples": 9, "runs": runs, "covariance": covariance.tolist()}))
+    variants = [
+        {
+            "name": name,
+            "runs": [{"seed": i, "folder": runs[k + i], "score": s[k + i]} for runs, s, _ in found for i in range(3)],
+        }
+        for name, k in (("a", 0), ("b", 3))
+    ]
+    samplings = [one for *_, one in found]
+    both, means = claims.difference_of({"higher": True, "samplings": samplings, "variants": variants}, "a", "b")
+    halves = [claims.difference(s[:3], s[3:], np.array(one["covariance"]), 9) for _, s, one in found]
+    assert both.value == pytest.approx(means[0] - means[1]) == pytest.approx(np.mean([h.value for h in halves]))
+    assert both.error**2 == pytest.approx(sum(h.error**2 for h in halves) / 4)
+    assert (both.seeds, both.samples) == ((6, 6), 17)
 
 
 def test_of_predictions_a_metric_s_columns_are_kept(claims: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,8 +212,7 @@ def test_of_predictions_a_metric_s_columns_are_kept(claims: Any, monkeypatch: py
         {"index": index + 1, "confidence": index},
     )
     monkeypatch.setattr(claims, "read_predictions", lambda run: dict(zip("ab", rows))[run.name])
-    results = SimpleNamespace(variants=[SimpleNamespace(runs=[SimpleNamespace(folder=name) for name in "ab"])])
-    assert {*claims.predictions_of(Path(), results)} == {"index", "a/counts", "a/loss", "b/index"}
+    assert {*claims.predictions_of(Path(), "ab")} == {"index", "a/counts", "a/loss", "b/index"}
 
 
 def test_a_folder_without_results_is_named(claims: Any, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from tokenmix.lab.registry import DATA_SETS
         ("blue-mable", "classes", "did you mean blue-marble"),
         ("blue-marble", "boxes", "has classes, not boxes; give one of .*trees, composed, nuclei"),
         ("blue-marble:1000", "classes", "16 to 450"),
+        ("blue-marble:112-4", "classes", "with -1 or -2 for other test blocks"),
         ("blue-marble:", "classes", "no variant ''"),
         ("nuclei:64", "masks", "nuclei has no variants, got 'nuclei:64'"),
         ("trees:x", "boxes", "64 to 2000"),
@@ -98,17 +99,26 @@ def columns_of(scene: Scene) -> torch.Tensor:
     return scene.image[0].unique()
 
 
-@pytest.mark.parametrize(("spec", "side"), [("blue-marble", 112), ("blue-marble:224", 224)])
-def test_tiles_lie_in_blocks_of_their_part(small_world: Path, spec: str, side: int):
+@pytest.mark.parametrize(
+    ("spec", "side", "tested"),
+    [
+        ("blue-marble", 112, {2, 5, 8, 11}),
+        ("blue-marble:224", 224, {2, 5, 8, 11}),
+        ("blue-marble:224-1", 224, {0, 3, 6, 9}),
+        ("blue-marble:224-2", 224, {1, 4, 7, 10}),
+    ],
+)
+def test_tiles_lie_in_blocks_of_their_part(small_world: Path, spec: str, side: int, tested: set[int]):
     data = load_scenes(spec, want="classes", root=small_world)
     per_block = 450 // side * (2 if side == 112 else 1)  # rows of tiles that begin above row 200, with enough land
     assert (len(data.train), len(data.test), data.crop) == (8 * per_block, 4 * per_block, (side, side))
-    for part, blocks in ((data.train, {0, 1, 3, 4, 6, 7, 9, 10}), (data.test, {2, 5, 8, 11})):
+    learned = set(range(12)) - tested
+    for part, blocks in ((data.train, learned), (data.test, tested)):
         scenes = [part.scene(i) for i in range(len(part))]
         assert {int(v) // 20 for s in scenes for v in columns_of(s)} == blocks
         assert all(len(columns_of(s)) == 1 for s in scenes)
         assert all(s.image.shape == (3, side, side) and s.classes is not None for s in scenes)
-    assert data.mean[0] == pytest.approx(sum((0, 1, 3, 4, 6, 7, 9, 10)) * 20 / 8 / 255)
+    assert data.mean[0] == pytest.approx(sum(learned) * 20 / 8 / 255)
 
 
 def test_the_whole_map_counts_what_it_is_asked_to(small_world: Path):

