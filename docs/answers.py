@@ -27,7 +27,7 @@ GAN = (
     " --epochs 4 --lr-g 5e-4 --lr-d 1e-3 --ema 0.995 --precision bf16-mixed --model"
 )
 RUNS = {
-    "climates": "tokenmix compare --config compare_climates --seeds 0",
+    "climates": "tokenmix compare --config compare_climates --data blue-marble:450-1 --seeds 0",
     "trees": "tokenmix compare --config compare_trees --seeds 0 --mixers external",
     "parts": "tokenmix compare --config compare_parts --seeds 0",
     **{f"gan-{name}": f"{GAN} {name}_nano" for name in GANS.values()},

@@ -40,6 +40,7 @@ def small(out: Path, **changes: Any) -> CompareConfig:
         "epochs": 2,
         "device": "cpu",
         "controls": False,
+        "jobs": 0,
         "mixers": ("self", "gating"),
         "model_kwargs": {"embed_dim": 16, "depth": 1, "num_heads": 2},
         "out": out,

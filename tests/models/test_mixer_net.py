@@ -1,10 +1,12 @@
 """The skeleton with every mixer of the table in it."""
 
+import copy
 from typing import Any
 
 import pytest
 import timm
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import tokenmix
@@ -112,6 +114,26 @@ def test_checkpointing_changes_nothing():
     plain = torch.autograd.grad(model(images).sum(), model.pos_embed)[0]
     model.set_grad_checkpointing()
     assert torch.allclose(plain, torch.autograd.grad(model(images).sum(), model.pos_embed)[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sagan", "batch norm"])
+def test_checkpointing_leaves_buffers_as_one_forward_pass_does(name: str):
+    """Spectral norm and BatchNorm change theirs in each, and the gradient is that of the first."""
+    torch.manual_seed(0)
+    model = create_model("mixer_nano", mixer="sagan", num_classes=3) if name == "sagan" else net("self", norm="batch")
+    for name, parameter in model.named_parameters():
+        if name.endswith("gamma"):
+            nn.init.ones_(parameter)
+    plain, again = model.train(), copy.deepcopy(model).train()
+    again.set_grad_checkpointing()
+    images = torch.randn(4, 3, *plain.img_size)
+    for one in (plain, again):
+        (one(images).logsumexp(1) * torch.arange(1.0, 5)).sum().backward()
+    for parameter, other in zip(plain.parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, parameter.grad)
+    assert len([*plain.buffers()]) > 4
+    for buffer, other in zip(plain.buffers(), again.buffers(), strict=True):
+        assert torch.equal(buffer, other)
 
 
 def test_timm_knows_our_names():

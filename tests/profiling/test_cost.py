@@ -274,7 +274,7 @@ def test_mistakes_are_told_at_once(names: list[str], tokens: list[int], message:
         ("external --tokens 4 --dim 99999999999999999999", "at most 1,048,576"),
         ("vit_tiny_patch16_224 --img-size 1000000", "at most 65,536, got 1000000"),
         ("gmlp_nano --img-size 32,33", "not a multiple of the patch size"),
-        ("external --dim 0", "at least 1 and at most 1,048,576, got 0"),
+        ("external --dim 0", "whole, at least 1 and at most 1,048,576, got 0"),
         ("external --dim -8", "at least 1 and at most 1,048,576, got -8"),
         ("external --dim x", "--dim cannot be 'x'; give none or a whole number"),
         ("external --tokens 64,abc", "--tokens: 'abc' is not a whole number; separate values by commas"),
@@ -291,6 +291,23 @@ def test_mistakes_on_the_command_line_are_one_line(
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert expected in said
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "message"),
+    [
+        ([16], {"precision": "fp8"}, "unknown precision 'fp8'"),
+        ([16], {"repeats": 0}, "repeats must be at least 1"),
+        ("64", {}, "must be whole"),
+        ([1.5], {}, "must be whole"),
+    ],
+)
+def test_mistakes_in_python_are_told_before_measuring(
+    sizes: Any, options: Any, message: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(cost, "measure_ceilings", lambda *_: pytest.fail("measured"))
+    with pytest.raises(UserError, match=message):
+        tokenmix.cost("external", sizes, dim=32, **options)
 
 
 def test_a_file_in_the_place_of_the_folder_is_told_before_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,13 +1,15 @@
 """Interfaces shared by the models: timm's, feature maps, attention maps and costs."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Literal, NamedTuple, Protocol, TypedDict, Unpack, runtime_checkable
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, Literal, NamedTuple, Protocol, TypedDict, Unpack, runtime_checkable
 
 import torch
 from timm.layers.weight_init import trunc_normal_
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Factory
@@ -78,6 +80,29 @@ class CountedModel(Protocol):
     def cost_table(self) -> Sequence[tuple[object, ...]]: ...
 
     def warnings(self) -> list[str]: ...
+
+
+def checkpointed(block: nn.Module, *inputs: object) -> Any:
+    """The block's output; its activations are computed again in the backward pass, from its buffers of now.
+
+    BatchNorm and spectral norm change their buffers in each forward pass. Here the second one leaves them alone.
+    """
+    before = [(buffer, buffer.clone()) for buffer in block.buffers()]
+
+    @contextmanager
+    def again() -> Iterator[None]:
+        after = [buffer.clone() for buffer, _ in before]
+        for buffer, value in before:
+            buffer.copy_(value)
+        try:
+            yield
+        finally:
+            for (buffer, _), value in zip(before, after):
+                buffer.copy_(value)
+
+    # torch.compile takes checkpoints without a context only.
+    context = {"context_fn": lambda: (nullcontext(), again())} if before else {}
+    return checkpoint(block, *inputs, use_reentrant=False, **context)
 
 
 class FeatureMaps:

@@ -11,13 +11,12 @@ from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.layers.weight_init import trunc_normal_
 from timm.models._input import update_model_input_size
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Device, Factory, GridMixer, MapKind, Mixer, count_parameters, replace_parameter
 from tokenmix.layers.less_attention import LessAttention, kept_scores
 from tokenmix.layers.self_attention import SelfAttention
-from tokenmix.models.interface import BlockMap, Classifier, Intermediates, Size, make_head, take_indices
+from tokenmix.models.interface import BlockMap, Classifier, Intermediates, Size, checkpointed, make_head, take_indices
 from tokenmix.models.stems import Stem
 from tokenmix.ops.less import Scores
 
@@ -209,7 +208,7 @@ class IsotropicNet(Classifier):
 
     def _block(self, block: nn.Module, x: Tensor, carry: Scores | None) -> tuple[Tensor, Scores | None]:
         if self.grad_checkpointing and torch.is_grad_enabled():
-            return checkpoint(block, x, carry, use_reentrant=False)  # type: ignore[return-value]
+            return checkpointed(block, x, carry)
         return block(x, carry)
 
     def forward_features(self, images: Tensor) -> Tensor:

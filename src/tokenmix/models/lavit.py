@@ -20,7 +20,6 @@ from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.layers.weight_init import trunc_normal_
 from timm.models._input import update_model_input_size
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Capabilities, Device, Factory, Mixer, check_input, masked_output, replace_parameter
@@ -33,6 +32,7 @@ from tokenmix.models.interface import (
     Intermediates,
     Size,
     check_images,
+    checkpointed,
     init_linear,
     make_head,
     pair,
@@ -307,7 +307,7 @@ class LaViTStage(nn.Module):
             residual = _residual(self.residual, carry, image.shape[-2], image.shape[-1])
         for block in self.blocks:
             if self.grad_checkpointing and torch.is_grad_enabled():
-                x, carry = checkpoint(block, x, carry, None, residual, use_reentrant=False)  # type: ignore[misc]
+                x, carry = checkpointed(block, x, carry, None, residual)
             else:
                 x, carry = block(x, carry, None, residual)
             assert carry is not None

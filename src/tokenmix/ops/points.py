@@ -114,7 +114,7 @@ def nearest_neighbours(
     if chunk_size is None:
         # One graph must serve batches of every size.
         whole = torch.compiler.is_compiling() or torch.compiler.is_exporting()
-        chunk_size = queries.shape[1] if whole else max(1, _HELD // (batch * num_points))
+        chunk_size = queries.shape[1] if whole else max(1, _HELD // max(1, batch * num_points))
     all_points, parts = points[..., :3].detach(), queries[..., :3].detach().split(chunk_size, dim=1)
     few = min(count, num_points)
     if len(parts) == 1:

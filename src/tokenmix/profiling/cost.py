@@ -14,6 +14,7 @@ from torch import nn
 
 from tokenmix.errors import UserError
 from tokenmix.files import make_folder, user_path
+from tokenmix.ops.checks import check_choice, check_whole
 from tokenmix.profiling.machine import (
     Ceilings,
     OtherWork,
@@ -101,6 +102,8 @@ def cost(
         raise UserError(f"unknown device {device!r}; costs are measured on cpu or cuda")
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("no CUDA device is available; measure on cpu")
+    check_choice("precision", precision, DTYPES)
+    check_whole(repeats=repeats)
     place, dtype = torch.device(device), DTYPES[precision]
     if dim is not None:
         _check_range("dim", [dim], LARGEST_DIM)
@@ -158,9 +161,9 @@ cost_table = cost
 
 
 def _check_range(what: str, given: Sequence[int], largest: int) -> None:
-    if not given or min(given) < 1 or max(given) > largest:
+    if not given or not all(isinstance(one, int) and 1 <= one <= largest for one in given):
         told = ", ".join(map(str, given)) or "none"
-        raise UserError(f"{what} must be at least 1 and at most {largest:,}, got {told}")
+        raise UserError(f"{what} must be whole, at least 1 and at most {largest:,}, got {told}")
 
 
 def _measure(

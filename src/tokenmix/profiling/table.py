@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tokenmix.environment import environment
+from tokenmix.errors import UserError
 from tokenmix.files import Values, make_folder, replace_file, to_frame, to_html, to_text, user_path, write_json
 from tokenmix.profiling.machine import SPREAD, Ceilings, Pass, Timing
 from tokenmix.profiling.units import count, milliseconds, size, to_markdown
@@ -145,7 +146,12 @@ class CostTable:
         return forward_seconds(row for row in self.rows if row.name == name)
 
     def row(self, name: str, size: int) -> CostRow:
-        return next(row for row in self.rows if (row.name, row.size) == (name, size))
+        """The row of one name and size; `UserError` if it was not measured."""
+        for row in self.rows:
+            if (row.name, row.size) == (name, size):
+                return row
+        measured = ", ".join(f"{row.name} {row.size}" for row in self.rows)
+        raise UserError(f"{name} was not measured at {size}; measured: {measured}")
 
     def to_json(self) -> Values:
         plain = asdict(self)

@@ -105,6 +105,22 @@ def test_learns(run: Path) -> None:
     assert result(run)["macs"] > 0
 
 
+@pytest.mark.parametrize("choice", ["first", "random", "farthest"])
+def test_evaluation_takes_its_points_as_it_is_asked_to_and_so_do_answers(folder: Path, choice: str) -> None:
+    def tested(seed: int) -> Tensor:
+        asked = config(folder, "point-classification", folder / "none", num_points=16, choice=choice, seed=seed)
+        return next(iter(PointClassification.load_data(asked).test_batches(batch_size=20)))["points"]
+
+    rows = tested(0)
+    assert torch.equal(rows, tested(1)), "the same points for every seed"
+    data = {"num_points": 16, "features": "xyz"}
+    task = SimpleNamespace(data=data, options=SimpleNamespace(choice=choice), model=torch.nn.Linear(1, 1))
+    cloud, answered, chosen = PointClassification.read(task, folder / "test" / "rod" / "0.npz")  # type: ignore[arg-type]
+    assert any(torch.equal(answered[0], row) for row in rows) == (choice != "random")
+    assert any(torch.equal(cloud.points[:16], row) for row in rows) == (choice == "first")
+    assert torch.equal(answered[0], cloud.points[chosen])
+
+
 def test_evaluating_again_gives_the_same(run: Path) -> None:
     again = runs.evaluate(run, device="cpu")
     headline = "instance_miou" if parts_are_learnt(run) else "accuracy"

@@ -1,12 +1,21 @@
 """Batches of clouds: what is in them is a function of (seed, epoch, index), and padding is reported by the mask."""
 
+import numpy as np
 import pytest
 import torch
 
 from tokenmix.errors import UserError
 from tokenmix.lab.data.indexed import make_loader
 from tokenmix.lab.data.store import Names
-from tokenmix.lab.tasks.points.clouds import NO_PART, Cloud, CloudSamples, PackedClouds, farthest, unit_ball
+from tokenmix.lab.tasks.points.clouds import (
+    NO_PART,
+    Cloud,
+    CloudSamples,
+    PackedClouds,
+    choose_points,
+    farthest,
+    unit_ball,
+)
 
 SIZES = [40, 12, 16, 100]
 
@@ -145,6 +154,14 @@ def test_the_farthest_spread_wider_than_the_first():
     )
     nearest = [torch.cdist(p, p).fill_diagonal_(9).min(1).values.min() for p in (first, far)]
     assert nearest[1] > 1.5 * nearest[0]
+
+
+@pytest.mark.parametrize("choice", ["first", "random", "farthest"])
+def test_a_network_gets_as_many_points_as_asked_for(choice: str):
+    many, few = torch.randn(50, 3), torch.randn(5, 3)
+    chosen = choose_points([many, few], 10, choice, [np.random.default_rng(0)] * 2)
+    assert [len(one.unique()) for one in chosen] == [10, 5]
+    assert (chosen[0].tolist() == list(range(10))) == (choice == "first")
 
 
 def test_the_loader_takes_them():

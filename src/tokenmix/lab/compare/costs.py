@@ -14,7 +14,7 @@ from tokenmix.lab.train.plan import batch_norm_errors, make_optimizer
 from tokenmix.lab.train.programs import Batch
 from tokenmix.lab.train.task import TaskModule, input_sizes
 from tokenmix.lab.train.trainer import Engine
-from tokenmix.layers.base import Mixer, count_parameters
+from tokenmix.layers.base import Mixer
 from tokenmix.layers.table import get_spec, is_mixer
 from tokenmix.profiling.cost import find_crossover
 from tokenmix.profiling.machine import Timing, peak_memory, time_interleaved
@@ -95,7 +95,7 @@ def measure_variants(
             step=step[name],
             step_memory=memory[name],
             inference_memory=inference[name],
-            parameters=count_parameters(variants[name].model),
+            parameters=variants[name].num_parameters(),
             macs=macs[name],
             **layers.get(name, {}),
         )

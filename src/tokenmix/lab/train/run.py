@@ -69,7 +69,6 @@ from tokenmix.lab.train.plan import (
 )
 from tokenmix.lab.train.task import input_sizes, size_note
 from tokenmix.lab.train.trainer import Engine, Session, finite_outputs, training
-from tokenmix.layers.base import count_parameters
 from tokenmix.registry import Arguments, is_transformers
 from tokenmix.trust import from_caller
 
@@ -332,7 +331,7 @@ def _prepare(config: TrainConfig, run: RunFolder) -> Session:
     # Counted before fsdp shards the model.
     sizes = input_sizes(task.model, task.data.get("img_size"))
     session = Session(task, data, plan)
-    session.counts |= {"parameters": count_parameters(task.model), "macs": task.macs(), **sizes}
+    session.counts |= {"parameters": task.num_parameters(), "macs": task.macs(), **sizes}
     if checkpoint is None:
         session.notes += [*([size_note(sizes)] if sizes else []), *changed.notes, *notes]
         if distributed_info().first:

@@ -40,6 +40,7 @@ from tokenmix.lab.train.programs import (
     model_summary,
     own_macs,
 )
+from tokenmix.layers.base import count_parameters
 from tokenmix.layers.table import own_mixers
 from tokenmix.registry import TORCHVISION, Arguments, is_elsewhere
 
@@ -310,6 +311,10 @@ class TaskModule(nn.Module, ABC):
     def draw(self, folder: Path, step: int) -> None:
         """Write images of the state after `step` steps into a folder; rank 0 calls this after each evaluation."""
         return
+
+    def num_parameters(self) -> int:
+        """Numbers that training learns or keeps fixed."""
+        return count_parameters(self.model)
 
     def macs(self) -> int | None:
         """Multiply-adds per sample, from the equations; None if the model does not count them."""

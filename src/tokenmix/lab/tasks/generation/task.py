@@ -26,6 +26,7 @@ from tokenmix.lab.train.metrics import Metric, Rows
 from tokenmix.lab.train.plan import Configured
 from tokenmix.lab.train.programs import Batch, Description
 from tokenmix.lab.train.task import IndexedData
+from tokenmix.layers.base import count_parameters
 from tokenmix.models.generation import GAN
 from tokenmix.models.registry import create_model
 
@@ -155,6 +156,10 @@ class ImageGeneration(ImageTask):
         betas = (self.config.optim.beta1, self.config.optim.beta2)
         judge = torch.optim.Adam(self.model.discriminator.parameters(), lr=self.config.optim.lr_d, betas=betas)
         return [judge, torch.optim.Adam(self.model.generator.parameters(), lr=self.config.optim.lr_g, betas=betas)]
+
+    def num_parameters(self) -> int:
+        """Of both networks, without the average."""
+        return count_parameters(self.model.generator) + count_parameters(self.model.discriminator)
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         raise NotImplementedError("each network has its own loss; see training_step")

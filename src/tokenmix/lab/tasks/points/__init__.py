@@ -28,7 +28,7 @@ class CloudOptions(VotingOptions, TaskOptions):
     features: Literal["auto", "xyz", "xyz+normals"] = "auto"
     """Input features of a point; auto uses normals if the data has them."""
     choice: Literal["first", "random", "farthest"] = "random"
-    """How training subsamples a larger cloud."""
+    """Which points of a larger cloud are used; in evaluation always the same."""
     augment: Literal["none", "light"] = "light"
     """light stretches and shifts clouds and drops points, as set by the next three options."""
     scale: Annotated[float, Range(least=1)] = 1.5

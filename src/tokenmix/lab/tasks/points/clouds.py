@@ -1,6 +1,7 @@
 """Point clouds, sets of clouds, and batches: centred, scaled, subsampled, padded, and augmented as in the papers."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -202,15 +203,8 @@ class CloudSamples(IndexedDataset):
             also `part` int64 (B, N), -100 at padding.
         """
         clouds = [unit_ball(check_cloud(self.clouds.cloud(index))) for index in indices.tolist()]
-        chosen = [torch.arange(min(len(cloud.points), self.num_points)) for cloud in clouds]
-        large = [i for i, cloud in enumerate(clouds) if len(cloud.points) > self.num_points]
-        if self.choice == "farthest" and large:
-            for i, chosen_points in zip(large, farthest([clouds[i].points for i in large], self.num_points)):
-                chosen[i] = chosen_points
-        elif self.choice == "random":
-            for i in large:
-                order = self._rng(int(indices[i]), epoch, 0).permutation(len(clouds[i].points))
-                chosen[i] = torch.from_numpy(order[: self.num_points])
+        rngs = [self._rng(index, epoch, 0) for index in indices.tolist()]
+        chosen = choose_points([cloud.points for cloud in clouds], self.num_points, self.choice, rngs)
         rows = []
         for cloud, kept, index in zip(clouds, chosen, indices.tolist()):
             row, rng = point_features(cloud, self.features)[kept], self._rng(index, epoch, 1)
@@ -258,6 +252,21 @@ def scale_axes(points: Tensor, factors: Tensor) -> Tensor:
     if not normals.shape[-1]:
         return coordinates
     return torch.cat([coordinates, F.normalize(normals / factors, dim=-1)], -1)
+
+
+def choose_points(
+    clouds: Sequence[Tensor], number: int, choice: str, rngs: Sequence[np.random.Generator]
+) -> list[Tensor]:
+    """Indices of the points of each cloud (N, 3) that a network gets, at most `number`; all of a smaller cloud."""
+    chosen = [torch.arange(min(len(points), number)) for points in clouds]
+    large = [i for i, points in enumerate(clouds) if len(points) > number]
+    if choice == "farthest" and large:
+        for i, taken in zip(large, farthest([clouds[i] for i in large], number)):
+            chosen[i] = taken
+    elif choice == "random":
+        for i in large:
+            chosen[i] = torch.from_numpy(rngs[i].permutation(len(clouds[i]))[:number])
+    return chosen
 
 
 def farthest(clouds: list[Tensor], num_points: int) -> list[Tensor]:

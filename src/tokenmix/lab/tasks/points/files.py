@@ -23,6 +23,12 @@ from tokenmix.lab.tasks.points.ply import parse_ply
 NUM_POINTS = 2048
 # Compression limit: zeros pack a thousand to one, coordinates about ten to one; small arrays may be zeros.
 LARGE, DENSEST = 1 << 26, 100
+COLUMNS = {
+    name: i % 3 + 3 * (i > 2)
+    for i, name in enumerate(["x", "y", "z", "nx", "ny", "nz", "r", "g", "b", "red", "green", "blue"])
+}
+COLUMNS |= {"red": 3, "green": 4, "blue": 5, "part": 6, "label": 6}
+"""Where a table has the columns of these names."""
 _POINT_KEYS = ("points", "xyz", "pos", "vertices")
 
 
@@ -158,13 +164,20 @@ def _table(content: bytes, name: str) -> dict[str, np.ndarray]:
     """Columns of numbers between blanks, commas or semicolons; comments follow # or //.
 
     With semicolons, or with blanks not preceded by a comma, a comma is a decimal comma. A first line of names, such as
-    x,y,z, is skipped.
+    x,y,z, is skipped, unless known names stand elsewhere.
     """
     whole = re.sub(r"(#|//)[^\r\n]*", "", _text(content, name))
     text = whole.lstrip()
     head = re.match(r'[A-Za-z_ \t,;"]+(?=[\r\n])', text)
-    if head and not {*re.findall(r"\w+", head[0].lower())} & {"nan", "inf", "infinity"}:
+    names = re.findall(r"\w+", head[0].lower()) if head else []
+    if head and not {*names} & {"nan", "inf", "infinity"}:
         text = text[head.end() :]
+        if moved := [word for i, word in enumerate(names) if COLUMNS.get(word, i) != i]:
+            order = "x y z, then normals or colours, then the part"
+            raise UserError(f"{name} has {moved[0]} in column {names.index(moved[0]) + 1}; give the columns {order}")
+    if empty := re.search(r"[,;][ \t]*[,;]", text):
+        line = len(re.findall("\r\n|\r|\n", whole[: len(whole) - len(text) + empty.start()])) + 1
+        raise UserError(f"{name} has an empty cell in line {line}; correct it")
     decimal = "," in text and (";" in text or re.search(r"[^\s,][ \t]+[^\s,]", text))
     text = text.replace(",", "." if decimal else " ").replace(";", " ")
     try:
@@ -218,7 +231,7 @@ def _named(values: np.ndarray, name: str) -> dict[str, np.ndarray]:
             raise UserError(f"{name} has columns 4 to 6 that are neither normals nor colours; give only x y z")
     if values.shape[1] == 7:
         # NaN is not a whole number either.
-        broken = values[values[:, 6] != np.floor(values[:, 6]), 6]
+        broken = values[(values[:, 6] != np.floor(values[:, 6])) | (np.abs(values[:, 6]) > 2**31), 6]
         if len(broken):
             raise UserError(f"{name} has {broken[0]:g} in column 7, where parts are whole numbers; correct it")
         found["parts"] = values[:, 6]

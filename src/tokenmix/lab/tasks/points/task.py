@@ -22,6 +22,7 @@ from tokenmix.lab.tasks.points.clouds import (
     NO_PART,
     Cloud,
     CloudSamples,
+    choose_points,
     load_points,
     point_features,
     scale_axes,
@@ -84,18 +85,17 @@ class PointTask(TaskModule):
             "want": cls.want,
             "features": features,
             "num_points": options.num_points,
-            "seed": config.loop.seed,
+            "choice": options.choice,
         }
         light = () if options.augment == "none" else ("scale", "shift", "point_dropout")
         augment = {name: getattr(options, name) for name in light}
-        still = "farthest" if options.choice == "farthest" else "first"
         kept, held = hold_out(data.train.labels, config.data.validation, config.data.limit, data.groups)
         used = kept[spread(len(kept), config.data.limit)]
-        train = CloudSamples(data.train, choice=options.choice, **shared, **augment).chosen(used)
+        train = CloudSamples(data.train, seed=config.loop.seed, **shared, **augment).chosen(used)
         return IndexedData(
             balanced_order(train, data.train.labels[used], getattr(options, "sampler", "shuffle")),
-            CloudSamples(data.test, choice=still, **shared),
-            CloudSamples(data.train, choice=still, **shared).chosen(held) if len(held) else None,
+            CloudSamples(data.test, **shared),  # The same points for every seed.
+            CloudSamples(data.train, **shared).chosen(held) if len(held) else None,
             config=config,
             description={
                 "classes": data.classes,
@@ -154,11 +154,11 @@ class PointTask(TaskModule):
         return torch.stack(each).mean(0).clamp_min(torch.finfo(torch.float32).tiny).log()
 
     def read(self, file: str | Path) -> tuple[Cloud, Tensor, Tensor]:
-        """A file's cloud in the unit ball; the model's input (1, n, C), and its indices (n,) by a fixed draw."""
+        """A file's cloud in the unit ball; the model's input (1, n, C), and its indices (n,), as in evaluation."""
         cloud, count = unit_ball(read_points(file, centred=True)), int(self.data["num_points"])
-        drawn = torch.from_numpy(np.random.default_rng(0).permutation(len(cloud.points))[:count])
-        points = point_features(cloud, self.data["features"])[drawn]
-        return replace(cloud, name=str(file)), points[None].to(next(self.model.parameters())), drawn
+        (chosen,) = choose_points([cloud.points], count, self.options.choice, [np.random.default_rng(0)])
+        points = point_features(cloud, self.data["features"])[chosen]
+        return replace(cloud, name=str(file)), points[None].to(next(self.model.parameters())), chosen
 
 
 class PointClassification(PointTask, ClassTask):
