@@ -87,7 +87,8 @@ def checkpointed(block: nn.Module, *inputs: object) -> Any:
 
     BatchNorm and spectral norm change their buffers in each forward pass. Here the second one leaves them alone.
     """
-    before = [(buffer, buffer.clone()) for buffer in block.buffers()]
+    # A compiled graph changes its buffers once, and takes no context.
+    before = [] if torch.compiler.is_compiling() else [(buffer, buffer.clone()) for buffer in block.buffers()]
 
     @contextmanager
     def again() -> Iterator[None]:
@@ -100,7 +101,6 @@ def checkpointed(block: nn.Module, *inputs: object) -> Any:
             for (buffer, _), value in zip(before, after):
                 buffer.copy_(value)
 
-    # torch.compile takes checkpoints without a context only.
     context = {"context_fn": lambda: (nullcontext(), again())} if before else {}
     return checkpoint(block, *inputs, use_reentrant=False, **context)
 
