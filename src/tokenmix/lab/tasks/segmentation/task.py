@@ -4,7 +4,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
-from itertools import pairwise, product
+from itertools import islice, pairwise, product
 from math import isnan, isqrt
 from operator import itemgetter
 from pathlib import Path
@@ -49,6 +49,7 @@ WHOLE = (1 << 22, 1 << 28)
 TILE = 1 << 18
 # Pixel limit of way=whole.
 MOST_WHOLE = 1 << 26
+FOREST_CROPS, FOREST_PIXELS = 1000, 100_000
 MOST_CLASSES = 256
 VEIL = 0.5
 
@@ -406,6 +407,40 @@ class SemanticSegmentation(LabelledImageTask):
         for batch in data.batches_of(part, 8):
             if (counts := batch["index"] >= 0).any():
                 yield PlainSamples(None, batch["classes"][counts])
+
+    def plain_answers(self, data: IndexedData) -> dict[str, Rows]:
+        """A random forest on a pixel's colours, and their means and deviations in windows around it; of some pixels."""
+        from sklearn.ensemble import RandomForestClassifier
+
+        generator, ignore = torch.Generator().manual_seed(0), self.data["ignore"]
+
+        def drawn(batch: Batch, number: int) -> tuple[Tensor, Tensor]:
+            """Features (n, 15) and classes (n,) of random pixels of each image, without the ignored ones."""
+            parts = [images := batch["image"]]
+            for side in (9, 33):
+                mean, square = (F.avg_pool2d(x, side, 1, side // 2, False, False) for x in (images, images.square()))
+                parts += [mean, (square - mean.square()).clamp_min(0).sqrt()]
+            index = torch.randint(batch["classes"][0].numel(), (number,), generator=generator)
+            classes = batch["classes"].flatten(1)[:, index]
+            return torch.cat(parts, 1).flatten(2)[..., index].mT[known := classes != ignore], classes[known]
+
+        # In the size and colours of the test images.
+        data = self.load_data(self.config.replace(train_scales=(1.0,), color_jitter=0.0), like=self.data)
+        learned, crops = list[tuple[Tensor, Tensor]](), min(data.num_train, FOREST_CROPS)
+        for batch in islice(data.batches_of("train", 8), -(-crops // 8)):
+            learned.append(drawn(batch, FOREST_PIXELS // crops))
+        features, classes = map(torch.cat, zip(*learned))
+        forest = RandomForestClassifier(100, min_samples_leaf=5, random_state=0).fit(features, classes)
+        rows = list[Rows]()
+        for batch in data.test_batches(batch_size=1):
+            features, classes = drawn(batch, max(1000, 3 * FOREST_PIXELS // data.num_test))
+            if batch["index"] >= 0 and len(classes):
+                found = torch.zeros(len(classes), len(self.data["classes"]))
+                found[:, forest.classes_] = torch.from_numpy(forest.predict_proba(features)).float()
+                rows.append(
+                    self.judged(found.clamp_min(1e-6).log().mT[None, :, None], classes[None, None], batch["index"])
+                )
+        return {"random forest": joined(rows)} if rows else {}
 
     def show(self, batch: Batch) -> list[Shown]:
         levels = batch["image"].cpu() * channel_columns(self.data["std"]) + channel_columns(self.data["mean"])
