@@ -101,7 +101,7 @@ def checkpointed(block: nn.Module, *inputs: object) -> Any:
             for (buffer, _), value in zip(before, after):
                 buffer.copy_(value)
 
-    context = {"context_fn": lambda: (nullcontext(), again())} if before else {}
+    context: dict[str, Any] = {"context_fn": lambda: (nullcontext(), again())} if before else {}
     return checkpoint(block, *inputs, use_reentrant=False, **context)
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from predictions import check_predictions
 from tokenmix.errors import UserError
+from tokenmix.lab.compare.baselines import fit_baselines
 from tokenmix.lab.data.scenes import Scene, SceneData, Scenes
 from tokenmix.lab.inspect import inspect
 from tokenmix.lab.tasks.segmentation import task as inference
@@ -122,6 +123,18 @@ def test_learns_and_evaluates_again_the_same(run):
     for name in ("miou", "accuracy", "loss"):
         assert again[name] == pytest.approx(result["metrics"][name], abs=1e-6)
     assert again["samples"] == 5
+
+
+def test_a_forest_on_colours_is_a_control(run):
+    task = load_task(run)
+    data = type(task).load_data(task.config, like=task.data)
+    scores = fit_baselines(task, data)
+    assert list(scores) == ["majority", "random forest"]
+    assert scores["majority"] < 0.5
+    assert scores["random forest"] > 0.9, "colours tell the classes, but for the noise"
+    # Ignored pixels are neither learned nor counted.
+    counts = task.plain_answers(data)["random forest"]["counts"]
+    assert (counts[:, 1].sum(1) < 60_000).all()
 
 
 def test_settings_may_differ_for_an_evaluation(run):

@@ -23,11 +23,8 @@ from tokenmix.lab.tasks.points.ply import parse_ply
 NUM_POINTS = 2048
 # Compression limit: zeros pack a thousand to one, coordinates about ten to one; small arrays may be zeros.
 LARGE, DENSEST = 1 << 26, 100
-COLUMNS = {
-    name: i % 3 + 3 * (i > 2)
-    for i, name in enumerate(["x", "y", "z", "nx", "ny", "nz", "r", "g", "b", "red", "green", "blue"])
-}
-COLUMNS |= {"red": 3, "green": 4, "blue": 5, "part": 6, "label": 6}
+_ORDERS = ("x y z nx ny nz part", "x y z r g b label", "x y z red green blue part")
+COLUMNS = {name: i for names in _ORDERS for i, name in enumerate(names.split())}
 """Where a table has the columns of these names."""
 _POINT_KEYS = ("points", "xyz", "pos", "vertices")
 
