@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal, NamedTuple, Protocol, TypedDict, Unpack, runtime_checkable
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 import torch
 from timm.layers.weight_init import trunc_normal_
@@ -57,31 +57,6 @@ class PartCost(NamedTuple):
     macs: int
 
 
-@runtime_checkable
-class CountedModel(Protocol):
-    """A model that reports its mixer, its number of tokens and their cost; all our image models do.
-
-    Counts are for one image of `img_size`. `grid_size` and `num_tokens` describe the last grid; N includes the class
-    token. `cost_table` returns a named tuple per part or block. `warnings` returns a line for each block or part that
-    does not pay off.
-    """
-
-    mixer_name: str
-    img_size: tuple[int, int]
-
-    @property
-    def grid_size(self) -> tuple[int, int]: ...
-
-    @property
-    def num_tokens(self) -> int: ...
-
-    def macs(self) -> int: ...
-
-    def cost_table(self) -> Sequence[tuple[object, ...]]: ...
-
-    def warnings(self) -> list[str]: ...
-
-
 def checkpointed(block: nn.Module, *inputs: object) -> Any:
     """The block's output; its activations are computed again in the backward pass, from its buffers of now.
 
@@ -129,10 +104,11 @@ class FeatureMaps:
         return self.grid_size[0] * self.grid_size[1]
 
 
-class Classifier(nn.Module, CountedModel):
+class Classifier(nn.Module):
     """timm's interface: features, pooling, and a linear head that can be replaced.
 
-    A family implements the abstract methods, and `get_classifier` if its head has another name.
+    A family implements the abstract methods, and `get_classifier` if its head has another name. It has `grid_size` and
+    `num_tokens` of its last grid, where N includes the class token.
 
     Args:
         img_size: side of the image, or (height, width).
@@ -142,6 +118,8 @@ class Classifier(nn.Module, CountedModel):
         drop_path_rate: stochastic depth of the last block, linear in depth.
     """
 
+    mixer_name: str
+    img_size: tuple[int, int]
     num_classes: int
     num_features: int
     in_chans: int
@@ -171,7 +149,16 @@ class Classifier(nn.Module, CountedModel):
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute blocks or stages in the backward pass instead of storing activations."""
 
+    @abstractmethod
+    def macs(self) -> int:
+        """Multiply-adds of one image of `img_size`."""
+
+    @abstractmethod
+    def cost_table(self) -> Sequence[tuple[object, ...]]:
+        """A named tuple for each part or block."""
+
     def warnings(self) -> list[str]:
+        """A line for each block or part that does not pay off."""
         return []
 
     def no_weight_decay(self) -> set[str]:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tokenmix.errors import UserError
-from tokenmix.files import Values, to_json
+from tokenmix.files import Values, to_json, to_text
 from tokenmix.layers import ExternalAttention2d, SAGANAttention2d, SelfAttention
 from tokenmix.layers.base import Mixer, count_parameters
 from tokenmix.profiling.cost import cost_table
@@ -126,19 +126,9 @@ def eanet_requirements() -> dict[str, Values]:
 
 
 def print_requirements(*, as_json: bool) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
     rows = list(eanet_requirements().values())
     if as_json:
         print(to_json({"schema": 2, "size": SIZE, "trust": TRUST, "rows": rows}))
         return
-    table = Table(title=f"For {SIZE}", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("mechanism", "params", "MACs"):
-        table.add_column(heading, justify="left" if heading == "mechanism" else "right")
-    for row in rows:
-        table.add_row(row["name"], f"{row['parameters']:,}", count(row["macs"]))
-    console = Console()
-    console.print(table)
-    console.print(TRUST, highlight=False, markup=False)
+    cells = [[str(row["name"]), f"{row['parameters']:,}", count(row["macs"])] for row in rows]
+    print(f"For {SIZE}\n\n{to_text([['mechanism', 'params', 'MACs'], *cells])}\n\n{TRUST}")

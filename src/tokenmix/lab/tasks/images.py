@@ -31,7 +31,6 @@ from tokenmix.lab.train.task import IndexedData, TaskModule
 from tokenmix.layers.less_attention import LessAttention, kept_scores
 from tokenmix.losses import diagonality_loss
 from tokenmix.models.foreign import with_fresh_head
-from tokenmix.models.interface import CountedModel
 from tokenmix.models.registry import create_model
 from tokenmix.ops.less import Scores
 from tokenmix.registry import MODELS, Arguments, is_elsewhere, load_object
@@ -51,8 +50,8 @@ class ImageTask(TaskModule):
         """Parts and published figures of a model; only the parameters of a model that does not count its parts."""
         check_sizes(sizes, ("img_size",), f"{name} takes images")
         model = create_model(name, **sizes, **model_kwargs)
-        counted: object = model
-        if not isinstance(counted, CountedModel):
+        counted: Any = model
+        if not hasattr(counted, "cost_table"):
             return model_summary(name, model)
         size = {"image": list(counted.img_size), "grid": list(counted.grid_size), "tokens": counted.num_tokens}
         return counted_summary(name, counted, size)

@@ -6,7 +6,7 @@ The augmentation of a sample is a function of (seed, epoch, index); global rando
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Generic, Literal, TypedDict, TypeVar, get_args
+from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -365,15 +365,7 @@ class PixelSamples(SceneSamples[dict[str, Tensor]]):
         return set(classes.unique().tolist()) - {self.ignore}
 
 
-class ObjectBatch(TypedDict):
-    """Images float32 (3, H, W), a dict of objects for each, and indices (B,)."""
-
-    images: list[Tensor]
-    targets: list[dict[str, Tensor]]
-    index: Tensor
-
-
-class ObjectSamples(SceneSamples[ObjectBatch]):
+class ObjectSamples(SceneSamples[dict[str, Any]]):
     """Images with their objects, as torchvision's detectors take them.
 
     `read` gives {"images": list of float32 (3, H, W) in 0..1, not normalised since the detectors do it, "targets": list
@@ -384,7 +376,7 @@ class ObjectSamples(SceneSamples[ObjectBatch]):
 
     wanted = "objects"
 
-    def read(self, indices: Tensor, epoch: int) -> ObjectBatch:
+    def read(self, indices: Tensor, epoch: int) -> dict[str, Any]:
         images, targets = [], []
         found, kept = self.readable(indices, epoch)
         for index, scene in zip(kept, found):
