@@ -86,7 +86,7 @@ def run_all(args: Args, jobs: Mapping[str, str] = JOBS, ledger: str = LEDGER) ->
                 write_json(note, ended)
             elif code != STOPPED:
                 failed.append(name)
-        done = (str(args.out / name) for name in jobs if (args.out / name / "results.json").is_file())
+        done = (str(args.out / name) for name in jobs if (args.out / name / "results.md").is_file())
         _run(" ".join([ledger, *done]), float("inf"))
     except KeyboardInterrupt:
         print("interrupted; the same command goes on", file=sys.stderr)
