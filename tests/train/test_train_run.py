@@ -64,7 +64,7 @@ def bare_loop(settings: TrainConfig) -> dict[str, torch.Tensor]:
     data = task.load_data(settings)
     plan = make_plan(settings, data.num_train)
     seed_everything(settings.loop.seed, 0, 0)
-    model = task.build_model(settings, data.describe()).train()
+    model = task.model_from_config(settings, data.describe()).train()
     optimizer = make_optimizer(model, settings.optim)
     schedule = make_schedule(optimizer, settings.optim, plan.total_steps, settings.loop.epochs)
     for epoch in range(plan.epochs):
