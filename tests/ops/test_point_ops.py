@@ -118,6 +118,7 @@ def test_gathering_hands_gradients_back() -> None:
         (lambda p: farthest_points(p, 1, mask=torch.ones(1, 4)), "mask must be bool"),
         (lambda p: nearest_neighbours(p, p, 0), "count must be at least 1, got 0"),
         (lambda p: nearest_neighbours(p, p[:, :0], 1), "without points"),
+        (lambda p: farthest_points(p[:, :0], 1), "without points"),
     ],
 )
 def test_mistakes_are_told(call, said: str) -> None:

@@ -121,6 +121,8 @@ def test_table_has_self_attention_beside_what_was_asked():
     ]
     layer = layer_for("external", 16, 32)
     row = table.row("external", 32)
+    with pytest.raises(UserError, match="external was not measured at 33; measured: "):
+        table.row("external", 33)
     assert (row.macs, row.parameters) == (layer.macs(32), sum(p.numel() for p in layer.parameters()))
     assert row.forward_memory is not None
     assert row.step_memory is not None

@@ -109,8 +109,6 @@ def nearest_neighbours(
     check_whole(count=count)
     check_chunk_size(chunk_size)
     batch, num_points = points.shape[:2]
-    if not num_points:
-        raise UserError(f"a cloud without points has no neighbours, got {tuple(points.shape)}; remove it")
     if chunk_size is None:
         # One graph must serve batches of every size.
         whole = torch.compiler.is_compiling() or torch.compiler.is_exporting()
@@ -180,6 +178,8 @@ def _check_points(points: Tensor, mask: Tensor | None) -> None:
     check_tensor("points", points)
     if points.dim() != 3 or points.shape[-1] < 3:
         raise UserError(f"point clouds are (B, N, 3) or wider, got {tuple(points.shape)}; coordinates come first")
+    if not points.shape[1]:
+        raise UserError(f"a cloud without points, got {tuple(points.shape)}; remove it")
     if mask is None:
         return
     check_mask_type(mask)

@@ -23,6 +23,7 @@ from tokenmix.lab.train.export import export
 from tokenmix.lab.train.load import load_task
 from tokenmix.lab.train.run import evaluate, predict, train
 from tokenmix.lab.train.sources import make_config
+from tokenmix.models import create_model
 
 # Three batches an epoch, each cut into two steps of the discriminator. Nothing that a GAN keeps is left out.
 CONFIG = make_config(
@@ -78,6 +79,8 @@ def test_it_leaves_numbers_and_pictures(run):
     names = {"thumbnail_fd", "feature_fd", "feature_kd", "class_score", "class_match"}
     assert set(result["metrics"]) == names
     assert result["steps"] == 6
+    gan = create_model("sagan_nano", num_classes=3, channels=1, img_size=32, **CONFIG.model.model_kwargs)
+    assert result["parameters"] == sum(p.numel() for p in gan.parameters()), "the average is no part of them"
     assert 1 <= result["metrics"]["class_score"] <= 10
     header = (run / "metrics.csv").read_text().splitlines()[0].split(",")
     assert {"train_loss", "train_d_loss", "train_g_loss", "val_feature_fd"} <= set(header)

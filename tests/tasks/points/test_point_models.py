@@ -170,3 +170,11 @@ def test_normals_and_any_mixer_of_tokens() -> None:
 def test_mistakes_are_told(name: str, changes: dict, said: str) -> None:
     with pytest.raises(UserError, match=said):
         create_model(name, device="meta", **changes)
+
+
+@pytest.mark.parametrize("name", ["pct_cls_nano", "eapct_cls_nano"])
+def test_a_batch_may_be_empty_and_a_cloud_may_not(name: str):
+    model = create_model(name, num_classes=5).eval()
+    assert model(torch.randn(0, 20, 3)).shape == (0, 5)
+    with pytest.raises(UserError, match="a cloud without points"):
+        model(torch.randn(1, 0, 3))
