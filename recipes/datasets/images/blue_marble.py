@@ -80,7 +80,8 @@ def load_blue_marble(request: DataRequest) -> SceneData:
     else:
         assert whole.classes is not None
         land = whole.classes != OCEAN
-        train, test = (cut_scenes([whole], _tiles(land, side, blocks)) for blocks in (_others(tested), tested))
+        learned = [block for block in range(width // BLOCK) if block not in tested]
+        train, test = (cut_scenes([whole], _tiles(land, side, blocks)) for blocks in (learned, tested))
         crop, cuts = (side, side), {"tile": side, "land": LAND}
     return SceneData(
         train=train,
@@ -134,10 +135,6 @@ def _cut(variant: str) -> tuple[int, tuple[int, ...]]:
             f"{NAME}:{TILE}, with -1 or -2 for other test blocks, or {NAME}:{WHOLE}"
         )
     return int(side), tuple(range(int(third or 3) - 1, 12, 3))
-
-
-def _others(blocks: Sequence[int]) -> list[int]:
-    return [b for b in range(12) if b not in blocks]
 
 
 def _map(root: Path | None) -> tuple[Scene, dict[str, str]]:

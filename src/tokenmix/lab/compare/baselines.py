@@ -29,8 +29,13 @@ Predictor = Callable[[Features, Tensor], Tensor]
 def fit_baselines(task: TaskModule, data: TaskData) -> dict[str, float]:
     """Score of each baseline of the task on the test samples."""
     scores: dict[str, float] = {}
+
+    def answered() -> Iterator[tuple[str, Rows]]:
+        yield from _fitted(task, data)
+        yield from task.plain_answers(data).items()
+
     start = time.monotonic()
-    for name, rows in (*_fitted(task, data), *task.plain_answers(data).items()):
+    for name, rows in answered():
         scores[name] = float(task.metrics[task.monitor](rows))
         log(f"{name}: {metric_name(task.monitor)} {scores[name]:.4f} in {time.monotonic() - start:.0f} s")
         start = time.monotonic()

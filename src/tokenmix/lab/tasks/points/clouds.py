@@ -1,7 +1,7 @@
 """Point clouds, sets of clouds, and batches: centred, scaled, subsampled, padded, and augmented as in the papers."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -203,8 +203,12 @@ class CloudSamples(IndexedDataset):
             also `part` int64 (B, N), -100 at padding.
         """
         clouds = [unit_ball(check_cloud(self.clouds.cloud(index))) for index in indices.tolist()]
-        rngs = [self._rng(index, epoch, 0) for index in indices.tolist()]
-        chosen = choose_points([cloud.points for cloud in clouds], self.num_points, self.choice, rngs)
+        chosen = choose_points(
+            [cloud.points for cloud in clouds],
+            self.num_points,
+            self.choice,
+            lambda i: self._rng(int(indices[i]), epoch, 0),
+        )
         rows = []
         for cloud, kept, index in zip(clouds, chosen, indices.tolist()):
             row, rng = point_features(cloud, self.features)[kept], self._rng(index, epoch, 1)
@@ -255,7 +259,7 @@ def scale_axes(points: Tensor, factors: Tensor) -> Tensor:
 
 
 def choose_points(
-    clouds: Sequence[Tensor], number: int, choice: str, rngs: Sequence[np.random.Generator]
+    clouds: Sequence[Tensor], number: int, choice: str, rng_of: Callable[[int], np.random.Generator]
 ) -> list[Tensor]:
     """Indices of the points of each cloud (N, 3) that a network gets, at most `number`; all of a smaller cloud."""
     chosen = [torch.arange(min(len(points), number)) for points in clouds]
@@ -265,7 +269,7 @@ def choose_points(
             chosen[i] = taken
     elif choice == "random":
         for i in large:
-            chosen[i] = torch.from_numpy(rngs[i].permutation(len(clouds[i]))[:number])
+            chosen[i] = torch.from_numpy(rng_of(i).permutation(len(clouds[i]))[:number])
     return chosen
 
 

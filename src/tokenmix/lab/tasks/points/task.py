@@ -156,7 +156,7 @@ class PointTask(TaskModule):
     def read(self, file: str | Path) -> tuple[Cloud, Tensor, Tensor]:
         """A file's cloud in the unit ball; the model's input (1, n, C), and its indices (n,), as in evaluation."""
         cloud, count = unit_ball(read_points(file, centred=True)), int(self.data["num_points"])
-        (chosen,) = choose_points([cloud.points], count, self.options.choice, [np.random.default_rng(0)])
+        (chosen,) = choose_points([cloud.points], count, self.options.choice, lambda _: np.random.default_rng(0))
         points = point_features(cloud, self.data["features"])[chosen]
         return replace(cloud, name=str(file)), points[None].to(next(self.model.parameters())), chosen
 
