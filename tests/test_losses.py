@@ -102,3 +102,10 @@ def test_factors_are_multiplied_in_float32(dense):
 def test_errors(call, message):
     with pytest.raises(UserError, match=message):
         call()
+
+
+def test_half_precision_is_summed_in_float32():
+    scores = torch.randn(4, 8, 64, 64).half()
+    for form in ("hinge", "printed"):
+        wanted = diagonality_loss(scores.float(), form)
+        torch.testing.assert_close(diagonality_loss(scores, form), wanted)

@@ -150,6 +150,12 @@ def test_a_mixer_goes_by_its_name_or_by_its_class(capsys) -> None:
             create_mixer(name, 6)
     with pytest.raises(UserError, match="the mixer 'self' is registered already"):
         tokenmix.register_mixer("self", type(named))
+    # A notebook cell that runs again.
+    path = {"__module__": "toy_net", "__qualname__": "Roll", "__doc__": "Rolled again."}
+    again = type("Roll", (type(named),), path)
+    tokenmix.register_mixer("toy-roll", again)
+    assert type(create_mixer("toy-roll", 6)) is again
+    tokenmix.register_mixer("toy-roll", type(named))
 
 
 def test_a_plugin_that_cannot_be_imported_is_one_line(capsys, tmp_path) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from tokenmix.errors import UserError
 from tokenmix.ops.checks import check_choice, check_numbers, check_tensor
 from tokenmix.ops.less import Scores
-from tokenmix.ops.normalize import widen
+from tokenmix.ops.normalize import full_precision, widen
 
 __all__ = ["diagonality_loss"]
 
@@ -25,8 +25,8 @@ def diagonality_loss(scores: Tensor | Scores, form: DiagonalityForm = "hinge", m
     bounded below by 0; `"printed"` is for study.
 
     Args:
-        scores: A before the softmax, (B, H, N, N), or its factors. The product of factors is computed in float32, also
-            under autocast, because scores may exceed the float16 range.
+        scores: A before the softmax, (B, H, N, N), or its factors. Half precision is computed in float32, also the
+            product of factors under autocast: sums of scores exceed the float16 range.
         form: see above. Means are over samples, heads and pairs. The printed sums are over heads and tokens, averaged
             over samples.
         margin: minimum excess of the diagonal over its row; hinge only.
@@ -43,11 +43,12 @@ def diagonality_loss(scores: Tensor | Scores, form: DiagonalityForm = "hinge", m
     check_numbers(margin=margin)
     if isinstance(scores, Scores):
         wide = (None if part is None else widen(part) for part in scores)
-        with torch.autocast(scores.query.device.type, enabled=False):
+        with full_precision(scores.query):
             scores = Scores(*wide).matrix()  # pyrefly: ignore[bad-argument-type]
     check_tensor("scores of diagonality_loss", scores)
     if scores.dim() != 4 or scores.shape[-1] != scores.shape[-2]:
         raise UserError(f"diagonality_loss takes scores (B, H, N, N), got {tuple(scores.shape)}; use Scores.matrix()")
+    scores = widen(scores)
     diagonal = scores.diagonal(dim1=-2, dim2=-1)
     asymmetry = (scores - scores.transpose(-1, -2)).abs()
     if form == "printed":

@@ -249,3 +249,8 @@ def test_a_hidden_width_that_cannot_be_halved_names_another():
         GatedMLP(5, 4, expansion=3)
     assert GatedMLP(5, 4, expansion=2.8).hidden == 14
     assert GatedMLP(5, 4, expansion=3, variant="additive").hidden == 15
+
+
+def test_a_map_needs_tiny_attention():
+    with pytest.raises(UserError, match="no tiny attention"):
+        GatedMLP(8, 4)(torch.randn(1, 4, 8), None, torch.ones(1, 1, 4, 4))

@@ -1,5 +1,7 @@
 """Offset attention against the published steps, chunks against the whole map, statistics under a mask."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -95,3 +97,28 @@ def test_what_padding_holds_reaches_no_weight_of_the_last_step() -> None:
         assert out.isfinite().all()
         out.square().sum().backward()
         assert all(weight.grad.isfinite().all() for weight in step.parameters() if weight.grad is not None)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("masked", [True, False])
+def test_synchronised_batch_norm_is_the_same(masked: bool, training: bool) -> None:
+    """PyTorch puts its own class in place of ours; on one process it is an ordinary batch norm."""
+    torch.manual_seed(0)
+    ours = OffsetAttention(16).train(training)
+    theirs = torch.nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(ours))
+    assert isinstance(theirs.offset.norm, torch.nn.SyncBatchNorm)
+    x, mask = torch.randn(2, 5, 16), torch.ones(2, 5, dtype=torch.bool)
+    mask[0, 2:] = False
+    given = mask if masked else None
+    torch.testing.assert_close(theirs(x, given), ours(x, given))
+    torch.testing.assert_close(theirs.offset.norm.running_var, ours.offset.norm.running_var)
+
+
+def test_without_a_momentum_the_statistics_are_means_of_all_batches() -> None:
+    ours, theirs = MaskedBatchNorm(4, momentum=None), torch.nn.BatchNorm1d(4, momentum=None)
+    for i in range(3):
+        x = torch.randn(2, 5, 4) + i
+        ours(x, torch.ones(2, 5, dtype=torch.bool))
+        theirs(x.flatten(0, 1))
+    torch.testing.assert_close(ours.running_mean, theirs.running_mean)
+    torch.testing.assert_close(ours.running_var, theirs.running_var)

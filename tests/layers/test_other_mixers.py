@@ -1,5 +1,7 @@
 """Identity, pooling, depthwise convolution, token MLP, linear and EM attention: loops from the equations, and peers."""
 
+from typing import Any
+
 import pytest
 import torch
 from timm.models.metaformer import Pooling as TimmPooling
@@ -8,14 +10,17 @@ from torch import Tensor
 
 from tokenmix import UserError
 from tokenmix.layers import (
+    Capabilities,
     DepthwiseConvolution,
     DepthwiseConvolution2d,
     EMAttention,
     IdentityMixer,
     LinearAttention,
+    Mixer,
     Pooling2d,
     TokenMLP,
 )
+from tokenmix.layers.base import GridMixer
 from tokenmix.testing.harness import noise
 
 X = noise(2, 6, 8).double()
@@ -189,3 +194,52 @@ def test_bases_depend_on_the_sample() -> None:
 def test_mistakes(build, message: str) -> None:
     with pytest.raises(UserError, match=message):
         build()
+
+
+def test_sums_over_many_tokens_stay_in_range() -> None:
+    """65,504 is float16's largest number."""
+    torch.manual_seed(0)
+    x = 32 * torch.randn(1, 4096, 16) + 32
+    layer = EMAttention(16, num_heads=2, num_slots=4)
+    wanted, found = layer(x), layer.half()(x.half())
+    assert found.isfinite().all()
+    assert (found.float() - wanted).norm() < 0.1 * wanted.norm()
+    linear = LinearAttention(16, num_heads=2).half()
+    rows = linear.attention_map(x[:, :64].half()).float().sum(-1)
+    assert ((rows - 1).abs() < 0.02).logical_or(rows == 0).all()
+
+
+def test_a_temperature_is_positive() -> None:
+    with pytest.raises(UserError, match="temperature must be a finite number of at least"):
+        EMAttention(16, temperature=0.0)
+
+
+def test_a_token_mlp_of_a_volume_is_resized() -> None:
+    layer = TokenMLP(4, 8)
+    layer.set_grid((2, 2, 2), (4, 2, 2))
+    assert layer(torch.randn(1, 16, 4)).shape == (1, 16, 4)
+
+
+class Carrying(Mixer):
+    """An own mixer of maps that passes something on."""
+
+    capabilities = Capabilities(layout="2d", map=None)
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.mix(x, None, mask)[0]
+
+    def mix(self, x: Tensor, carry: Any = None, mask: Tensor | None = None) -> tuple[Tensor, Any]:
+        carry = 0 if carry is None else carry
+        return x + carry, carry + x
+
+
+def test_a_mixer_of_maps_passes_on_what_it_carries() -> None:
+    grid = GridMixer(Carrying(4), (2, 3))
+    x = torch.randn(1, 6, 4)
+    _, carry = grid.mix(x)
+    torch.testing.assert_close(grid.mix(x, carry)[0], 2 * x)
+    torch.testing.assert_close(grid(x), x)

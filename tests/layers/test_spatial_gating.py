@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix.errors import UserError
 from tokenmix.layers.gating import SpatialGatingUnit, fft_macs
+from tokenmix.ops.gating import toeplitz_matrix
 
 VARIANTS = ("split", "multiplicative", "additive", "linear")
 GATES = ("dense", "toeplitz", "toeplitz-fft")
@@ -234,3 +235,30 @@ def test_forward_names_the_mistake():
         unit(torch.randn(1, 4, 8), addend=torch.randn(1, 4, 8))
     with pytest.raises(UserError, match="boolean"):
         unit(torch.randn(1, 4, 8), torch.ones(1, 4))
+
+
+@pytest.mark.parametrize("gate", ["dense", "toeplitz"])
+def test_weights_of_the_future_do_not_reach_a_resized_causal_gate(gate):
+    one = SpatialGatingUnit(8, 6, gate=gate, causal=True, init_std=1.0)
+    other = copy.deepcopy(one)
+    with torch.no_grad():
+        if gate == "dense":
+            other.weight.add_(torch.full((6, 6), 50.0).triu(1))
+        else:
+            other.weight[:5] += 50
+    for layer in (one, other):
+        layer.set_grid((6,), (12,))
+    torch.testing.assert_close(one.matrix(12), other.matrix(12))
+
+
+@pytest.mark.parametrize("gate", ["dense", "toeplitz"])
+def test_a_constant_causal_gate_stays_constant(gate):
+    layer = SpatialGatingUnit(8, 6, gate=gate, causal=True)
+    torch.nn.init.constant_(layer.weight, 3.0)
+    layer.set_grid((6,), (12,))
+    torch.testing.assert_close(layer.matrix(12), torch.full((12, 12), 1.5).tril())
+
+
+def test_a_toeplitz_gate_has_an_odd_number_of_weights():
+    with pytest.raises(UserError, match="2n-1 weights, got 6; give an odd number"):
+        toeplitz_matrix(torch.arange(6.0), 3)

@@ -1,6 +1,7 @@
 """Attention against loops written from the equation, in float64; masks, widths, memory."""
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -239,3 +240,28 @@ def test_what_else_a_kernel_refuses_is_not_hidden(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(F, "scaled_dot_product_attention", failing)
     with pytest.raises(RuntimeError, match="out of memory"):
         attention(*[torch.randn(1, 1, 3, 4)] * 3)
+
+
+def test_causal_queries_see_no_masked_key() -> None:
+    """Keys of their own mask, where a query may have none."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 1, 5, 4, dtype=torch.float64) for _ in range(3))
+    keys = torch.tensor([[1, 1, 0, 0, 1], [0, 0, 1, 1, 0]]).bool()
+    wanted = torch.zeros(2, 1, 5, 5, dtype=torch.float64)
+    for b in range(2):
+        for i in range(5):
+            if seen := [j for j in range(i + 1) if keys[b, j]]:
+                scores = torch.stack([query[b, 0, i] @ key[b, 0, j] / 2 for j in seen])
+                wanted[b, 0, i, seen] = scores.softmax(0)
+    given: Any = {"causal": True, "key_mask": keys}
+    torch.testing.assert_close(attention_probabilities(query, key, **given), wanted)
+    torch.testing.assert_close(attention(query, key, value, **given), wanted @ value)
+    bias = torch.zeros(1, 1, 5, 5, dtype=torch.float64)
+    torch.testing.assert_close(attention(query, key, value, bias=bias, **given), wanted @ value)
+
+
+def test_causal_attention_needs_a_key_for_each_query() -> None:
+    query, key = torch.randn(1, 1, 3, 4), torch.randn(1, 1, 5, 4)
+    for run in (lambda **causal: attention(query, key, key, **causal), partial(attention_probabilities, query, key)):
+        with pytest.raises(UserError, match="5 keys and 3 queries; use causal=False"):
+            run(causal=True)

@@ -365,3 +365,24 @@ def test_what_padding_holds_reaches_no_gradient(options: dict[str, Any], normali
     for other in results[1:]:
         for ours, clean in zip(other, results[0], strict=True):
             torch.testing.assert_close(ours, clean, rtol=0, atol=0)
+
+
+def test_chunks_do_not_lose_precision_of_half_gradients() -> None:
+    """With a bias, whose addition half precision rounds once or twice."""
+    torch.manual_seed(0)
+    query, keys, values = 4 * torch.randn(1, 4, 96, 16), 2 * torch.randn(8, 16), torch.randn(8, 16)
+    biases = {"key_bias": 4 * torch.randn(8), "value_bias": torch.randn(16)}
+
+    def error(chunk_size: int | None) -> float:
+        found = []
+        for dtype in (torch.bfloat16, torch.float64):
+            x = query.bfloat16().to(dtype).requires_grad_()
+            k, v = (t.bfloat16().to(dtype) for t in (keys, values))
+            options = {name: bias.bfloat16().to(dtype) for name, bias in biases.items()}
+            size = chunk_size if dtype == torch.bfloat16 else None
+            external_attention(x, k, v, **options, chunk_size=size).sum().backward()
+            assert x.grad is not None
+            found.append(x.grad.double())
+        return float((found[0] - found[1]).norm() / found[1].norm())
+
+    assert error(16) < 1.5 * error(None)

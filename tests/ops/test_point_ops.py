@@ -124,3 +124,9 @@ def test_gathering_hands_gradients_back() -> None:
 def test_mistakes_are_told(call, said: str) -> None:
     with pytest.raises(UserError, match=said):
         call(cloud(1, 4, 3))
+
+
+def test_far_points_in_half_precision_have_neighbours() -> None:
+    points = torch.tensor([[[0.0, 0, 0], [300, 0, 0], [400, 0, 0], [900, 0, 0]]])
+    found = nearest_neighbours(points.half(), points.half(), 3)
+    assert torch.equal(found, nearest_neighbours(points, points, 3))

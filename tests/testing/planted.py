@@ -387,8 +387,18 @@ class CountsTokensInPython(Sound):
         return torch.cat(rows, dim=2)
 
 
+class LengthOfTheMask(Sound):
+    """A mask read as a number of tokens: right for padding at the end alone."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if mask is not None:
+            mask = torch.arange(mask.shape[1]) < mask.sum(1, keepdim=True)
+        return super().forward(x, mask)
+
+
 PLANTED: dict[type[nn.Module], str] = {
     SecondNormOnTheSameAxis: "map-rows",
+    LengthOfTheMask: "mask-polarity",
     SharedStorage: "copies",
     TinyEpsilon: "half-precision",
     IgnoredArgument: "arguments",

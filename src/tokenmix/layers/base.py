@@ -260,10 +260,17 @@ class GridMixer(Mixer):
         return x.transpose(1, 2).unflatten(2, self.grid)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        return masked_output(self.inner(self._map(x), mask).flatten(2).transpose(1, 2), None)
+        return self.mix(x, None, mask)[0]
+
+    def mix(self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None) -> tuple[Tensor, Scores | None]:
+        out, carry = self.inner.mix(self._map(x), carry, mask)
+        return masked_output(out.flatten(2).transpose(1, 2), None), carry
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        return self.inner.attention_map(self._map(x), mask)
+        return self.mix_map(x, None, mask)
+
+    def mix_map(self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None) -> Tensor:
+        return self.inner.mix_map(self._map(x), carry, mask)
 
     def macs(self, num_tokens: int) -> int:
         return self.inner.macs(num_tokens)

@@ -131,7 +131,7 @@ class SpatialGatingUnit(Mixer):
                 f"a {self.gate} gate cannot be resized from grid {tuple(old)} to {tuple(new)}, since a shift along "
                 "the sequence is not a shift on the grid; use a dense gate, or build the model at that size"
             )
-        weight, bias = resize_gate(self.weight, self.bias, old, new)
+        weight, bias = resize_gate(self.weight, self.bias, old, new, causal=self.causal)
         replace_parameter(self, "weight", weight)
         replace_parameter(self, "bias", bias)
         self.num_tokens = len(bias)
@@ -285,6 +285,8 @@ class GatedMLP(Mixer):
     def forward(self, x: Tensor, mask: Tensor | None = None, attention: Tensor | None = None) -> Tensor:
         """Mix x (B, N, D); `attention` (B, 1, N, N) replaces the map of tiny attention, which gradients then reach."""
         x, mask = self.checked(x, mask)
+        if attention is not None and self.tiny_attention is None:
+            raise UserError("this GatedMLP has no tiny attention; build it with attention_dim=64")
         z = self.act(self.proj_in(x))
         addend = None if self.tiny_attention is None else self.tiny_attention(x, mask, attention)
         return masked_output(self.dropout(self.proj_out(self.gating(z, mask, addend))), mask)
@@ -371,7 +373,7 @@ class TokenMLP(Mixer):
 
         def resized(rows: Tensor) -> Tensor:
             grid = rows.reshape(1, -1, *old).float()
-            mode = "bicubic" if len(old) == 2 else "linear"
+            mode = ("linear", "bicubic", "trilinear")[len(old) - 1]
             return F.interpolate(grid, size=tuple(new), mode=mode, align_corners=False).flatten(2)[0].to(rows.dtype)
 
         count = prod(new)

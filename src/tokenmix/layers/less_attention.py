@@ -105,10 +105,10 @@ class LessAttention(Mixer):
         self.proj = nn.Linear(dim, dim, **factory)
         self.dropout = nn.Dropout(dropout)
         self.kept: list[Scores] | None = None
-        self.reset_transform()
+        self.reset_parameters()
 
     @torch.no_grad()
-    def reset_transform(self) -> None:
+    def reset_parameters(self) -> None:
         """Reset Theta and Psi to the identity, and the residual's scale to 0."""
         if self.residual_scale is not None:
             self.residual_scale.zero_()

@@ -1,6 +1,5 @@
 """Attention linear in the number of tokens: ReLU features, and bases fitted by expectation-maximisation."""
 
-from contextlib import nullcontext
 from typing import ClassVar
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 
 from tokenmix.layers.base import Capabilities, Device, Mixer, masked_output
 from tokenmix.ops.checks import check_flags, check_heads, check_numbers, check_rates, check_whole
-from tokenmix.ops.normalize import widen
+from tokenmix.ops.normalize import full_precision, widen
 
 EPSILON = 1e-15
 
@@ -56,11 +55,9 @@ class LinearAttention(Mixer):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         x, mask = self.checked(x, mask)
         query, key, value = self._features(x, mask)
-        wide = torch.promote_types(x.dtype, torch.float32)
-        # The meta device has no autocast context.
-        with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
-            summary = key.to(wide).transpose(-2, -1) @ F.pad(value.to(wide), (0, 1), value=1.0)  # (B, H, d, d + 1)
-            sums = query.to(wide) @ summary
+        with full_precision(x):
+            summary = widen(key).transpose(-2, -1) @ F.pad(widen(value), (0, 1), value=1.0)  # (B, H, d, d + 1)
+            sums = widen(query) @ summary
         mixed = (sums[..., :-1] / (sums[..., -1:] + EPSILON)).to(value.dtype)
         return masked_output(self.dropout(self.proj(mixed.transpose(1, 2).flatten(2))), mask)
 
@@ -68,8 +65,9 @@ class LinearAttention(Mixer):
         """The attention weights (B, H, N, N) equivalent to the sums; a row without a positive product is 0."""
         x, mask = self.checked(x, mask)
         query, key, _ = self._features(x, mask)
-        weights = query @ key.transpose(-2, -1)
-        weights = weights / (weights.sum(-1, keepdim=True) + EPSILON)
+        with full_precision(x):
+            weights = widen(query) @ widen(key).transpose(-2, -1)
+        weights = (weights / (weights.sum(-1, keepdim=True) + EPSILON)).to(query.dtype)
         return weights if mask is None else weights.masked_fill(~mask[:, None, :, None], 0.0)
 
     def _features(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -127,7 +125,7 @@ class EMAttention(Mixer):
     ) -> None:
         super().__init__()
         check_whole(num_slots=num_slots, num_steps=num_steps)
-        check_numbers(temperature=temperature)
+        check_numbers(1e-6, temperature=temperature)
         check_rates(dropout=dropout)
         self.dim, self.num_heads, self.head_dim = dim, num_heads, check_heads(dim, num_heads)
         self.num_slots, self.num_steps, self.temperature = num_slots, num_steps, temperature
@@ -164,8 +162,10 @@ class EMAttention(Mixer):
             weights = widen(logits).softmax(-1).to(features.dtype)
             if mask is not None:
                 weights = weights.masked_fill(~mask[:, None, :, None], 0.0)
+            with full_precision(x):  # A sum over many tokens exceeds the range of float16.
+                sums = widen(weights).transpose(-2, -1) @ widen(features)
             # The normalised sum equals the normalised mean.
-            bases = F.normalize(weights.transpose(-2, -1) @ features, dim=-1, eps=1e-6)
+            bases = F.normalize(sums, dim=-1, eps=1e-6).to(features.dtype)
         return weights, bases
 
     def macs(self, num_tokens: int) -> int:

@@ -33,15 +33,25 @@ class MaskedBatchNorm(nn.BatchNorm1d):
         variance = centred.square().sum((0, 1)) / count
         with torch.no_grad():  # Update the running statistics, unless all tokens are masked.
             some = mask.any()
-            assert self.momentum is not None
             assert self.num_batches_tracked is not None
             self.num_batches_tracked.add_(some.to(self.num_batches_tracked.dtype))
+            # Without a momentum the running statistics are the mean of all batches.
+            share = 1 / self.num_batches_tracked.clamp(min=1) if self.momentum is None else self.momentum
             unbiased = variance * count / (count - 1).clamp(min=1)
             for running, now in ((self.running_mean, mean), (self.running_var, unbiased)):
                 assert running is not None
-                running.add_((now.to(running) - running) * (self.momentum * some))
+                running.add_((now.to(running) - running) * (share * some))
         out = torch.addcmul(self.bias.to(wide), centred * torch.rsqrt(variance + self.eps), self.weight.to(wide))
         return out.to(input.dtype)
+
+
+def batch_norm(norm: nn.Module, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """A `MaskedBatchNorm`, or the `nn.SyncBatchNorm` that PyTorch's conversion puts in its place."""
+    if isinstance(norm, MaskedBatchNorm):
+        return norm(x, mask)
+    if mask is None:
+        return norm(x.flatten(0, -2)).view_as(x)
+    return torch.zeros_like(x).masked_scatter(mask.unsqueeze(-1), norm(x[mask]))
 
 
 class Offset(nn.Module):
@@ -61,7 +71,7 @@ class Offset(nn.Module):
 
     def forward(self, x: Tensor, mixed: Tensor, mask: Tensor | None = None) -> Tensor:
         x = zero_masked(x, mask)
-        return zero_masked(x + F.relu(self.norm(self.linear(x - mixed), mask)), mask)
+        return zero_masked(x + F.relu(batch_norm(self.norm, self.linear(x - mixed), mask)), mask)
 
 
 class OffsetAttention(Mixer):

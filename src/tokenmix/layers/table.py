@@ -67,8 +67,16 @@ def register_mixer(name: str, layer: type[Mixer], about: str = "", **fixed: obje
             f"{name.replace(':', '-')!r}"
         )
     row = spec_of(name, layer, about, fixed)
-    if MIXERS.setdefault(name, row) != row:
+    before = MIXERS.setdefault(name, row)
+    # A notebook cell that runs again defines its class again.
+    again = before.layer is not layer and _path(before.layer) == _path(layer)
+    if before != row and not again:
         raise UserError(f"the mixer {name!r} is registered already; choose another name")
+    MIXERS[name] = row
+
+
+def _path(layer: type) -> tuple[str, str]:
+    return layer.__module__, layer.__qualname__
 
 
 def spec_of(name: str, layer: object, about: str = "", fixed: Arguments | None = None) -> MixerSpec:

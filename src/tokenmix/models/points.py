@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Device, Factory, Mixer, count_parameters, zero_masked
-from tokenmix.layers.offset_attention import MaskedBatchNorm, Offset, OffsetAttention
+from tokenmix.layers.offset_attention import MaskedBatchNorm, Offset, OffsetAttention, batch_norm
 from tokenmix.layers.table import create_mixer, get_spec
 from tokenmix.models.interface import PartCost
 from tokenmix.ops.checks import check_choice
@@ -47,7 +47,7 @@ class LBR(nn.Module):
         if x.dim() == 4:
             inner = None if mask is None else mask.unsqueeze(2).expand(*mask.shape, x.shape[2]).flatten(1)
             return self(x.flatten(1, 2), inner).unflatten(1, x.shape[1:3])
-        return F.leaky_relu(self.norm(self.linear(x), mask), self.slope)
+        return F.leaky_relu(batch_norm(self.norm, self.linear(x), mask), self.slope)
 
     def macs(self, num_tokens: int) -> int:
         return num_tokens * self.linear.in_features * self.linear.out_features
@@ -379,7 +379,7 @@ class PointSegmenter(_PointModel):
     def forward(self, points: Tensor, category: Tensor, mask: Tensor | None = None) -> Tensor:
         features, mask = self.trunk(points, mask)
         known = F.one_hot(category, self.num_categories).to(features.dtype)
-        known = F.leaky_relu(self.category_norm(self.category(known)), 0.2)
+        known = F.leaky_relu(batch_norm(self.category_norm, self.category(known)), 0.2)
         if mask is None:
             mean = features.mean(1)
         else:

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tokenmix.errors import UserError
 from tokenmix.ops.checks import check_choice, check_chunk_size, check_flags, check_optional, check_tensors
-from tokenmix.ops.normalize import slot_offset, widen
+from tokenmix.ops.normalize import full_precision, slot_offset, widen
 
 AttentionNormalization = Literal["softmax", "double"]
 
@@ -43,7 +43,7 @@ def attention(
         mask: (B, N) bool, True = the token takes part; other rows are 0. Masked tokens must hold finite numbers.
         key_mask: (B, S) bool (default: `mask`). Needed only if the keys are not the tokens.
         bias: added to the scores, broadcasting to (B, H, N, S).
-        causal: token i sees tokens 0 to i only.
+        causal: token i sees tokens 0 to i only; needs as many keys as queries.
         normalization: `"softmax"` over the keys, or `"double"`.
         scale: factor on the scores (default 1/sqrt(d)).
         dropout: rate on the attention map, in training and evaluation alike.
@@ -56,9 +56,10 @@ def attention(
     """
     check_tensors(query=query, key=key, value=value)
     check_optional(mask=mask, key_mask=key_mask, bias=bias)
+    _check_steps(query, key, causal)
     given = query, key, value, mask, key_mask, bias, causal, scale, dropout
     out = None if normalization != "softmax" else _fused(*given)
-    return reference(*given, normalization) if out is None else _zero_rows(out, mask, key_mask)
+    return reference(*given, normalization) if out is None else _zero_rows(out, mask, key_mask, causal)
 
 
 def reference(
@@ -78,7 +79,7 @@ def reference(
         query, key, mask=mask, key_mask=key_mask, bias=bias, causal=causal, normalization=normalization, scale=scale
     )
     out = (F.dropout(weights, dropout) if dropout else weights) @ value
-    return _zero_rows(out, mask, key_mask)
+    return _zero_rows(out, mask, key_mask, causal)
 
 
 def attention_probabilities(
@@ -96,16 +97,18 @@ def attention_probabilities(
     check_tensors(query=query, key=key)
     check_optional(mask=mask, key_mask=key_mask, bias=bias)
     check_attention_options(normalization, causal)
-    logits = (widen(query) * _scale(query, scale)) @ widen(key).transpose(-1, -2)
+    _check_steps(query, key, causal)
+    with full_precision(query):
+        logits = (widen(query) * _scale(query, scale)) @ widen(key).transpose(-1, -2)
     if bias is not None:
         logits = logits + bias
     if normalization == "double":
         tokens = None if mask is None else _never_empty(mask)
         logits = logits - slot_offset(logits, mask=tokens).unsqueeze(-2)
-    allowed = _allowed(mask if key_mask is None else key_mask, causal, query)
+    allowed = _allowed(mask, key_mask, causal, query)
     if allowed is not None:
         logits = logits.masked_fill(~allowed, -torch.inf)
-    return _zero_rows(logits.softmax(-1).to(query.dtype), mask, key_mask)
+    return _zero_rows(logits.softmax(-1).to(query.dtype), mask, key_mask, causal)
 
 
 def _fused(
@@ -121,9 +124,8 @@ def _fused(
 ) -> Tensor | None:
     """`attention` with PyTorch's kernels; None if they cannot compute it (forward mode, a bias under vmap)."""
     width, scale = value.shape[-1], _scale(query, scale)
-    key_mask = mask if key_mask is None else key_mask
-    only_causal = causal and key_mask is None and bias is None
-    allowed = None if only_causal else _allowed(key_mask, causal, query)
+    only_causal = causal and mask is None and key_mask is None and bias is None
+    allowed = None if only_causal else _allowed(mask, key_mask, causal, query)
     if bias is not None:
         allowed = bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
         allowed = allowed.to(query.dtype)
@@ -158,6 +160,14 @@ def check_attention_options(normalization: str, causal: bool) -> None:
         )
 
 
+def _check_steps(query: Tensor, key: Tensor, causal: bool) -> None:
+    if causal and query.shape[-2] != key.shape[-2]:
+        raise UserError(
+            f"causal attention has a key for each query, got {key.shape[-2]} keys and {query.shape[-2]} queries; use "
+            "causal=False"
+        )
+
+
 def _scale(query: Tensor, scale: float | None) -> float:
     return query.shape[-1] ** -0.5 if scale is None else scale
 
@@ -167,22 +177,30 @@ def _never_empty(mask: Tensor) -> Tensor:
     return mask | ~mask.any(-1, keepdim=True)
 
 
-def _allowed(key_mask: Tensor | None, causal: bool, query: Tensor) -> Tensor | None:
+def _allowed(mask: Tensor | None, key_mask: Tensor | None, causal: bool, query: Tensor) -> Tensor | None:
     """Allowed keys, broadcasting to (B, H, N, S), or None; empty rows are opened here and zeroed in the output."""
+    keys = mask if key_mask is None else key_mask
     if not causal:
-        return None if key_mask is None else _never_empty(key_mask)[:, None, None, :]
+        return None if keys is None else _never_empty(keys)[:, None, None, :]
     step = torch.arange(query.shape[-2], device=query.device)
     past = step[:, None] >= step
-    if key_mask is None:
+    if keys is None:
         return past
-    return past & key_mask[:, None, None, :] | (step[:, None] == step)
+    # With a mask alone, only rows of masked tokens can be empty.
+    opened = step[:, None] == step if key_mask is None else ~_some_key(key_mask, causal)[:, None, :, None]
+    return past & keys[:, None, None, :] | opened
 
 
-def _zero_rows(x: Tensor, mask: Tensor | None, key_mask: Tensor | None) -> Tensor:
+def _some_key(key_mask: Tensor, causal: bool) -> Tensor:
+    """Whether a query has a key: (B, 1), or (B, N) if causal."""
+    return key_mask.cumsum(-1) > 0 if causal else key_mask.any(-1, keepdim=True)
+
+
+def _zero_rows(x: Tensor, mask: Tensor | None, key_mask: Tensor | None, causal: bool) -> Tensor:
     """Zero the rows of x (B, H, N, ...) of tokens that are masked or have no key."""
     rows = mask
     if key_mask is not None:
-        some_key = key_mask.any(-1, keepdim=True)
+        some_key = _some_key(key_mask, causal)
         rows = some_key if mask is None else mask & some_key
     return x if rows is None else x.masked_fill(~rows[:, None, :, None], 0.0)
 
@@ -225,7 +243,7 @@ def double_attention(
     """
     check_chunk_size(chunk_size)
     query_, key_, value_ = (widen(x) for x in (query, key, value))
-    with torch.autocast(query.device.type, enabled=False):
+    with full_precision(query):
         offsets = [_offset_again(query_, part, mask) for part in key_.split(chunk_size, dim=2)]
         offset = torch.cat(offsets, -1).unsqueeze(-1)
         ones = torch.ones_like(query_[..., :1])

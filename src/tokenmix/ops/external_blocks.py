@@ -152,10 +152,11 @@ class _Blocks(torch.autograd.Function):
             if joined and merge is None and _at_once(whole, out[heads], offsets[0][heads]):
                 continue
             kept: Tensor | None = None
+            # Chunks are contiguous, as in the backward pass: half precision rounds the biases of others separately.
             for k in range(num_steps):
                 here = some.new_full((*some.shape[:-2], slots), -torch.inf, dtype=wide)
                 for part in chunks:
-                    logits = F.linear(some[..., part, :], key_memory, key_bias).to(wide)
+                    logits = F.linear(some[..., part, :].contiguous(), key_memory, key_bias).to(wide)
                     if k:
                         logits -= torch.logsumexp(logits - offsets[k - 1][heads], dim=-1, keepdim=True)
                     taking_part = None if there is None else there[..., part]
@@ -165,7 +166,9 @@ class _Blocks(torch.autograd.Function):
                 here = here.masked_fill(here == -torch.inf, 0.0) if merge is None else merge(here)
                 offsets[k][heads] = here.unsqueeze(-2)
             for part in chunks:
-                logits = F.linear(some[..., part, :], key_memory, key_bias).to(wide) if kept is None else kept
+                logits = kept
+                if logits is None:
+                    logits = F.linear(some[..., part, :].contiguous(), key_memory, key_bias).to(wide)
                 if num_steps:
                     logits.sub_(offsets[-1][heads])
                 weights = torch.softmax(logits, dim=-1, out=logits).to(query.dtype)  # pyrefly: ignore[no-matching-overload]

@@ -135,6 +135,8 @@ def _built_for(weight: Tensor) -> int:
 
 
 def _check_length(weight: Tensor, n: int) -> None:
+    if weight.dim() == 1 and weight.shape[0] % 2 == 0:
+        raise UserError(f"a Toeplitz gate of n tokens has 2n-1 weights, got {weight.shape[0]}; give an odd number")
     if n > _built_for(weight):
         raise UserError(
             f"the gate was built for {_built_for(weight)} tokens and got {n}; "

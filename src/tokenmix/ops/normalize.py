@@ -1,5 +1,7 @@
 """Double normalisation: a softmax over tokens, then L1 over slots, in one numerically stable expression."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -83,7 +85,7 @@ def entmax15(logits: Tensor) -> Tensor:
 
     Reference: Peters, Niculae, Martins, Sparse Sequence-to-Sequence Models, 2019, arXiv 1905.05702, Algorithm 2.
     """
-    half = logits / 2
+    half = widen(logits) / 2
     half = half - half.detach().amax(-1, keepdim=True)
     with torch.no_grad():  # The support: the largest number of leading entries with tau below the last of them.
         ordered = half.sort(dim=-1, descending=True).values
@@ -92,7 +94,7 @@ def entmax15(logits: Tensor) -> Tensor:
         support = half >= ordered.gather(-1, (taus <= ordered).sum(-1, keepdim=True).clamp_min(1) - 1)
     inside = torch.where(support, half, 0.0)
     tau = _threshold(inside.sum(-1, True), inside.square().sum(-1, True), support.sum(-1, keepdim=True))
-    return torch.where(support, half - tau, 0.0).clamp_min(0.0).square()
+    return torch.where(support, half - tau, 0.0).clamp_min(0.0).square().to(logits.dtype)
 
 
 def _threshold(total: Tensor, squares: Tensor, count: Tensor) -> Tensor:
@@ -126,6 +128,12 @@ def _left_out(mask: Tensor, logits: Tensor) -> Tensor:
 def _finite(offset: Tensor) -> Tensor:
     """L as (..., 1, S), with 0 for slots without any token; -inf would give inf - inf."""
     return offset.masked_fill(offset == -torch.inf, 0.0).unsqueeze(-2)
+
+
+def full_precision(x: Tensor) -> AbstractContextManager[object]:
+    """No autocast, under which products of widened tensors would be in half precision again."""
+    # The meta device has none.
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
 def widen(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from tokenmix.ops.checks import check_tensors
 
 
 def resize_gate(
-    weight: Tensor, bias: Tensor, old_grid: Sequence[int], new_grid: Sequence[int]
+    weight: Tensor, bias: Tensor, old_grid: Sequence[int], new_grid: Sequence[int], *, causal: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Resize a gate to another number of tokens, by interpolation over the token grid.
 
@@ -29,6 +29,7 @@ def resize_gate(
         bias: (N,).
         old_grid: (h, w), or (n,) for text; the product is N.
         new_grid: the new grid, with as many axes.
+        causal: only the lower triangle of W counts; it is mirrored before, so that the diagonal stays an edge.
 
     Returns:
         weight and bias for new_grid, in the dtypes of the inputs, without gradients.
@@ -45,6 +46,9 @@ def resize_gate(
             f"old_grid {old} has {n} tokens, so weight must be {expected} and bias {(n,)}; "
             f"got {tuple(weight.shape)} and {tuple(bias.shape)}; give the grid that the weights were made for"
         )
+    if causal:
+        past = weight[n - 1 :] if weight.dim() == 1 else weight.tril()
+        weight = torch.cat([past[1:].flip(0), past]) if weight.dim() == 1 else past + past.tril(-1).T
     scale = n / prod(new)
     axes = []
     for before, after in zip(old, new):

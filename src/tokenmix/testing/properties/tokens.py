@@ -242,28 +242,32 @@ def full_mask(build: Build, x: Tensor) -> None:
     assert_close(call(layer, x, mask), call(layer, x), tolerance, "an all-True mask changes the output")
 
 
-def _replace(x: Tensor, positions: slice, seed: int) -> Tensor:
+def _replace(x: Tensor, positions: Tensor, seed: int) -> Tensor:
+    """x with noise for the tokens at the positions, (B, N) bool."""
     tokens = to_tokens(x).clone()
-    tokens[:, positions] = 10 * noise(*tokens[:, positions].shape, seed=seed).to(x)
+    tokens[positions] = 10 * noise(*tokens[positions].shape, seed=seed).to(x)
     return size_like(x, tokens)
 
 
 def polarity(build: Build, x: Tensor) -> None:
     """Tokens under False do not affect the others; tokens under True do."""
     layer, x, tolerance = exact(build, x)
-    mask = _all_true(layer, build, x)
-    count = mask.shape[1]
-    first, last = slice(0, count // 4), slice(count // 2, count)
-    mask[:, last] = False
-    watched = slice(count // 4, count // 2)
+    samples, count = _all_true(layer, build, x).shape
+    quarter = count // 4
+    # A first quarter that acts on a second, and the rest under False; elsewhere in each sample.
+    part = torch.tensor([0] * quarter + [1] * quarter + [2] * (count - 2 * quarter))
+    parts = torch.stack([part.roll(i * quarter) for i in range(samples)])
+    first, watched, last = (parts == i for i in range(3))
+    mask = ~last
     with torch.no_grad():
-        expected = to_tokens(call(layer, x, mask))[:, watched]
-        without = to_tokens(call(layer, _replace(x, last, 5), mask))[:, watched]
-        within = to_tokens(call(layer, _replace(x, first, 6), mask))[:, watched]
-        unmasked = to_tokens(call(layer, _replace(x, first, 6)) - call(layer, x))[:, watched]
-        if gap(unmasked, torch.zeros_like(unmasked)) <= tolerance:
-            raise NotApplicable("does not mix tokens")
-    if gap(within, expected) <= tolerance:
+        expected = to_tokens(call(layer, x, mask))[watched].view(samples, quarter, -1)
+        without = to_tokens(call(layer, _replace(x, last, 5), mask))[watched].view(expected.shape)
+        within = to_tokens(call(layer, _replace(x, first, 6), mask))[watched].view(expected.shape)
+        unmasked = to_tokens(call(layer, _replace(x, first, 6)) - call(layer, x))[watched].view(expected.shape)
+    mixed = [i for i, change in enumerate(unmasked) if gap(change, torch.zeros_like(change)) > tolerance]
+    if not mixed:
+        raise NotApplicable("does not mix tokens")
+    if any(gap(within[i], expected[i]) <= tolerance for i in mixed):
         seen = "they see those under False instead: the mask is inverted" if gap(without, expected) > tolerance else ""
         raise PropertyFailure(f"unmasked tokens do not affect the others; {seen}".rstrip("; "))
     if gap(without, expected) > tolerance:
@@ -280,7 +284,7 @@ def padding(build: Build, x: Tensor) -> None:
     kept = count - (2 * x.shape[3] if x.dim() == 4 else 3)
     mask[:, kept:] = False
     with torch.no_grad():
-        padded = to_tokens(call(layer, _replace(x, slice(kept, count), 5), mask))
+        padded = to_tokens(call(layer, _replace(x, ~mask, 5), mask))
         if known.length not in ("any", "up-to"):
             return
         cropped = x[:, :kept] if x.dim() == 3 else x[:, :, :-2]
