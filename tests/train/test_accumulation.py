@@ -147,3 +147,18 @@ def test_the_loop_weighs_the_parts_of_each_step(tmp_path: Path, monkeypatch: pyt
 def train_loss(run: Path) -> float:
     with (run / "metrics.csv").open(newline="") as file:
         return float(list(csv.DictReader(file))[-1]["train_loss"])
+
+
+@pytest.mark.parametrize("sizes", [[4, 0], [0, 4], [2, 0, 2]])
+def test_a_part_without_a_readable_image_counts_as_zero(sizes: list[int]) -> None:
+    made = new_task("image-classification", model="vit_nano", model_kwargs={"depth": 1}, data="digits", limit=64)
+    batch: Any = made.batch
+    whole, parts = gradients(made, [batch]), gradients(made, cut(batch, sizes))
+    for name, value in whole.items():
+        torch.testing.assert_close(parts[name], value, rtol=1e-3, atol=1e-6)
+
+
+def test_a_step_without_a_readable_image_is_a_step() -> None:
+    made = new_task("image-classification", model="vit_nano", model_kwargs={"depth": 1}, data="digits", limit=64)
+    nothing = {name: values[:0] for name, values in made.batch.items()}  # type: ignore[union-attr, operator]
+    assert not any(value.any() for value in gradients(made, [nothing]).values())

@@ -94,6 +94,8 @@ def test_a_step_takes_as_many_samples_whatever_the_processes(monkeypatch, proces
             fit_to_ranks(config)
     else:
         assert fit_to_ranks(config) == config.replace(batch_size=batch, num_nodes=processes)
+        # Where the samples do not fill a batch, a step has fewer.
+        assert fit_to_ranks(config, 12) == config.replace(batch_size=12 // processes, num_nodes=processes)
 
 
 def test_it_needs_a_folder():

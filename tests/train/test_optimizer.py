@@ -102,3 +102,17 @@ def test_evaluating_an_average_changes_neither_it_nor_the_weights():
         assert not any(value.equal(own[name]) for name, value in ema.model.state_dict().items())
     assert all(value.equal(own[name]) for name, value in ema.model.state_dict().items())
     assert all(value.equal(ema.state_dict()[name]) for name, value in before.items())
+
+
+def test_a_peak_below_the_lowest_rate_stays_a_peak():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=2e-6)
+    factor = make_schedule(optimizer, OptimConfig(lr=2e-6), total_steps=20, epochs=2).lr_lambdas[0]
+    assert max(factor(step) for step in range(20)) == 1
+
+
+@pytest.mark.parametrize("shape", ["constant", "step"])
+def test_every_shape_cools_down(shape):
+    settings = make_config(schedule=shape, epochs=4, cooldown_epochs=1, warmup_steps=0, lr=1e-3, min_lr=1e-6)
+    factor = make_schedule(torch.optim.SGD([torch.zeros(1)], lr=1e-3), settings.optim, 40, 4).lr_lambdas[0]
+    assert [factor(step) for step in range(30, 40)] == pytest.approx([1e-3] * 10)
+    assert factor(29) >= 0.01

@@ -235,3 +235,13 @@ def test_a_run_keeps_its_metric_when_another_becomes_usual(tmp_path, monkeypatch
     assert json.loads((run / "result.json").read_text())["monitor"] == kept
     monkeypatch.undo()
     assert f"the best by {kept} on" in (Path(export_to_hub(run)) / "README.md").read_text()
+
+
+def test_an_optimiser_that_adds_a_setting_in_its_first_step_resumes(tmp_path):
+    """As LAMB's count of steps."""
+    config = CONFIG.replace(opt="lamb", epochs=1, checkpoint_every=1)
+    whole = runs.train(config.replace(out=tmp_path / "whole"), quiet=True)
+    with stopped_at(6), pytest.raises(Killed):
+        runs.train(config.replace(out=tmp_path / "run"), quiet=True)
+    runs.train(make_config(resume=tmp_path / "run"), quiet=True)
+    assert_equal_runs(whole, tmp_path / "run")

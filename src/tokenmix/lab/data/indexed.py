@@ -92,13 +92,16 @@ class IndexedDataset(ABC, Generic[Batch]):
 
     def training_order(self, seed: int, epoch: int, rank: int, world_size: int) -> np.ndarray:
         """Indices for one of `world_size` ranks in an epoch, equally many for each; here parts of one permutation."""
-        order = np.random.default_rng([abs(seed), epoch]).permutation(len(self))
-        # Repeated from the start, so that all ranks take the same number of steps.
-        return np.resize(order, -(-len(self) // world_size) * world_size)[rank::world_size]
+        return shared(np.random.default_rng([abs(seed), epoch]).permutation(len(self)), rank, world_size)
 
     def check_shares(self, world_size: int) -> None:
         """Raise `UserError` if the samples cannot be shared among this many ranks."""
         return
+
+
+def shared(order: np.ndarray, rank: int, world_size: int) -> np.ndarray:
+    """A rank's part of an order, which is repeated from the start so that all ranks take the same number of steps."""
+    return np.resize(order, -(-len(order) // world_size) * world_size)[rank::world_size]
 
 
 def subset(dataset: IndexedDataset[Batch], count: int | None) -> IndexedDataset[Batch]:
@@ -146,7 +149,7 @@ class _Chosen(IndexedDataset[Batch]):
     def training_order(self, seed: int, epoch: int, rank: int, world_size: int) -> np.ndarray:
         if self.labels is None:
             return super().training_order(seed, epoch, rank, world_size)
-        rng, count = np.random.default_rng([abs(seed), epoch]), -(-len(self) // world_size) * world_size
+        rng, count = np.random.default_rng([abs(seed), epoch]), len(self)
         classes = rng.permutation(np.unique(self.labels))
         drawn = []
         for number, label in enumerate(classes):
@@ -154,7 +157,7 @@ class _Chosen(IndexedDataset[Batch]):
             wanted = len(range(number, count, len(classes)))
             rounds = [rng.permutation(own) for _ in range(-(-wanted // len(own)))]
             drawn.append(np.concatenate(rounds)[:wanted])
-        return rng.permutation(np.concatenate(drawn))[rank::world_size]
+        return shared(rng.permutation(np.concatenate(drawn)), rank, world_size)
 
 
 def choose(labels: Tensor, limit: int | None, seed: int) -> Tensor:

@@ -98,7 +98,7 @@ class RunFolder:
     @cached_property
     def setup(self) -> Values:
         """Config, command, environment and metric of the best epoch, as written."""
-        return _Part(self.path / "config.json", {"monitor": str, "sources": dict[str, str]})
+        return _Part(self.path / "config.json", {"monitor": str, "sources": dict[str, str], "step_size": int})
 
     @cached_property
     def saved_config(self) -> TrainConfig:

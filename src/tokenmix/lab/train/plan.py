@@ -42,16 +42,19 @@ def check_device(config: TrainConfig) -> None:
         raise UserError("precision 16-mixed needs a GPU; give --precision bf16-mixed or 32")
 
 
-def fit_to_ranks(config: TrainConfig) -> TrainConfig:
-    """The config of a run to resume, fitted to the current number of processes; samples per step stay the same."""
+def fit_to_ranks(config: TrainConfig, step_size: int | None = None) -> TrainConfig:
+    """The config of a run to resume, fitted to the current number of processes; samples per step stay the same.
+
+    They are `step_size`, which is less than the config's where the training samples do not fill a batch.
+    """
     if "RANK" not in os.environ:
         return config
     here = distributed_info()
     before = (config.loop.devices or 1) * (config.loop.num_nodes or 1)
-    samples = config.loop.batch_size * before
+    samples = step_size or config.loop.batch_size * before
     if samples % here.world_size:
         raise UserError(
-            f"the run takes {samples} samples a step ({before} processes of {config.loop.batch_size}), which "
+            f"the run takes {samples} samples a step ({before} processes of {samples // before}), which "
             f"{here.world_size} processes cannot share equally; resume it with another number of processes"
         )
     several = {"devices": here.local_world_size, "num_nodes": here.num_nodes}
@@ -278,10 +281,12 @@ class Warmup:
     def __call__(self, step: int) -> float:
         if step < self.warmup:
             return (step + 1) / (self.warmup + 1)
+        if step >= self.total:
+            return self.floor
         if self.shape == "step":
             done = step / max(1, self.total)
             return max(self.floor, 0.1 ** ((done >= 8 / 12) + (done >= 11 / 12)))
-        done = min(1.0, (step - self.warmup) / max(1, self.total - self.warmup))
+        done = (step - self.warmup) / (self.total - self.warmup)
         return self.floor + (1 - self.floor) * SHAPES[self.shape](done)
 
 
@@ -307,13 +312,13 @@ def make_optimizer(model: nn.Module | list[Values], optim: OptimConfig) -> Optim
         raise UserError(f"optimiser {optim.opt!r}: {error}; install that, or give another --opt") from None
 
 
-def make_schedule(optimizer: Optimizer, optim: OptimConfig, total_steps: int, epochs: int) -> LambdaLR:
+def make_schedule(optimizer: Optimizer, optim: OptimConfig, total_steps: int, epochs: float) -> LambdaLR:
     """Schedule with linear warm-up over the run's optimiser steps without the cool-down."""
     warmup = round(0.05 * total_steps) if optim.warmup_steps is None else optim.warmup_steps
     if optim.warmup_epochs is not None:
         warmup = round(optim.warmup_epochs / epochs * total_steps)
     falling = total_steps - round(optim.cooldown_epochs / epochs * total_steps)
-    return LambdaLR(optimizer, Warmup(optim.schedule, warmup, falling, optim.min_lr / optim.lr))
+    return LambdaLR(optimizer, Warmup(optim.schedule, warmup, falling, min(1.0, optim.min_lr / optim.lr)))
 
 
 Configured = Optimizer | Values | Sequence[Optimizer] | Sequence[Values] | tuple[Sequence[Optimizer], Sequence[object]]

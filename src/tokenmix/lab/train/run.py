@@ -247,7 +247,7 @@ def _resolve(given: TrainConfig) -> TrainConfig:
                 f"--resume continues with the run's own {name}={own.get(name)!r}; "
                 f"leave {name}={changes[name]!r} out, or start a new run with --init-from {run}"
             )
-        config = fit_to_ranks(saved.replace(**changes))
+        config = fit_to_ranks(saved.replace(**changes), folder.setup.get("step_size"))
         if folder.is_finished:
             raise UserError(
                 f"{run} is finished; evaluate it with: tokenmix eval {run}, or start from it with --init-from {run}"
@@ -336,6 +336,7 @@ def _prepare(config: TrainConfig, run: RunFolder) -> Session:
         session.notes += [*([size_note(sizes)] if sizes else []), *changed.notes, *notes]
         if distributed_info().first:
             setup: Values = {"config": dataclasses.asdict(config), "monitor": task.monitor, "command": sys.argv}
+            setup["step_size"] = plan.batch_size * plan.accumulate * distributed_info().world_size
             setup["sources"] = own_sources(task)
             with _one_line_errors(run.path):
                 write_json(run.path / "config.json", {ID: secrets.token_hex(16), **setup, "environment": environment()})

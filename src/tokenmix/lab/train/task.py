@@ -159,7 +159,7 @@ class TaskModule(nn.Module, ABC):
         mode: max if more of `monitor` is better, min if less is better.
         options: the task's own options, `config.options`.
         set_elsewhere: model arguments that users cannot give, and the option that sets each.
-        total_steps: optimiser steps of the whole run; the loop sets it before training.
+        total_steps, total_epochs: those of the whole run; the loop sets them before training.
         automatic_optimization: whether the loop runs the backward pass and the optimisers; else `training_step` does.
         inspects: what `inspect` can show: maps of an image from `view`, gates and attention of a text, or nothing.
         no_comparison: why `compare` refuses the task, and what to do instead; empty if it does not refuse.
@@ -189,7 +189,7 @@ class TaskModule(nn.Module, ABC):
         self.options: Any = config.options
         self.metrics = self.make_metrics(config, data)
         self.watch(config.loop.monitor or self.usual_monitor())
-        self.total_steps = 0
+        self.total_steps, self.total_epochs = 0, float(config.loop.epochs or EPOCHS)
         self.part_weight = 1.0
         self.own_samples = slice(None)
         self.optimizers: list[Optimizer] = []
@@ -271,7 +271,7 @@ class TaskModule(nn.Module, ABC):
             return [1.0] * len(parts)
         counts = torch.tensor([self.count(part) for part in parts], dtype=torch.float64)
         mean = all_reduce_mean(counts.mean())
-        return (counts / mean if mean else torch.ones_like(counts)).tolist()
+        return (counts / (mean or 1.0)).tolist()
 
     @abstractmethod
     def evaluate(self, batch: Batch) -> Rows:
@@ -343,6 +343,9 @@ class TaskModule(nn.Module, ABC):
     def training_step(self, batch: Batch, batch_idx: int) -> Values:
         """The loss, and under `logs` the values for metrics.csv, there named train_*."""
         loss, logs = self.loss(batch)
+        if not self.part_weight:
+            # The mean over a part of a step without a readable sample is NaN; its gradient is 0.
+            loss, logs = loss.nan_to_num(), {name: value.nan_to_num() for name, value in logs.items()}
         return {"loss": loss, "logs": {"loss": loss.detach(), **logs}}
 
     def on_validation_epoch_start(self) -> None:
@@ -390,9 +393,9 @@ class TaskModule(nn.Module, ABC):
 
     def configure_optimizers(self) -> Configured:
         """timm's optimiser, with the recipe's schedule after linear warm-up, updated after each step."""
-        optim, epochs = self.config.optim, self.config.loop.epochs or EPOCHS
+        optim = self.config.optim
         optimizer = make_optimizer(self.parameter_groups(), optim)
-        schedule = make_schedule(optimizer, optim, self.total_steps, epochs)
+        schedule = make_schedule(optimizer, optim, self.total_steps, self.total_epochs)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def plain_samples(self, data: Any, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
