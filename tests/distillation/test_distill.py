@@ -414,3 +414,15 @@ def test_a_mask_of_another_length_is_said() -> None:
     found = tokenmix.distill(teacher, swapped(teacher), [batch], steps=0, held_out=[batch])
     assert found.after is not None
     assert found.after.rows == 11
+
+
+def test_mixers_include_an_inserted_block() -> None:
+    """Its gamma is 0 at the start, so that the mixer alone would learn nothing."""
+    torch.manual_seed(0)
+    teacher = Net()
+    student = copy.deepcopy(teacher)
+    student.head.weight.data.mul_(0.5)
+    batches = [torch.randn(4, 6, 8)] * 4
+    tokenmix.insert(student, "first", "external", example_inputs=(batches[0],))
+    tokenmix.distill(teacher, student, batches, loss="mse", steps=4, train_only="mixers", lr=1e-2)
+    assert student.first.inserted.gamma.any()

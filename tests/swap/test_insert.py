@@ -2,6 +2,7 @@
 
 import copy
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -565,3 +566,151 @@ def test_a_hook_that_takes_the_output_sees_the_block():
         assert not torch.allclose(before, changed)
         changed.sum().backward()
         assert model.get_submodule(after).inserted.gamma.grad.any()  # type: ignore[union-attr]
+
+
+class Branches(nn.ModuleList):
+    def forward(self, x: Tensor) -> Tensor:
+        return sum(branch(x) for branch in self)  # type: ignore[return-value]
+
+
+class Loop(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("kind", [Branches, Loop])
+def test_a_module_that_calls_its_children_takes_no_block(kind: type[nn.Module]):
+    layers = [nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)]
+    host = kind(layers) if kind is Branches else kind(*layers)
+    model, x = nn.Sequential(nn.Conv2d(3, 8, 1), host), torch.randn(1, 3, 4, 4)
+    before = model(x)
+    with pytest.raises(UserError, match=f"1 \\({kind.__name__}\\) calls its children, of which the block would be one"):
+        insert(model, after="1", mixer="external", img_size=4)
+    assert model(x).equal(before)
+    assert not hasattr(host, "inserted")
+
+
+def test_a_compiled_model_sees_a_block():
+    model = Net(2).eval()
+    compiled, x = torch.compile(model, backend="eager"), torch.randn(1, 3, 4, 4)
+    plain = compiled(x)
+    report = insert(model, after="second", mixer="external", img_size=4)
+    nn.init.normal_(model.second.inserted.gamma)
+    assert compiled(x).equal(model(x))
+    assert not compiled(x).equal(plain)
+    report.remove()
+    assert compiled(x).equal(plain)
+
+
+def test_what_ddp_wraps_is_changed_before(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Conv2d(3, 8, 1)))
+        for change in (partial(insert, after="module.0"), tokenmix.swap_attention):
+            with pytest.raises(UserError, match="change the model first, then wrap it"):
+                change(model, mixer="external")
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_block_has_no_cache_of_earlier_tokens():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes: dict[str, Any] = {"n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 40, "n_positions": 20}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=1, eos_token_id=1)).eval()
+    insert(model, "transformer.h.0", "self", mixer_kwargs={"causal": True})
+    ids = torch.randint(2, 40, (1, 5))
+    with pytest.raises(UserError, match="generate with use_cache=False"):
+        model.generate(ids, max_new_tokens=3, pad_token_id=0)
+    assert model.generate(ids, max_new_tokens=3, pad_token_id=0, use_cache=False).shape[1] > 5
+
+
+def test_a_model_that_generates_without_attention_is_causal():
+    from transformers import MambaConfig, MambaForCausalLM
+
+    model = MambaForCausalLM(MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=40))
+    with pytest.raises(UserError, match="would see future tokens"):
+        insert(model, "backbone.layers.0", "external", example_inputs=(torch.randint(1, 40, (1, 6)),))
+
+
+class Wrapped(nn.Module):
+    """A model of transformers that takes a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from transformers import BertConfig, BertModel
+
+        sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        self.bert = BertModel(BertConfig(**sizes, intermediate_size=64, vocab_size=40, max_position_embeddings=20))
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        return self.bert(**batch).last_hidden_state
+
+
+@pytest.mark.parametrize("after", ["bert.embeddings", "bert.encoder.layer.0.output"])
+def test_padding_is_known_through_a_wrapper(after: str):
+    batch = {"input_ids": torch.randint(1, 40, (2, 6)), "attention_mask": torch.ones(2, 6, dtype=torch.long)}
+    with pytest.raises(UserError, match=r"takes attention_mask, which .* is called without"):
+        insert(Wrapped(), after, "external", example_inputs=(batch,))
+    insert(Wrapped(), "bert.encoder.layer.0", "external", example_inputs=(batch,))
+
+
+class Masked(nn.Module):
+    """A layer whose argument `name` masks tokens, on tokens or on maps of one axis."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+
+class WithPadding(Masked):
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        return self.layer(x)
+
+
+class WithMask(Masked):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.layer(x)
+
+
+@pytest.mark.parametrize(("kind", "layer"), [(WithPadding, nn.Linear(8, 8)), (WithMask, nn.Conv1d(8, 8, 1))])
+def test_a_block_takes_the_mask_of_its_module(kind: type[Masked], layer: nn.Module):
+    torch.manual_seed(0)
+    host, axis = kind(layer), 1 if isinstance(layer, nn.Linear) else 2
+    x = torch.randn(2, 6, 8) if axis == 1 else torch.randn(2, 8, 6)
+    model = nn.Sequential(host)
+    insert(model, "0", "external", example_inputs=(x,))
+    nn.init.normal_(host.inserted.gamma)
+    kept = torch.arange(6) < torch.tensor([[6], [4]])
+    mask = ~kept if kind is WithPadding else kept
+    other = x.clone()
+    other.select(0, 1).narrow(axis - 1, 4, 2).fill_(9)
+    one, two = host(x, mask), host(other, mask)
+    assert not host(x, mask).equal(host(x))
+    torch.testing.assert_close(one.narrow(axis, 0, 4), two.narrow(axis, 0, 4))
+    torch.testing.assert_close(two[1].narrow(axis - 1, 4, 2), layer(other)[1].narrow(axis - 1, 4, 2))
+
+
+def test_a_mask_of_pytorchs_encoder_is_of_pairs():
+    """As many samples as tokens, so that its shape does not tell."""
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 1)
+    x = torch.randn(6, 6, 16)
+    insert(nn.Sequential(encoder), "0", "external", example_inputs=(x,))
+    with pytest.raises(UserError, match="masks pairs of tokens"):
+        encoder(x, mask=nn.Transformer.generate_square_subsequent_mask(6))
+
+
+def test_sound_without_a_channel_axis_shows_its_layout():
+    class Sound(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.act = nn.Conv1d(1, 16, 5, stride=16), nn.GELU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.act(self.conv(x.unsqueeze(1)))
+
+    model = Sound()
+    assert insert(model, "act", "external", example_inputs=(torch.randn(1, 1000),)).rows[0].dim == 16
+    assert model(torch.randn(1, 2000)).shape == (1, 16, 125)

@@ -255,3 +255,17 @@ def test_attentions_of_the_other_layers_alone_are_refused() -> None:
     model.config.output_attentions = True
     with pytest.raises(UserError, match="output_attentions=True"):
         copy.deepcopy(model)(ids)
+
+
+def test_a_decoder_above_the_base_model_comes_back(tmp_path: Path) -> None:
+    """As in MAE, whose decoder is not of the base model."""
+    decoder = {f"decoder_{name}": value for name, value in VIT.items()}
+    model = transformers.ViTMAEForPreTraining(transformers.ViTMAEConfig(**VIT, **decoder, image_size=16, patch_size=4))
+    tokenmix.swap_attention(model, "external")
+    moved(model.eval()).save_pretrained(tmp_path)
+    again = transformers.AutoModelForPreTraining.from_pretrained(tmp_path)
+    x, noise = torch.randn(2, 3, 16, 16), torch.rand(2, 16)
+    assert torch.equal(again(x, noise=noise).logits, model(x, noise=noise).logits)
+    base = transformers.AutoModel.from_pretrained(tmp_path)
+    wanted = model.vit(x, noise=noise).last_hidden_state
+    assert torch.equal(base(x, noise=noise).last_hidden_state, wanted)

@@ -30,6 +30,7 @@ from tokenmix.layers.base import Mixer
 from tokenmix.ops.checks import check_choice, check_numbers, check_whole
 from tokenmix.registry import Arguments
 from tokenmix.swap.carrying import Carrying
+from tokenmix.swap.inserting import InsertedBlock
 from tokenmix.swap.probe import Example, evaluating
 from tokenmix.swap.registry import Where, find_sites
 from tokenmix.swap.report import SwapRow, TableReport
@@ -287,7 +288,8 @@ def _learning(student: nn.Module, train_only: Trained | None) -> Iterator[list[n
     elif callable(train_only):
         chosen = [p for name, p in named if train_only(name, p)]
     elif train_only == "mixers":
-        inside = {id(p) for module in student.modules() if isinstance(module, Mixer) for p in module.parameters()}
+        new = (module for module in student.modules() if isinstance(module, Mixer | InsertedBlock))
+        inside = {id(p) for module in new for p in module.parameters()}
         chosen = [p for _, p in named if id(p) in inside]
     else:
         globs = [train_only] if isinstance(train_only, str) else train_only

@@ -9,11 +9,25 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from tokenmix.errors import UserError
 from tokenmix.files import Values
 from tokenmix.layers.base import Mixer
 from tokenmix.registry import Arguments
+
+
+def check_model(model: object) -> None:
+    """Raise `UserError` unless `model` is a module, and not one whose parameters DDP counts."""
+    if not isinstance(model, nn.Module):
+        raise UserError(
+            f"model must be an nn.Module, got {model!r}; build it first, for example with timm.create_model"
+        )
+    if any(isinstance(part, DistributedDataParallel) for part in model.modules()):
+        raise UserError(
+            "DistributedDataParallel would not average the gradients of new parameters; change the model first, then "
+            "wrap it"
+        )
 
 
 def check_values(holds: Tensor, message: str) -> None:

@@ -3,8 +3,10 @@
 import fnmatch
 import functools
 import inspect
+import sys
 import warnings
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, Unpack, get_args
@@ -20,18 +22,20 @@ from tokenmix.layers.base import Factory, Mixer, count_parameters
 from tokenmix.layers.table import build_mixer, count_of, resolve_mixer
 from tokenmix.ops.checks import check_choice
 from tokenmix.registry import Arguments
-from tokenmix.swap.adapter import is_causal, shared_mask
+from tokenmix.swap.adapter import check_model, is_causal, shared_mask
 from tokenmix.swap.probe import Example, check_runs, evaluating, example_of, model_macs, watch_calls, watch_pass
 from tokenmix.swap.report import ChangeReport, SkippedAttention, aligned, cost_cells
 
 INSERTED = "inserted"
 """Name of the block in the module that it follows."""
 HOOKED = "has_insert_hook"
+ENCODER = "src_key_padding_mask"
+"""Argument of PyTorch's encoders, whose `mask` is of pairs."""
 PAIRS = ("src_mask", "tgt_mask")
 """Arguments (N, N) of PyTorch's transformers."""
-LEFT_OUT = ("key_padding_mask", "src_key_padding_mask", "tgt_key_padding_mask", *PAIRS)
+LEFT_OUT = ("key_padding_mask", ENCODER, "tgt_key_padding_mask", "padding_mask", *PAIRS)
 """Arguments in which True = the token takes no part."""
-MASKS = (*LEFT_OUT, "attention_mask", "attn_mask", "pixel_attention_mask", "padding_mask", "mask")
+MASKS = (*LEFT_OUT, "attention_mask", "attn_mask", "pixel_attention_mask", "mask")
 """Arguments that mask tokens; a block after a module takes that of the module's call."""
 
 Layout = Literal["tokens", "channels-first", "channels-last"]
@@ -81,7 +85,8 @@ class InsertedBlock(nn.Module):
                 "give images of the size of the insertion, or insert external or self"
             )
         tokens = x.flatten(2).transpose(1, 2) if first else x.flatten(1, -2)
-        mask = shared_mask(mask, tokens) if self.layout == "tokens" else None
+        # Maps of images have no padding.
+        mask = shared_mask(mask, tokens) if x.dim() == 3 else None
         finite = tokens.nan_to_num(0.0, 0.0, 0.0)
         normed = finite if self.norm is None else self.norm(finite)
         if self.mixer.capabilities.layout == "2d":
@@ -129,24 +134,34 @@ def run_inserted(
     if block is None:
         return output
     given = {**dict(zip(names, args, strict=False)), **kwargs}
+    # A cache of transformers, with the tokens of this call.
+    if any(getattr(value, "get_seq_length", int)() > output.shape[1] for value in given.values()):
+        raise UserError("an inserted block has no cache of earlier tokens; generate with use_cache=False")
     masks = {name: mask for name in MASKS if (mask := given.get(name)) is not None}
     tensors = {name: mask for name, mask in masks.items() if isinstance(mask, Tensor)}
     if len(masks) > 1 or len(tensors) < len(masks):
         kinds = ", ".join(f"{name} ({type(mask).__name__})" for name, mask in masks.items())
         raise UserError(f"a block takes one mask, a tensor, and the module before it is called with {kinds}")
     for name, mask in tensors.items():
-        mask = ~mask if name in LEFT_OUT and mask.dtype == torch.bool else mask
-        return block(output, mask[None, None] if name in PAIRS and mask.dim() == 2 else mask)
+        pairs = name in PAIRS or (name == "mask" and ENCODER in names)
+        mask = ~mask if (pairs or name in LEFT_OUT) and mask.dtype == torch.bool else mask
+        return block(output, mask[None, None] if pairs and mask.dim() == 2 else mask)
     return block(output)
 
 
-def _check_attention(model: nn.Module, name: str, host: nn.Module, mixer: Mixer) -> None:
+def _around(model: nn.Module, name: str) -> list[nn.Module]:
+    """A module, and the modules that it is in, from inside out."""
+    path = name.split(".")
+    return [model.get_submodule(".".join(path[:i])) for i in range(len(path), -1, -1)]
+
+
+def _check_attention(model: nn.Module, name: str, host: nn.Module, mixer: Mixer, masked: Collection[nn.Module]) -> None:
     """Raise `UserError` if a block of tokens after this module would see future tokens, padding, or other samples.
 
-    The attention in the smallest module around it tells whether it is causal, and whether samples come first.
+    The attention in the smallest module around it tells whether it is causal, and whether samples come first. Padding
+    is known to the model, to models of transformers around the module, and to those that the example calls `masked`.
     """
-    path = name.split(".")
-    around = [model.get_submodule(".".join(path[:i])) for i in range(len(path), -1, -1)]
+    around = _around(model, name)
 
     def nearest(attribute: str) -> list[Any]:
         told = ([m for m in part.modules() if isinstance(getattr(m, attribute, None), bool)] for part in around)
@@ -157,20 +172,28 @@ def _check_attention(model: nn.Module, name: str, host: nn.Module, mixer: Mixer)
             f"{name} has tokens (N, B, C), as {type(other).__name__} has batch_first=False, and a block would mix the "
             "samples; build the model with batch_first=True"
         )
-    causal = next((m for m in nearest("is_causal") if m.is_causal), None)
+    told = nearest("is_causal")
+    causal = next((m for m in told if m.is_causal), None)
+    if not told:  # Such as Mamba, which generates without attention.
+        around_it: list[Any] = around
+        causal = next((m for m in around_it if hasattr(m, "can_generate") and m.can_generate()), None)
     if causal is not None and not is_causal(mixer):
         raise UserError(
             f"{name} belongs to causal attention ({type(causal).__name__}), and a block after it would see future "
             "tokens; give mixer_kwargs={'causal': True} for self or a gate, and generate with use_cache=False"
         )
-    takes, wanted = (inspect.signature(module.forward).parameters for module in (host, model))
-    # Models of images may take masks of pairs, such as timm's attn_mask, which few use.
-    padding = next((mask for mask in MASKS if mask in wanted and mask not in (*PAIRS, "attn_mask")), None)
-    if padding is not None and not any(mask in takes for mask in MASKS):
-        raise UserError(
-            f"the model takes {padding}, which {name} ({type(host).__name__}) is called without, so a block after it "
-            "would mix padding; name the module that is called with the mask, such as a layer of the encoder"
-        )
+    if any(mask in inspect.signature(host.forward).parameters for mask in MASKS):
+        return
+    for module in around:
+        if module is model or module in masked or hasattr(module, "main_input_name"):
+            # Models of images may take masks of pairs, such as timm's attn_mask, which few use.
+            wanted = set(inspect.signature(module.forward).parameters) - {*PAIRS, "attn_mask"}
+            if padding := next((mask for mask in MASKS if mask in wanted), None):
+                raise UserError(
+                    f"{type(module).__name__} takes {padding}, which {name} ({type(host).__name__}) is called without, "
+                    "so a block after it would mix padding; name the module that is called with the mask, such as a "
+                    "layer of the encoder"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,8 +275,7 @@ def insert(
         UserError: no module matches; a named or the only module is not called, or its output is not one tensor of
             tokens or of a map; or the mixer cannot be built.
     """
-    if not isinstance(model, nn.Module):
-        raise UserError(f"model must be an nn.Module, got {model!r}; build it first")
+    check_model(model)
     warn_untested()
     if layout is not None:
         check_choice("layout", layout, get_args(Layout))
@@ -271,7 +293,21 @@ def insert(
             "the model does not tell its input, and img_size is of 2-D images; give example_inputs, a tuple of "
             "arguments of its forward, such as (torch.zeros(1, 1, 32, 32, 32),)"
         )
-    calls, macs_before, device = watch_pass(model, example, list(hosts.values()), _observe, before_hooks=True)
+    outside = list(dict.fromkeys(module for name in hosts for module in _around(model, name)[1:]))
+
+    def observe(
+        place: int, method: str, args: Sequence[object], kwargs: Arguments, result: object
+    ) -> tuple[int, torch.Size | str]:
+        if place < len(hosts):
+            return _observe(place, method, args, kwargs, result)
+        module = outside[place - len(hosts)]
+        given = {**dict(zip(inspect.signature(module.forward).parameters, args, strict=False)), **kwargs}
+        if any(given.get(mask) is not None for mask in MASKS):
+            masked.add(module)
+        return place, ""
+
+    masked = set[nn.Module]()
+    calls, macs_before, device = watch_pass(model, example, [*hosts.values(), *outside], observe, before_hooks=True)
     wider = {} if layout else _wider_shapes(model, list(hosts.values()), example)
     blocks: list[tuple[nn.Module, InsertedBlock]] = []
     rows, skipped = [], []
@@ -306,7 +342,7 @@ def insert(
         given |= {**fixed, **(mixer_kwargs or {})}
         built = build_mixer(layer, f"mixer {label!r}", dim, max(counts), given).to(**factory)
         if chosen == "tokens":
-            _check_attention(model, name, host, built)
+            _check_attention(model, name, host, built, masked)
         block = InsertedBlock(built, chosen, grids[0] if bound else None, **factory).train(host.training)
         blocks.append((host, block))
         sizes = {3: "L", 4: "H, W", 5: "D, H, W"}[len(seen[0])]
@@ -341,6 +377,7 @@ def insert(
             host.register_forward_hook(functools.partial(run_inserted, names), with_kwargs=True, prepend=True)
             setattr(host, HOOKED, True)
 
+    forget_compiled()
     packing = unpack_padded(holders(model, [host for host, _ in blocks]))
 
     def undo() -> None:
@@ -350,7 +387,20 @@ def insert(
             encoder.use_nested_tensor = True
 
     remedy = "name another module, or give the layout of its output"
-    macs_after = check_runs(model, example, undo, device, "insertion", remedy)
+    called = Counter[nn.Module]()
+    with ExitStack() as stack:
+        # A pass that fails on the meta device is repeated on the model's own.
+        stack.callback(model.register_forward_pre_hook(lambda *_: called.clear()).remove)
+        for _, block in blocks:
+            stack.callback(block.register_forward_pre_hook(lambda block, _: called.update([block])).remove)
+        macs_after = check_runs(model, example, undo, device, "insertion", remedy)
+    for row, (_, block) in zip(rows, blocks, strict=True):
+        if called[block] != len(row.num_tokens):
+            undo()
+            raise UserError(
+                f"{row.name} ({row.after}) calls its children, of which the block would be one, so the insertion was "
+                f"undone; {remedy}"
+            )
     return InsertReport(
         model=model,
         mixer=label,
@@ -362,6 +412,12 @@ def insert(
         macs_before=macs_before,
         macs_after=macs_after,
     )
+
+
+def forget_compiled() -> None:
+    """Let torch.compile trace again: what it has compiled does not look for new hooks."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
 
 
 def holders(model: nn.Module, parts: Sequence[nn.Module]) -> list[nn.Module]:
@@ -385,6 +441,7 @@ def remove_inserted(model: nn.Module) -> list[str]:
     ]
     for name in names:
         delattr(model.get_submodule(name), INSERTED)
+    forget_compiled()
     return names
 
 
@@ -424,9 +481,11 @@ def _observe(
 
 
 def _wider_shapes(model: nn.Module, hosts: Sequence[nn.Module], example: Example) -> dict[int, torch.Size]:
-    """Shape of each host's first output if images are twice as wide, as far as the model runs on the meta device."""
+    """Shape of each host's first output if inputs are twice as wide, as far as the model runs on the meta device."""
+    # Without images, sequences (B, L) become twice as long.
+    least = 3 if any(isinstance(x, Tensor) and x.dim() > 2 for x in tree_leaves(example)) else 2
     wider: Example = map_aggregate(  # pyrefly: ignore[bad-assignment]
-        example, lambda x: torch.cat([x, x], -1) if isinstance(x, Tensor) and x.dim() > 2 else x
+        example, lambda x: torch.cat([x, x], -1) if isinstance(x, Tensor) and x.dim() >= least else x
     )
     calls: list[tuple[int, torch.Size | str]] = []
     # The model may take one size only.

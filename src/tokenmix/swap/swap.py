@@ -17,7 +17,7 @@ from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer, count_parameters
 from tokenmix.layers.table import resolve_mixer
 from tokenmix.registry import Arguments
-from tokenmix.swap.adapter import NO_ATTENTIONS
+from tokenmix.swap.adapter import NO_ATTENTIONS, check_model
 from tokenmix.swap.carrying import watch_blocks
 from tokenmix.swap.inserting import holders, unpack_padded
 from tokenmix.swap.probe import Example, check_runs, example_of, probe_model
@@ -53,7 +53,7 @@ def record_swap(model: nn.Module, mixer: str, rows: Sequence[SwapRow], kwargs: A
             notes = [
                 {
                     "mixer": mixer,
-                    "where": [name.removeprefix(prefix) for name, count in tokens.items() if count == one],
+                    "where": [stored_name(name, prefix) for name, count in tokens.items() if count == one],
                     "num_tokens": one,
                     "mixer_kwargs": dict(kwargs),
                     "drop": drop,
@@ -71,6 +71,11 @@ def refuse_attentions(model: nn.Module, args: tuple[object, ...], kwargs: Argume
     """Hook of a swapped transformers model, which would return the attentions of the other layers alone."""
     if kwargs.get("output_attentions") or getattr(model.config, "output_attentions", False):
         raise UserError(NO_ATTENTIONS)
+
+
+def stored_name(name: str, prefix: str) -> str:
+    """The name in the base model; with a dot before it, that of a head, such as the decoder of MAE."""
+    return name.removeprefix(prefix) if name.startswith(prefix) else f".{name}"
 
 
 def layer_prefix(model: Any) -> str:
@@ -143,10 +148,7 @@ def swap_attention(
         UserError: the mixer or an argument is unknown; `where` matches nothing; a named or the only site cannot be
             swapped; or the model would not run.
     """
-    if not isinstance(model, nn.Module):
-        raise UserError(
-            f"model must be an nn.Module, got {model!r}; build it first, for example with timm.create_model"
-        )
+    check_model(model)
     if drop not in (None, "positions"):
         raise UserError(f"drop={drop!r} is unknown; give drop='positions', or leave it out")
     warn_untested()

@@ -84,7 +84,8 @@ def transfer_weights(model: Any, source: Any) -> int:
     """
     net = _rows(model)
     given: Mapping[str, Tensor] = source if isinstance(source, Mapping) else _rows(source).state_dict()
-    own = [i for i, row in enumerate(net.model) if not isinstance(row, TokenMix)]
+    # A row with repeats is a sequence.
+    own = [i for i, row in enumerate(net.model) if not any(isinstance(part, TokenMix) for part in row.modules())]
     if len(own) == len(net.model):
         raise UserError("the model has no TokenMix row, so that its own load takes the weights")
     state, found, unfit = net.state_dict(), dict[str, Tensor](), set[int]()
