@@ -586,7 +586,7 @@ def test_a_module_that_calls_its_children_takes_no_block(kind: type[nn.Module]):
     host = kind(layers) if kind is Branches else kind(*layers)
     model, x = nn.Sequential(nn.Conv2d(3, 8, 1), host), torch.randn(1, 3, 4, 4)
     before = model(x)
-    with pytest.raises(UserError, match=f"1 \\({kind.__name__}\\) calls its children, of which the block would be one"):
+    with pytest.raises(UserError, match=f"after 1 \\({kind.__name__}\\) ran 2 times, the module 1"):
         insert(model, after="1", mixer="external", img_size=4)
     assert model(x).equal(before)
     assert not hasattr(host, "inserted")
@@ -631,8 +631,57 @@ def test_a_model_that_generates_without_attention_is_causal():
     from transformers import MambaConfig, MambaForCausalLM
 
     model = MambaForCausalLM(MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=40))
+    ids = torch.randint(1, 40, (1, 6))
+    for network, after in ((model, "backbone.layers.0"), (model.backbone, "layers.0")):
+        with pytest.raises(UserError, match="would see future tokens"):
+            insert(network, after, "external", example_inputs=(ids,))
+    insert(model, "backbone.layers.0", "self", mixer_kwargs={"causal": True}, example_inputs=(ids,))
+    with pytest.raises(UserError, match="generate with use_cache=False"):
+        model.generate(ids, max_new_tokens=3, pad_token_id=0)
+    assert model.generate(ids, max_new_tokens=3, pad_token_id=0, use_cache=False).shape[1] == 9
+
+
+def test_the_tower_of_a_model_of_images_and_text_tells_what_its_tokens_are():
+    from transformers import CLIPConfig, CLIPModel
+
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }
+    text = {**sizes, "vocab_size": 40, "max_position_embeddings": 12, "bos_token_id": 1, "eos_token_id": 2}
+    images = {**sizes, "image_size": 8, "patch_size": 4}
+    model = CLIPModel(CLIPConfig(text_config=text, vision_config=images, projection_dim=16)).eval()
+    for after in ("vision_model.embeddings", "vision_model.encoder.layers.0.mlp"):
+        insert(model, after, "external")
     with pytest.raises(UserError, match="would see future tokens"):
-        insert(model, "backbone.layers.0", "external", example_inputs=(torch.randint(1, 40, (1, 6)),))
+        insert(model, "text_model.encoder.layers.0", "external")
+
+
+def test_a_mask_of_pairs_is_not_padding():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 1)
+
+        def forward(self, x: Tensor, pairs: Tensor) -> Tensor:
+            return self.encoder(x, mask=pairs)
+
+    example = torch.randn(2, 6, 16), torch.zeros(6, 6, dtype=torch.bool)
+    insert(Net(), "encoder.layers.0.linear2", "external", example_inputs=example)
+
+
+def test_fx_keeps_a_hook_with_its_block():
+    class Tracer(torch.fx.Tracer):
+        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+            return isinstance(m, InsertedBlock) or super().is_leaf_module(m, module_qualified_name)
+
+    model, x = torchvision.models.resnet18(num_classes=4).eval(), torch.randn(1, 3, 64, 64)
+    insert(model, "layer3.1", "external", img_size=64)
+    nn.init.normal_(model.layer3[1].inserted.gamma)  # type: ignore[union-attr, arg-type]
+    traced = torch.fx.GraphModule(model, Tracer().trace(model))
+    torch.testing.assert_close(traced(x), model(x))
 
 
 class Wrapped(nn.Module):

@@ -138,6 +138,11 @@ class _Context(Protocol):
     def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
 
 
+def _logits(query: Tensor, key_memory: Tensor, key_bias: Tensor | None) -> Tensor:
+    """Logits as in the backward pass: with strides, half precision would round the product before it adds the bias."""
+    return F.linear(query if key_bias is None else query.contiguous(), key_memory, key_bias)
+
+
 class _Blocks(torch.autograd.Function):
     @staticmethod
     def forward(*inputs: *Inputs) -> tuple[Tensor, Tensor]:
@@ -152,11 +157,10 @@ class _Blocks(torch.autograd.Function):
             if joined and merge is None and _at_once(whole, out[heads], offsets[0][heads]):
                 continue
             kept: Tensor | None = None
-            # Chunks are contiguous, as in the backward pass: half precision rounds the biases of others separately.
             for k in range(num_steps):
                 here = some.new_full((*some.shape[:-2], slots), -torch.inf, dtype=wide)
                 for part in chunks:
-                    logits = F.linear(some[..., part, :].contiguous(), key_memory, key_bias).to(wide)
+                    logits = _logits(some[..., part, :], key_memory, key_bias).to(wide)
                     if k:
                         logits -= torch.logsumexp(logits - offsets[k - 1][heads], dim=-1, keepdim=True)
                     taking_part = None if there is None else there[..., part]
@@ -168,7 +172,7 @@ class _Blocks(torch.autograd.Function):
             for part in chunks:
                 logits = kept
                 if logits is None:
-                    logits = F.linear(some[..., part, :].contiguous(), key_memory, key_bias).to(wide)
+                    logits = _logits(some[..., part, :], key_memory, key_bias).to(wide)
                 if num_steps:
                     logits.sub_(offsets[-1][heads])
                 weights = torch.softmax(logits, dim=-1, out=logits).to(query.dtype)  # pyrefly: ignore[no-matching-overload]

@@ -18,7 +18,7 @@ from tokenmix.registry import Arguments
 
 
 def check_model(model: object) -> None:
-    """Raise `UserError` unless `model` is a module, and not one whose parameters DDP counts."""
+    """Raise `UserError` unless `model` is a module, without `DistributedDataParallel`."""
     if not isinstance(model, nn.Module):
         raise UserError(
             f"model must be an nn.Module, got {model!r}; build it first, for example with timm.create_model"

@@ -6,7 +6,7 @@ import inspect
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, Unpack, get_args
@@ -22,7 +22,7 @@ from tokenmix.layers.base import Factory, Mixer, count_parameters
 from tokenmix.layers.table import build_mixer, count_of, resolve_mixer
 from tokenmix.ops.checks import check_choice
 from tokenmix.registry import Arguments
-from tokenmix.swap.adapter import check_model, is_causal, shared_mask
+from tokenmix.swap.adapter import check_model, check_values, is_causal, shared_mask
 from tokenmix.swap.probe import Example, check_runs, evaluating, example_of, model_macs, watch_calls, watch_pass
 from tokenmix.swap.report import ChangeReport, SkippedAttention, aligned, cost_cells
 
@@ -37,6 +37,9 @@ LEFT_OUT = ("key_padding_mask", ENCODER, "tgt_key_padding_mask", "padding_mask",
 """Arguments in which True = the token takes no part."""
 MASKS = (*LEFT_OUT, "attention_mask", "attn_mask", "pixel_attention_mask", "mask")
 """Arguments that mask tokens; a block after a module takes that of the module's call."""
+
+CACHES = {"cache", "cache_params"}
+"""Arguments of transformers' models that generate without attention."""
 
 Layout = Literal["tokens", "channels-first", "channels-last"]
 
@@ -134,9 +137,9 @@ def run_inserted(
     if block is None:
         return output
     given = {**dict(zip(names, args, strict=False)), **kwargs}
-    # A cache of transformers, with the tokens of this call.
-    if any(getattr(value, "get_seq_length", int)() > output.shape[1] for value in given.values()):
-        raise UserError("an inserted block has no cache of earlier tokens; generate with use_cache=False")
+    for value in given.values():
+        if hasattr(type(value), "get_seq_length"):  # a cache of transformers
+            _check_cache(value, output.shape[1])
     masks = {name: mask for name in MASKS if (mask := given.get(name)) is not None}
     tensors = {name: mask for name, mask in masks.items() if isinstance(mask, Tensor)}
     if len(masks) > 1 or len(tensors) < len(masks):
@@ -144,22 +147,49 @@ def run_inserted(
         raise UserError(f"a block takes one mask, a tensor, and the module before it is called with {kinds}")
     for name, mask in tensors.items():
         pairs = name in PAIRS or (name == "mask" and ENCODER in names)
-        mask = ~mask if (pairs or name in LEFT_OUT) and mask.dtype == torch.bool else mask
+        # In transformers True = not padding.
+        theirs = name == "padding_mask" and type(module).__module__.startswith("transformers.")
+        if (pairs or name in LEFT_OUT) and not theirs and not mask.is_floating_point():
+            mask = ~mask.bool()
         return block(output, mask[None, None] if pairs and mask.dim() == 2 else mask)
     return block(output)
 
 
-def _around(model: nn.Module, name: str) -> list[nn.Module]:
+def _check_cache(cache: Any, num_tokens: int) -> None:
+    """Raise `UserError` if a cache holds tokens before the `num_tokens` of this call, which a block would not see."""
+    message = "an inserted block has no cache of earlier tokens; generate with use_cache=False"
+    try:
+        length = cache.get_seq_length()
+    except ValueError:
+        length = 2  # A state without a length, as Mamba's: a call with one token continues.
+    if isinstance(length, Tensor):
+        check_values(length <= num_tokens, message)
+    elif length > num_tokens:
+        raise UserError(message)
+
+
+def _token_masks(module: nn.Module, given: Arguments) -> set[str]:
+    """Names of arguments that mask tokens, not pairs of tokens or windows, in a call of a module."""
+    names = set(MASKS) - {*PAIRS, "attn_mask"}
+    if ENCODER in inspect.signature(module.forward).parameters:
+        names -= {"mask"}
+    return {name for name in names if isinstance(mask := given.get(name), Tensor) and mask.dim() in (2, 4)}
+
+
+def _around(model: nn.Module, name: str) -> list[Any]:
     """A module, and the modules that it is in, from inside out."""
     path = name.split(".")
     return [model.get_submodule(".".join(path[:i])) for i in range(len(path), -1, -1)]
 
 
-def _check_attention(model: nn.Module, name: str, host: nn.Module, mixer: Mixer, masked: Collection[nn.Module]) -> None:
+def _check_attention(
+    model: nn.Module, name: str, host: nn.Module, mixer: Mixer, masked: Mapping[nn.Module, Collection[str]]
+) -> None:
     """Raise `UserError` if a block of tokens after this module would see future tokens, padding, or other samples.
 
     The attention in the smallest module around it tells whether it is causal, and whether samples come first. Padding
-    is known to the model, to models of transformers around the module, and to those that the example calls `masked`.
+    is known to the model, to the innermost model of transformers, and to modules that the example calls with the masks
+    in `masked`, which also has attention that is called with is_causal.
     """
     around = _around(model, name)
 
@@ -173,10 +203,10 @@ def _check_attention(model: nn.Module, name: str, host: nn.Module, mixer: Mixer,
             "samples; build the model with batch_first=True"
         )
     told = nearest("is_causal")
-    causal = next((m for m in told if m.is_causal), None)
-    if not told:  # Such as Mamba, which generates without attention.
-        around_it: list[Any] = around
-        causal = next((m for m in around_it if hasattr(m, "can_generate") and m.can_generate()), None)
+    causal = next((m for m in told if m.is_causal or "is_causal" in masked.get(m, ())), None)
+    if not told:  # Mamba is causal without attention; what is not causal has no use of a cache.
+        inside = around[: 1 + next((i for i, m in enumerate(around) if hasattr(m, "main_input_name")), len(around))]
+        causal = next((m for m in inside if CACHES & inspect.signature(m.forward).parameters.keys()), None)
     if causal is not None and not is_causal(mixer):
         raise UserError(
             f"{name} belongs to causal attention ({type(causal).__name__}), and a block after it would see future "
@@ -185,15 +215,18 @@ def _check_attention(model: nn.Module, name: str, host: nn.Module, mixer: Mixer,
     if any(mask in inspect.signature(host.forward).parameters for mask in MASKS):
         return
     for module in around:
-        if module is model or module in masked or hasattr(module, "main_input_name"):
+        wanted, whole = set(masked.get(module, ())), hasattr(module, "main_input_name")
+        if module is model or whole:
             # Models of images may take masks of pairs, such as timm's attn_mask, which few use.
-            wanted = set(inspect.signature(module.forward).parameters) - {*PAIRS, "attn_mask"}
-            if padding := next((mask for mask in MASKS if mask in wanted), None):
-                raise UserError(
-                    f"{type(module).__name__} takes {padding}, which {name} ({type(host).__name__}) is called without, "
-                    "so a block after it would mix padding; name the module that is called with the mask, such as a "
-                    "layer of the encoder"
-                )
+            wanted |= set(inspect.signature(module.forward).parameters) - {*PAIRS, "attn_mask"}
+        if padding := next((mask for mask in MASKS if mask in wanted), None):
+            raise UserError(
+                f"{type(module).__name__} takes {padding}, which {name} ({type(host).__name__}) is called without, so "
+                "a block after it would mix padding; name the module that is called with the mask, such as a layer of "
+                "the encoder"
+            )
+        if whole:
+            return
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,21 +326,23 @@ def insert(
             "the model does not tell its input, and img_size is of 2-D images; give example_inputs, a tuple of "
             "arguments of its forward, such as (torch.zeros(1, 1, 32, 32, 32),)"
         )
-    outside = list(dict.fromkeys(module for name in hosts for module in _around(model, name)[1:]))
+    outside = dict.fromkeys(module for name in hosts for module in _around(model, name)[1:])
+    attention = (module for module in model.modules() if isinstance(getattr(module, "is_causal", None), bool))
+    watched = list(outside | dict.fromkeys(attention))
 
     def observe(
         place: int, method: str, args: Sequence[object], kwargs: Arguments, result: object
     ) -> tuple[int, torch.Size | str]:
         if place < len(hosts):
             return _observe(place, method, args, kwargs, result)
-        module = outside[place - len(hosts)]
+        module = watched[place - len(hosts)]
         given = {**dict(zip(inspect.signature(module.forward).parameters, args, strict=False)), **kwargs}
-        if any(given.get(mask) is not None for mask in MASKS):
-            masked.add(module)
+        named = _token_masks(module, given) if module in outside else set()
+        masked.setdefault(module, set()).update(named | {"is_causal"} & {k for k, v in given.items() if v is True})
         return place, ""
 
-    masked = set[nn.Module]()
-    calls, macs_before, device = watch_pass(model, example, [*hosts.values(), *outside], observe, before_hooks=True)
+    masked: dict[nn.Module, set[str]] = {}
+    calls, macs_before, device = watch_pass(model, example, [*hosts.values(), *watched], observe, before_hooks=True)
     wider = {} if layout else _wider_shapes(model, list(hosts.values()), example)
     blocks: list[tuple[nn.Module, InsertedBlock]] = []
     rows, skipped = [], []
@@ -398,8 +433,9 @@ def insert(
         if called[block] != len(row.num_tokens):
             undo()
             raise UserError(
-                f"{row.name} ({row.after}) calls its children, of which the block would be one, so the insertion was "
-                f"undone; {remedy}"
+                f"the block after {row.name} ({row.after}) ran {called[block]} times, the module "
+                f"{len(row.num_tokens)}: it may call its children, of which the block is one; the insertion was "
+                f"undone: {remedy}"
             )
     return InsertReport(
         model=model,

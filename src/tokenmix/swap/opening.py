@@ -77,9 +77,10 @@ def repeat_swap(model: PreTrainedModel) -> None:
     swaps, prefix = getattr(model.config, FIELD), layer_prefix(model)
     setattr(model.config, FIELD, [])
     for swap in from_file(swaps):
-        where = [name[1:] if name.startswith(".") else f"{prefix}{name}" for name in swap["where"]]
         if model.base_model is model:  # Without a head.
             where = [name for name in swap["where"] if not name.startswith(".")]
+        else:
+            where = [name[1:] if name.startswith(".") else f"{prefix}{name}" for name in swap["where"]]
         if not where:
             continue
         given = {name: swap[name] for name in ("num_tokens", "mixer_kwargs", "drop")}

@@ -25,6 +25,8 @@ class LightningTask(L.LightningModule):
 
     def configure_optimizers(self) -> Configured:  # type: ignore[override]
         self.task.total_steps = int(self.trainer.estimated_stepping_batches)
+        if (epochs := self.trainer.max_epochs or 0) > 0:
+            self.task.total_epochs = float(epochs)
         return self.task.configure_optimizers()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
@@ -35,7 +37,7 @@ class LightningTask(L.LightningModule):
         if own is not None:
             counts = self.all_gather(torch.tensor(float(own), device=self.device))
             assert isinstance(counts, Tensor)
-            self.task.part_weight = own / max(1.0, float(counts.mean()))
+            self.task.part_weight = own / (float(counts.mean()) or 1.0)
         outputs = self.task.training_step(batch, batch_idx)
         self.log_dict({f"train_{name}": value for name, value in outputs["logs"].items()})
         return outputs.get("loss")

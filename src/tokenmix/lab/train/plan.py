@@ -52,7 +52,7 @@ def fit_to_ranks(config: TrainConfig, step_size: int | None = None) -> TrainConf
     here = distributed_info()
     before = (config.loop.devices or 1) * (config.loop.num_nodes or 1)
     samples = step_size or config.loop.batch_size * before
-    if samples % here.world_size:
+    if samples % (here.world_size * config.optim.accumulate):
         raise UserError(
             f"the run takes {samples} samples a step ({before} processes of {samples // before}), which "
             f"{here.world_size} processes cannot share equally; resume it with another number of processes"

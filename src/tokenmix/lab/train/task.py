@@ -344,7 +344,7 @@ class TaskModule(nn.Module, ABC):
         """The loss, and under `logs` the values for metrics.csv, there named train_*."""
         loss, logs = self.loss(batch)
         if not self.part_weight:
-            # The mean over a part of a step without a readable sample is NaN; its gradient is 0.
+            # A part of a step without a sample that counts: its mean may be NaN, its gradient is 0.
             loss, logs = loss.nan_to_num(), {name: value.nan_to_num() for name, value in logs.items()}
         return {"loss": loss, "logs": {"loss": loss.detach(), **logs}}
 

@@ -399,8 +399,8 @@ class TrainingLoop:
         remedy = "); restore config.json from a copy, or start a new run with --init-from"
         with as_user_error(other, remedy, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-                # PyTorch would also accept the settings of another optimiser. LAMB adds one in its first step.
-                if any(a.keys() - b.keys() for a, b in zip(optimizer.param_groups, saved["param_groups"])):
+                # PyTorch would also accept the settings of another optimiser. LAMB adds a step in its first one.
+                if any((a.keys() ^ b.keys()) - {"step"} for a, b in zip(optimizer.param_groups, saved["param_groups"])):
                     raise ValueError("another optimiser")
                 optimizer.load_state_dict(sharded_state_dict(saved, optimizer))
             for schedule, saved in zip(self.schedules, state["schedules"], strict=True):

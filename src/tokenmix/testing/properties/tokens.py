@@ -254,7 +254,7 @@ def polarity(build: Build, x: Tensor) -> None:
     layer, x, tolerance = exact(build, x)
     samples, count = _all_true(layer, build, x).shape
     quarter = count // 4
-    # A first quarter that acts on a second, and the rest under False; elsewhere in each sample.
+    # A first quarter that acts on a second, and the rest under False; elsewhere in each of up to three samples.
     part = torch.tensor([0] * quarter + [1] * quarter + [2] * (count - 2 * quarter))
     parts = torch.stack([part.roll(i * quarter) for i in range(samples)])
     first, watched, last = (parts == i for i in range(3))
