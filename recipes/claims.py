@@ -289,7 +289,7 @@ better, the difference is B minus A. Intervals are at 95 %, over seeds and test 
 - The probe gives each mixer one learning rate, and the steps after which self-attention's curve is flat. More steps may
   change what others can do.
 - `slots`: what a slot, or a k-means cluster, tells of the class. Clusters made anew for each tile, whose numbers mean
-  nothing in other tiles, tell 0.127 instead of 0.511.
+  nothing in other tiles, tell 0.127 instead of 0.515.
 - `depth`: how far an attention map is from that of the block before (1 - CKA), first third of the blocks less last.
 - `one-head-external`: multi-head external attention with all its width in one head. Its memories are wider, so it has
   nearly twice the parameters.
