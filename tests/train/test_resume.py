@@ -241,6 +241,7 @@ def test_an_optimiser_that_adds_a_setting_in_its_first_step_resumes(tmp_path):
     """As LAMB's count of steps."""
     config = CONFIG.replace(opt="lamb", epochs=1, checkpoint_every=1)
     whole = runs.train(config.replace(out=tmp_path / "whole"), quiet=True)
+    assert json.loads((whole / "config.json").read_text())["step_size"] == 32
     with stopped_at(6), pytest.raises(Killed):
         runs.train(config.replace(out=tmp_path / "run"), quiet=True)
     runs.train(make_config(resume=tmp_path / "run"), quiet=True)
