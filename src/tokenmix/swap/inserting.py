@@ -337,8 +337,11 @@ def insert(
             return _observe(place, method, args, kwargs, result)
         module = watched[place - len(hosts)]
         given = {**dict(zip(inspect.signature(module.forward).parameters, args, strict=False)), **kwargs}
-        named = _token_masks(module, given) if module in outside else set()
-        masked.setdefault(module, set()).update(named | {"is_causal"} & {k for k, v in given.items() if v is True})
+        named = masked.setdefault(module, set())
+        if module in outside:
+            named |= _token_masks(module, given)
+        if given.get("is_causal") is True:
+            named.add("is_causal")
         return place, ""
 
     masked: dict[nn.Module, set[str]] = {}
