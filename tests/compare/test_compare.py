@@ -1,11 +1,14 @@
 import base64
 import hashlib
+import importlib.util
 import json
 import os
 import re
 import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,7 @@ from tokenmix.files import one_writer
 from tokenmix.lab.cli.command import parse
 from tokenmix.lab.cli.listing import print_rows
 from tokenmix.lab.cli.runs import Compare
+from tokenmix.lab.compare import variants
 from tokenmix.lab.compare.compare import compare, repeat_command
 from tokenmix.lab.compare.report import choose_images
 from tokenmix.lab.compare.results import load_results
@@ -30,6 +34,7 @@ from tokenmix.lab.tasks.classification.task import ImageClassification
 from tokenmix.lab.train.checkpoint import save_weights
 from tokenmix.lab.train.config import CompareConfig, TrainConfig
 from tokenmix.lab.train.folder import RunFolder
+from tokenmix.lab.train.load import own_sources
 from tokenmix.lab.train.metrics import Metric, read_predictions
 from tokenmix.lab.train.run import evaluate
 from tokenmix.lab.train.task import IndexedData
@@ -172,6 +177,50 @@ def test_runs_of_old_code_and_old_data_are_not_mixed_with_new_ones(
     with pytest.raises(UserError, match=r"the data changed since .* differ\); give another --out"):
         compare(config=small(out, **{**call, "mixers": ("self", "own_still:Still")}), quiet=True)
     assert (out / "results.json").read_bytes() == before
+
+
+@pytest.mark.usefixtures("few_tokens")
+def test_a_finished_run_is_not_described_by_changed_options(tmp_path: Path):
+    call = {"mixers": (), "limit": 64, "variants": {"slow": {"lr": 1e-9}}}
+    compare(config=small(tmp_path / "out", **call), quiet=True)
+    compare(config=small(tmp_path / "out", **{**call, "seeds": (0, 1)}), quiet=True)
+    with pytest.raises(UserError, match=r"slow-seed0 holds a run with lr=1e-09 instead of 0\.002; remove it"):
+        compare(config=small(tmp_path / "out", **{**call, "variants": {"slow": {"lr": 2e-3}}}), quiet=True)
+
+
+def test_runs_with_other_test_samples_are_not_paired(finished: Path, monkeypatch: pytest.MonkeyPatch):
+    cells = plan_runs(small(finished), finished)
+    runs = [(cell, read_run(cell, "", "accuracy", finished)) for cell in cells]
+    assert read_sampling(runs, "accuracy", "images") is not None
+    before = variants.read_predictions
+
+    def drawn_again(folder: Path) -> Any:
+        rows = before(folder)
+        return rows if "self" in folder.name else {**rows, "label": rows["label"].roll(1)}
+
+    monkeypatch.setattr(variants, "read_predictions", drawn_again)
+    with pytest.raises(UserError, match=r"external-seed0 was tested on other samples than .*self-seed0: their labels"):
+        read_sampling(runs, "accuracy", "images")
+
+
+def test_code_of_the_main_program_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its definitions, not its calls."""
+    (file := tmp_path / "script.py").write_text(f"{OWN}\nSEEDS = 1")
+    spec = importlib.util.spec_from_file_location("__main__", file)
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(main := importlib.util.module_from_spec(spec))
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    task: Any = SimpleNamespace(model=torch.nn.Sequential(main.Still(4)), config={})
+    before = own_sources(task)
+    file.write_text(f"{OWN}\nSEEDS = 2")
+    assert own_sources(task) == before != {}
+    main.Still.__module__ = "__mp_main__"
+    assert own_sources(task) == before, "the same in a process of its own"
+    file.write_text(f"{OWN.replace('return x', 'return 2 * x')}\nSEEDS = 1")
+    after = own_sources(task)
+    assert after.keys() == before.keys()
+    assert after != before
 
 
 LATE = """

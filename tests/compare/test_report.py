@@ -26,7 +26,7 @@ from tokenmix.lab.compare.charts import (
     scatter_chart,
     ticks,
 )
-from tokenmix.lab.compare.notes import budget_sentence, finding_sentence, notes, uncertainty
+from tokenmix.lab.compare.notes import budget_sentence, failed_runs, finding_sentence, notes, uncertainty
 from tokenmix.lab.compare.report import ExampleMaps, ShownExample, color_bars, write_report
 from tokenmix.lab.compare.results import (
     Curve,
@@ -148,10 +148,28 @@ def test_networks_that_predict_the_same_have_no_critical_difference(results: Res
     folders = [t.runs[0].folder for t in (one, two)]
     sampling = Sampling(20, "images", folders, [[0.01, 0.01], [0.01, 0.01]])
     same = replace(results, variants=[one, two], config={**results.config, "seeds": [0]}, sampling=sampling)
-    assert "self and external predict the same: no test sample tells them apart." in uncertainty(same)
+    assert "self and external have the same score on each test sample, so none tells them apart." in uncertainty(same)
     assert not any("0.0000" in text for text in [finding_sentence(same), *uncertainty(same)])
     apart = replace(same, sampling=replace(sampling, covariance=[[0.01, 0.0], [0.0, 0.01]]))
-    assert not any("predict the same" in text for text in uncertainty(apart))
+    assert not any("same score" in text for text in uncertainty(apart))
+
+
+def test_a_metric_that_is_not_defined_is_said(results: Results):
+    one = results.variants[0]
+    empty = replace(one, runs=[replace(run, score=None) for run in one.runs])
+    told = failed_runs(replace(results, variants=[empty, *results.variants[1:]]))
+    assert sum("accuracy is not defined for self" in text for text in told) == len(one.runs)
+    assert not any("not defined" in text for text in failed_runs(results))
+
+
+def test_names_break_no_table(results: Results):
+    one = replace(results.variants[0], name="a\n[red]b")
+    table = table_of(replace(results, variants=[one, *results.variants[1:]]))
+    assert len(table.markdown().splitlines()) == 2 + len(table.rows)
+    assert "| a [red]b |" in table.markdown()
+    shown = io.StringIO()
+    Console(file=shown, width=200).print(table.rich())
+    assert "[red]b" in shown.getvalue()
 
 
 def test_cells_have_mean_spread_ratio_and_the_best(results: Results):

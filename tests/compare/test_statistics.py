@@ -117,8 +117,8 @@ def test_the_formula_written_out() -> None:
     assert found.interval() == pytest.approx((low, high))
     assert found.critical == pytest.approx((high - low) / 2)
     assert found.probability == pytest.approx(2 * stats.t.sf(abs(found.value) / found.error, degrees))
-    reach = (stats.t.ppf(0.975, degrees) + stats.t.ppf(0.8, degrees)) * found.error
-    assert found.detectable == pytest.approx(reach)
+    shift = found.detectable / found.error
+    assert stats.nct.sf(stats.t.ppf(0.975, degrees), degrees, shift) == pytest.approx(0.8), "four of five are found"
 
 
 def test_without_predictions_it_is_welchs_test() -> None:
@@ -152,11 +152,17 @@ def test_more_seeds_settle_what_samples_allow() -> None:
     count = 3 + more
     parts = [(variance / count, count - 1) for variance in found.seed_variances or ()]
     degrees, error = freedom(parts), math.sqrt(sum(v for v, _ in parts))
-    assert (stats.t.ppf(0.975, degrees) + stats.t.ppf(0.8, degrees)) * error <= abs(found.value)
+    assert stats.nct.sf(stats.t.ppf(0.975, degrees), degrees, abs(found.value) / error) >= 0.8 - 1e-9
+    assert not found.limited_by_samples
     few = difference([0.80, 0.84, 0.82], [0.83, 0.86, 0.81], np.full((6, 6), 0.0) + np.eye(6) * 0.001, 50)
     assert few.more_seeds() is not None, "what a run errs at random goes with the seeds"
     apart = np.kron(np.eye(2), np.full((3, 3), 0.001))
-    assert difference([0.80, 0.84, 0.82], [0.83, 0.86, 0.81], apart, 50).more_seeds() is None
+    fixed = difference([0.80, 0.84, 0.82], [0.83, 0.86, 0.81], apart, 50)
+    assert fixed.more_seeds() is None
+    assert fixed.limited_by_samples
+    close = difference([0.80, 0.84, 0.82], [0.8001, 0.84, 0.82], apart * 1e-9, 10**6)
+    assert close.more_seeds() is None
+    assert not close.limited_by_samples, "seeds would show it, but far too many"
     assert difference([0.8], [0.9], np.eye(2) * 0.001, 50).more_seeds() is None
 
 
@@ -182,7 +188,7 @@ def resampled(metric: Metric, runs: list[np.ndarray], resamples: int = 100) -> t
     return scores, covariance_of_resamples(np.stack(drawn), number)
 
 
-@pytest.mark.parametrize("samples", [60, 120])
+@pytest.mark.parametrize("samples", [60, 520])
 def test_resampled_metrics_are_calibrated(samples: int) -> None:
     """The same resamples for both mixers, whose samples are of unequal size: a jackknife, and a bootstrap."""
     rng, seeds, found = np.random.default_rng(4), 3, []
@@ -224,7 +230,34 @@ def test_mean_iou_of_few_scenes_is_calibrated() -> None:
     assert 0.02 < np.mean([one.real for one in found]) < 0.08
 
 
-@pytest.mark.parametrize(("samples", "rtol"), [(50, 1e-9), (150, 0.15)])
+def balanced(weights: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Mean over the classes there of the share of right samples, from columns (class, right)."""
+    classes = np.unique(right[:, 0])
+    count = np.stack([weights @ (right[:, 0] == label) for label in classes])
+    hits = np.stack([weights @ ((right[:, 0] == label) * right[:, 1]) for label in classes])
+    return np.nanmean(np.where(count > 0, hits / np.maximum(count, 1e-12), np.nan), axis=0)
+
+
+def test_a_class_with_one_sample_finds_no_difference_where_there_is_none() -> None:
+    """A bootstrap of 121 samples finds one in a fifth of the experiments: the sample is all or nothing."""
+    rng, label, found = np.random.default_rng(8), np.repeat([0, 1, 2], [60, 60, 1]), []
+    for _ in range(200):
+        runs = [np.stack([label, rng.random(121) < 0.8], 1).astype(float) for _ in range(2)]
+        scores, covariance = resampled(balanced, runs)
+        found.append(difference(scores[:1], scores[1:], covariance, 121))
+    assert np.mean([one.real for one in found]) < 0.08
+
+
+def test_equal_samples_are_no_certainty() -> None:
+    """One mixer is right and the other wrong on each of two samples: a third one may tell nothing."""
+    found = [judged(np.stack([np.zeros(n), np.ones(n)])) for n in (2, 100)]
+    assert found[0].probability > 0.1
+    assert found[1].probability < 1e-6
+    beside = np.append(np.ones(100), 0.0)
+    assert found[1].error == pytest.approx(math.sqrt(np.var(beside, ddof=1) / 101))
+
+
+@pytest.mark.parametrize(("samples", "rtol"), [(50, 1e-9), (550, 0.15)])
 def test_resamples_of_a_mean_have_its_variance(samples: int, rtol: float) -> None:
     rng = np.random.default_rng(5)
     values = rng.normal(size=(3, samples)) + rng.normal(size=samples)
@@ -235,4 +268,4 @@ def test_resamples_of_a_mean_have_its_variance(samples: int, rtol: float) -> Non
 
 def test_an_undefined_resample_is_left_out() -> None:
     scores = np.array([[0.1, 0.2, math.nan, 0.4], [0.2, 0.1, 0.3, 0.4]])
-    np.testing.assert_allclose(covariance_of_resamples(scores, 150), np.cov(scores[:, [0, 1, 3]]))
+    np.testing.assert_allclose(covariance_of_resamples(scores, 550), np.cov(scores[:, [0, 1, 3]]))

@@ -1,10 +1,11 @@
 """Files by class: links are followed, and nothing is taken twice."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tokenmix.lab.data.reading import class_files, labelled_files
+from tokenmix.lab.data.reading import class_files, held_out, labelled_files
 
 
 @pytest.fixture
@@ -88,3 +89,20 @@ def test_test_files_that_are_training_files_are_said(tmp_path: Path, capsys: pyt
     said = capsys.readouterr().err
     assert "2 of 3 test images are training images too" in said
     assert f"{tmp_path}/val/b/1 is {tmp_path}/train/b/1" in said
+    assert "copies" not in said
+
+
+def test_copies_in_the_test_set_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for name in ("train/a/0", "train/b/0", "val/a/0", "val/a/1", "val/a/2", "val/b/0"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{name[:-1]}{' ' * 70_000}{name[-1] * (name != 'val/a/2')}")
+    shutil.copy(tmp_path / "val/a/0", tmp_path / "val/a/3")
+    labelled_files(tmp_path, lambda path: True, of="images", layout="classes")
+    said = capsys.readouterr().err
+    assert f"1 of 5 test images are copies of others ({tmp_path}/val/a/3 is {tmp_path}/val/a/0)" in said
+    assert "training images too" not in said
+    for i in range(6):
+        (tmp_path / f"{i}").write_text(f"{i // 3}")
+    held_out([(f"{tmp_path}/{i}", 0) for i in range(6)], ["a"], "image")
+    assert "2 of 3 test images are copies of others" in capsys.readouterr().err

@@ -47,6 +47,7 @@ from tokenmix.lab.train.load import check_own_mixers, load_task, make_model, own
 from tokenmix.lab.train.options import CompareOptions
 from tokenmix.lab.train.plan import check_config, make_plan, plan_notes, with_epochs
 from tokenmix.lab.train.programs import Batch
+from tokenmix.lab.train.run import finish_run
 from tokenmix.lab.train.schema import joined
 from tokenmix.lab.train.sources import base_comparison, check_call, load_comparison
 from tokenmix.lab.train.task import TaskData, TaskModule
@@ -378,6 +379,7 @@ def _train_all(
         engine, jobs = in_turn, 0
     seconds = schedule.side_by_side(times, jobs)
     for i, cell in enumerate(cell for cell in cells if cell.is_finished):
+        finish_run(cell.config)  # Checks its options.
         console.print(f"[{i + 1}/{len(cells)}] {_label(cell)}: done before", highlight=False, markup=False)
     ended = len(cells) - len(waiting)
     if waiting:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from tokenmix.lab.compare.results import IDENTITY, NONE, ORIGINAL, Results, Variant
+from tokenmix.lab.compare.statistics import MOST_SEEDS
 from tokenmix.lab.tasks.classes import total_sizes
 from tokenmix.lab.train.task import size_note
 from tokenmix.profiling.machine import SPREAD
@@ -119,7 +120,7 @@ def difference_sentence(results: Results, a: Variant, b: Variant) -> str:
     """Advantage of `a` over `b`: between mixers if there are several seeds, between two networks with one seed."""
     found = results.difference(a, b)
     if found.same:
-        return f"{a.name} and {b.name} predict the same."
+        return f"{a.name} and {b.name} have the same score on each test sample."
     low, high = found.interval()
     sampling = results.sampling
     tested = "these test samples" if sampling is None else f"{sampling.samples:,} test {sampling.unit}"
@@ -155,7 +156,7 @@ def mixing_sentence(results: Results) -> list[str]:
     if better and found.between_mixers:
         return [f"Mixing does not help on this data: {control} is better by {-found.value:.4f}."]
     if found.same:
-        close = "predicts the same as"
+        close = "has the same score on each test sample as"
     elif better:
         close = f"is, with this seed, {-found.value:.4f} better than"
     elif found.critical > MATTERS * abs(some.score or 0.0):
@@ -244,8 +245,14 @@ def _kept(results: Results) -> str:
 
 
 def failed_runs(results: Results) -> list[str]:
-    """Messages of the runs that did not finish."""
-    return [f"{variant.name} failed, {variant.message}" for variant in results.variants if variant.message]
+    """Messages of the runs that did not finish, and variants whose metric is undefined."""
+    failed = [f"{variant.name} failed, {variant.message}" for variant in results.variants if variant.message]
+    return failed + [
+        f"{results.measure} is not defined for {variant.name}, seed {run.seed}: its answers may all be the same"
+        for variant in results.variants
+        for run in variant.runs
+        if run.status == "finished" and run.score is None
+    ]
 
 
 def uncertainty(results: Results) -> list[str]:
@@ -293,7 +300,7 @@ def _resolution(results: Results, best: Variant, second: Variant) -> list[str]:
     if not one.known:
         return []
     if one.same:
-        return [f"{best.name} and {second.name} predict the same: no test sample tells them apart."]
+        return [f"{best.name} and {second.name} have the same score on each test sample, so none tells them apart."]
     what = "as mixers" if one.between_mixers else "two networks of one seed"
     found = [
         f"{best.name} and {second.name}, {what}: the critical difference in {metric} (95 %) is {one.critical:.4f}; a "
@@ -306,8 +313,10 @@ def _resolution(results: Results, best: Variant, second: Variant) -> list[str]:
         )
     if one.between_mixers and not one.real and one.value:
         more, question = one.more_seeds(), f"whether {best.name} is {one.value:.4f} better than {second.name}"
-        if more is None:
+        if more is None and one.limited_by_samples:
             found.append(f"More seeds cannot settle {question}: that needs more test samples.")
+        elif more is None:
+            found.append(f"More than {MOST_SEEDS:,} seeds would be needed to show {question}.")
         else:
             seeds = f"{more} more seed{'s' * (more > 1)} of each"
             found.append(f"About {seeds} would show {question}, if seeds vary as here.")

@@ -9,6 +9,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import numpy as np
 import rich.table
 from rich import box
+from rich.markup import escape
 
 from tokenmix.errors import UserError
 from tokenmix.files import Values, read_json, write_json
@@ -388,14 +389,14 @@ class Table:
 
     def rich(self) -> rich.table.Table:
         """For the terminal: the best of a column is bold and green; what is too long wraps, the widest column first."""
-        table = rich.table.Table(title=self.title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0))
+        table = rich.table.Table(title=escape(self.title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0))
         table.add_column("variant", overflow="fold")
         shown = [i for i, heading in enumerate(self.headings) if heading.short]
         for i in shown:
             table.add_column(self.headings[i].short.replace(" ", "\n"), justify="right", overflow="fold")
         for row in self.rows:
             texts = (f"[bold green]{c.text}[/]" if c.best else c.text for c in (row.cells[i] for i in shown))
-            table.add_row(f"[italic]{row.name}[/]" if row.aside else row.name, *texts)
+            table.add_row(f"[italic]{escape(row.name)}[/]" if row.aside else escape(row.name), *texts)
         return table
 
     def markdown(self) -> str:

@@ -20,12 +20,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtr, stdtrit
+from scipy.special import nctdtrinc, stdtr, stdtrit
 
 CONFIDENCE, POWER = 0.95, 0.8
 RESAMPLES, AT_ONCE = 500, 50
-FEW = 100
-"""Most samples of a jackknife. In simulations of mean IoU on 16 scenes, 10 to 12 % of bootstrap intervals exclude 0."""
+FEW = RESAMPLES
+"""Most samples of a jackknife, which costs no more there. In simulations without a difference, bootstrap intervals
+exclude 0 in 10 to 12 % for mean IoU on 16 scenes, in 15 to 22 % for balanced accuracy with a class of one sample."""
 MOST_SEEDS = 1000
 Matrix = np.ndarray
 
@@ -122,7 +123,7 @@ class Difference:
     def more_seeds(self) -> int | None:
         """Further seeds of each that give a true difference of this size 80 % power.
 
-        None if no number of seeds suffices, because the test samples are too few, or if the seed variance is unknown.
+        None if it is more than `MOST_SEEDS`, `limited_by_samples`, or if the seed variance is unknown.
         """
         if self.seed_variances is None or self.value == 0:
             return None
@@ -130,6 +131,11 @@ class Difference:
             if _reach(self.parts((count, count))) <= abs(self.value):
                 return count - max(self.seeds)
         return None
+
+    @property
+    def limited_by_samples(self) -> bool:
+        """Whether no number of seeds gives a true difference of this size 80 % power."""
+        return _reach(self.parts((10**9, 10**9))) > abs(self.value)
 
 
 def difference(
@@ -143,7 +149,7 @@ def difference(
             `covariance_of_means` and `covariance_of_resamples`; None if unknown.
         samples: number of test samples.
     """
-    counts = len(a), len(b)
+    counts, value = (len(a), len(b)), float(np.mean(a) - np.mean(b))
     several = [len(scores) > 1 for scores in (a, b)]
     seeds: tuple[float, float] | None = None
     if any(several):
@@ -155,6 +161,9 @@ def difference(
         whole = np.asarray(covariance, dtype=np.float64)
         weights = np.array([1 / counts[0]] * counts[0] + [-1 / counts[1]] * counts[1])
         drawn = float(weights @ whole @ weights)
+        if value and drawn <= 1e-9 * value**2:
+            # All samples tell the same; the next one may tell nothing. 0 beside n equal numbers has this variance.
+            drawn = (value / (samples + 1)) ** 2
         if seeds is not None:
             # Variance of one run's score around the mean of its variant's runs, under the draw of the samples.
             residuals = [
@@ -166,7 +175,7 @@ def difference(
             drawn -= twice
             noise = max(0.0, twice - seeds[0] / counts[0] - seeds[1] / counts[1])
     return Difference(
-        value=float(np.mean(a) - np.mean(b)),
+        value=value,
         seeds=counts,
         seed_variances=seeds,
         sample_variance=drawn,
@@ -229,6 +238,6 @@ def _quantile(degrees: float, share: float) -> float:
 
 
 def _reach(parts: Sequence[tuple[float, float]]) -> float:
-    degrees = freedom(parts)
+    degrees = min(freedom(parts), 1e9)
     error = math.sqrt(sum(variance for variance, _ in parts)) if parts else math.nan
-    return (_quantile(degrees, (1 + CONFIDENCE) / 2) + _quantile(degrees, POWER)) * error
+    return float(nctdtrinc(degrees, 1 - POWER, _quantile(degrees, (1 + CONFIDENCE) / 2))) * error

@@ -30,7 +30,7 @@ from tokenmix.lab.train.config import (
     comparison_config,
 )
 from tokenmix.lab.train.folder import read_part
-from tokenmix.lab.train.metrics import FILE, INDEX, Metric, read_predictions
+from tokenmix.lab.train.metrics import FILE, INDEX, LABEL, Metric, read_predictions
 from tokenmix.lab.train.schema import Range, fitted
 from tokenmix.registry import MODELS, TORCHVISION, import_object, is_foreign, load_object
 
@@ -232,6 +232,13 @@ def read_sampling(runs: Sequence[tuple[Cell, Run]], metric: str, unit: str) -> S
     number = len(common)
     if number < 2:
         return None
+    labels = [rows[LABEL][torch.isin(rows[INDEX], common)] for _, _, rows, _ in found if LABEL in rows]
+    for (cell, *_), own in zip(found, labels):
+        if not torch.equal(own, labels[0]):
+            raise UserError(
+                f"{cell.folder} was tested on other samples than {found[0][0].folder}: their labels differ; make the "
+                "data set the same at each call, such as with a seed, and remove the runs of the other samples"
+            )
     scores: list[Tensor] = []
     means = all(values is not None for *_, values in found)
     for cell, known, rows, values in found:

@@ -272,20 +272,30 @@ def held_out(items: list[Item], classes: Sequence[str], what: str) -> Tensor:
             raise UserError(f"class {name!r} has {count} {what}; it needs two or more, one of them for testing")
         chosen = set(distinct[: max(1, round(TEST_SHARE * len(distinct)))])
         test[[index for index in indices if digests[index] in chosen]] = True
+    _warn_of_copies([], [item for item, tested in zip(items, test.tolist()) if tested], f"{what}s")
     return test
 
 
 def _warn_of_copies(train: Sequence[Item], test: Sequence[Item], of: str) -> None:
-    """Report on stderr how many test files have the content of a training file, on which accuracy means little."""
+    """Report on stderr how many test files have the content of a training file, or of an earlier test file."""
     known = defaultdict[bytes, list[str]](list)
-    for path, _ in train:
-        known[_digest(path)].append(path)
-    # Equal digests may be of files with equal beginnings.
-    same = (
-        (path, next((p for p in known.get(_digest(path), ()) if cmp(p, path, shallow=False)), "")) for path, _ in test
-    )
-    if copies := [f"{path} is {other}" for path, other in same if other]:
+
+    def original(path: str) -> str:
+        """A known file with this content; without one "", and the file is known from now on."""
+        alike = known[_digest(path)]
+        # Equal digests may be of files with equal beginnings.
+        found = next((other for other in alike if cmp(other, path, shallow=False)), "")
+        alike += [] if found else [path]
+        return found
+
+    trained = {path for path, _ in train if not original(path)}
+    same = [(path, other) for path, _ in test if (other := original(path))]
+    copies = [f"{path} is {other}" for path, other in same if other in trained]
+    again = [f"{path} is {other}" for path, other in same if other not in trained]
+    if copies:
         log(f"{len(copies)} of {len(test)} test {of} are training {of} too ({copies[0]}), so accuracy says less")
+    if again:
+        log(f"{len(again)} of {len(test)} test {of} are copies of others ({again[0]}), so intervals are too narrow")
 
 
 def _digest(path: str) -> bytes:

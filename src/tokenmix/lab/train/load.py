@@ -196,23 +196,26 @@ def check_own_mixers(task: TaskModule) -> None:
 def own_sources(task: TaskModule) -> dict[str, str]:
     """SHA-256 of the user's code for a task, by module: its class, model, mixers and plug-ins.
 
-    Installed packages are left out, and the main program, which may add seeds to its own call.
+    Installed packages are left out. Of the main program only definitions count: it may add seeds to its own call.
     """
-    used = [(type(part).__module__, type(part).__name__) for part in (task, *task.model.modules())]
+    # In a process of its own the main program has another name.
+    parts = [type(part) for part in (task, *task.model.modules())]
+    used = [(part.__module__.replace("__mp_main__", "__main__"), part.__name__) for part in parts]
     used += [(module, name) for text in texts_in(task.config) for module, _, name in [text.partition(":")]]
     used += [(Path(name).stem if name.endswith(".py") else name, "") for name in imported_plugins()]
-    found, others = dict[str, str](), {*sys.stdlib_module_names, "tokenmix", "__main__"}
+    found, others = dict[str, str](), {*sys.stdlib_module_names, "tokenmix"}
     installed = {"site-packages", "dist-packages"}
     for module in sorted({module for module, _ in used} & sys.modules.keys()):
         file = Path(getattr(sys.modules[module], "__file__", None) or "")
         if module.partition(".")[0] not in others and not installed & {*file.parts} and file.is_file():
-            code = _code_of(file.read_bytes(), {name for part, name in used if part == module})
-            found[module] = hashlib.sha256(code.encode()).hexdigest()
+            names = {name for part, name in used if part == module}
+            if code := _code_of(file.read_bytes(), names, whole=module != "__main__"):
+                found[module] = hashlib.sha256(code.encode()).hexdigest()
     return found
 
 
-def _code_of(source: bytes, names: set[str]) -> str:
-    """What the definitions of these names need of a file, or all of it if it has none; comments do not count."""
+def _code_of(source: bytes, names: set[str], *, whole: bool) -> str:
+    """What the definitions of these names need of a file; without any, `whole` gives all of it. No comments."""
     try:
         statements = ast.parse(source).body
     except SyntaxError:  # The module was imported before this edit.
@@ -227,7 +230,7 @@ def _code_of(source: bytes, names: set[str]) -> str:
         needed |= new
         read = {part.id for name in new for node in defined[name] for part in _names_in(node)}
         new = (read & defined.keys()) - needed
-    kept = [node for name in sorted(needed) for node in defined[name]] or statements
+    kept = [node for name in sorted(needed) for node in defined[name]] or (statements if whole else [])
     return "\n".join(ast.unparse(node) for node in kept)
 
 

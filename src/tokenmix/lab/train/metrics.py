@@ -16,7 +16,7 @@ from tokenmix.lab.data.store import read_sealed, sealed
 from tokenmix.lab.train.distributed import all_gather
 from tokenmix.lab.train.folder import RunFolder
 
-INDEX = "index"
+INDEX, LABEL = "index", "label"
 Rows = Mapping[str, Tensor]
 """Columns of an evaluation, with one row per sample. A column TABLE.NAME has as many rows as the table."""
 
