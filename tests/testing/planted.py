@@ -160,6 +160,32 @@ class WritesItsInput(Sound):
         return super().split(x.mul_(0.5) if not x.requires_grad else x * 0.5)
 
 
+class WritesItsInputUnderAMask(Sound):
+    """Padding set to 0 in the caller's tensor."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if mask is not None:
+            x.detach()[~mask] = 0
+        return super().forward(x, mask)
+
+
+class WritesItsMask(Sound):
+    """A mask that is set to all True when it has been used."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        out = super().forward(x, None if mask is None else mask.clone())
+        if mask is not None:
+            mask.fill_(True)
+        return out
+
+
+class Detached(Sound):
+    """Attention weights that are not learned from."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return super().weigh(scores.detach() + 0 * scores, mask)
+
+
 class NewParameterInForward(Sound):
     """A parameter that is made again, normalised once more, at each call."""
 
@@ -413,6 +439,9 @@ PLANTED: dict[type[nn.Module], str] = {
     ListOfModules: "registered",
     BareTensor: "registered",
     WritesItsInput: "input-kept",
+    WritesItsInputUnderAMask: "input-kept",
+    WritesItsMask: "input-kept",
+    Detached: "slopes",
     NewParameterInForward: "eval-stable",
     HiddenDropout: "eval-stable",
     UnusedKey: "gradients",
@@ -444,5 +473,8 @@ PLANTED: dict[type[nn.Module], str] = {
 }
 """Each layer and the property that must catch it."""
 
-ADVICE = {"bad-input", "compile", "export", "mask-zero", "batch-empty", "vmap", "trace", "onnx"}
-"""Properties that a right layer may lack, so that the doctor only advises."""
+ADVICE = {
+    *("bad-input", "compile", "export", "mask-zero", "batch-empty", "slopes", "vmap", "trace", "onnx"),
+    HiddenTriangle,
+}
+"""Properties that a right layer may lack, so that the doctor only advises; and a layer that declares nothing."""

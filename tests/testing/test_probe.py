@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tokenmix import UserError
 from tokenmix.layers import MIXERS, Mixer, Pooling2d, SelfAttention
 from tokenmix.layers.base import Capabilities
-from tokenmix.testing.probe import ProbeNet, ProbeReport, Score, look_at, make_mixers, probe, train_one
+from tokenmix.testing.probe import ProbeNet, ProbeReport, Score, guess_of, look_at, make_mixers, probe, train_one
 from tokenmix.testing.probe_tasks import KEYS, SHIFT, SYMBOLS, TASKS, VALUES
 
 
@@ -65,6 +65,13 @@ def test_same_compares_the_two_symbols() -> None:
         assert (one == two) == bool(wanted[-1])
 
 
+def test_longer_inputs_have_their_own_guess() -> None:
+    """16 or 32 values are shown, and of 48 tokens the majority is nearer to a half."""
+    assert [guess_of(task) for task in ("recall", "recall x2")] == [1 / 16, 1 / 32]
+    assert guess_of("majority") == pytest.approx(0.5 + 1 / 18, abs=0.01)
+    assert guess_of("majority x2") == pytest.approx(0.5 + 1 / 36, abs=0.01)
+
+
 def test_path_is_what_a_flood_reaches() -> None:
     tokens, answers = TASKS["path"].batch(32, 0)
     for row, wanted in zip(tokens.tolist(), answers.tolist()):
@@ -99,6 +106,17 @@ class Neighbours(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.conv(x.transpose(1, 2)).transpose(1, 2)
+
+
+class Spectral(nn.Module):
+    """A causal window of three tokens, by an FFT, whose rounding errors are everywhere."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.taps = nn.Parameter(torch.randn(3, dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.irfft(torch.fft.rfft(x, 64, dim=1) * torch.fft.rfft(self.taps, 64, dim=0), dim=1)[:, :16]
 
 
 class Leaking(nn.Module):
@@ -140,6 +158,7 @@ class Mean(nn.Module):
         ("simplified", "hardly mixes"),
         (Neighbours, "sees only neighbours: one layer reaches 1 of 15"),
         ("pool", "sees only neighbours: one layer reaches 1 of 15"),
+        (Spectral, "sees only neighbours: one layer reaches 2 of 15"),
         (Leaking, "leaks across samples"),
         (SelfAttention, ""),
         ("gating", ""),

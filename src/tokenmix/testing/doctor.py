@@ -203,7 +203,7 @@ def doctor(
     if not hasattr(layer, "capabilities"):
         notes.append(
             "to train, compare or swap in this layer by its name, derive it from tokenmix.layers.Mixer and state its "
-            "capabilities: docs/guides/drop-in.md#your-own-mixer"
+            "capabilities (help(tokenmix.layers.Capabilities))"
         )
     return Report(target, f"{type(built).__name__}({_shown(builder)})", tuple(x.shape), verdicts, tuple(notes))
 

@@ -26,7 +26,7 @@ class ProbeTask:
         distance: between tokens that must interact, in at least half of the questions.
         needs: `"content"` if tokens must be found by content, `"place"` if by position.
         double: grid of twice as many tokens, for longer test inputs; None for none.
-        known_guess: accuracy of a better guess than `guess` finds.
+        known_guess: grid to the accuracy of a better guess than `guess` finds.
     """
 
     name: str
@@ -38,14 +38,23 @@ class ProbeTask:
     distance: int
     needs: Literal["content", "place"]
     double: tuple[int, int] | None = None
-    known_guess: float | None = None
+    known_guess: Callable[[tuple[int, int]], float] | None = None
 
     @cached_property
     def guess(self) -> float:
         """Best accuracy from a position's own token, over 4,096 samples."""
+        return self._guess(self.grid)
+
+    @cached_property
+    def longer_guess(self) -> float:
+        """`guess` with twice as many tokens."""
+        assert self.double is not None
+        return self._guess(self.double)
+
+    def _guess(self, grid: tuple[int, int]) -> float:
         if self.known_guess is not None:
-            return self.known_guess
-        tokens, answers = self.batch(4096, 2**40)
+            return self.known_guess(grid)
+        tokens, answers = self.batch(4096, 2**40, grid)
         asked = answers >= 0
         pairs = tokens[asked] * self.classes + answers[asked]
         counts = torch.bincount(pairs, minlength=self.vocab * self.classes).view(self.vocab, self.classes)
@@ -177,7 +186,7 @@ TASKS: dict[str, ProbeTask] = {
             16,
             "content",
             double=(1, 64),
-            known_guess=1 / 16,
+            known_guess=lambda grid: 2 / (grid[0] * grid[1]),  # one of the values shown
         ),
         ProbeTask(
             "copy",

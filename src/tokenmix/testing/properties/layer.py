@@ -3,8 +3,9 @@
 import copy
 import inspect
 import io
+import itertools
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from tokenmix.layers.base import count_macs
 from tokenmix.testing.harness import (
+    Advice,
     Build,
     Builder,
     NotApplicable,
@@ -58,6 +60,42 @@ def gradients(build: Build, x: Tensor) -> None:
     assert_finite_gradients(layer, x, "{} gets a gradient that is not finite")
 
 
+def slopes(build: Build, x: Tensor) -> None:
+    """The gradients of the input and of the weights are the slopes of the output."""
+    layer, x, _ = exact(build, x)
+    if x.dtype != torch.float64:
+        raise NotApplicable("does not compute in float64, and differences of float32 outputs are too coarse")
+    x.requires_grad_()
+    moved = {"the input": x, **{name: p for name, p in layer.named_parameters() if p.requires_grad}}
+    weights = noise(*call(layer, x).shape, seed=3).to(x)
+
+    def value() -> Tensor:
+        return (call(layer, x) * weights).sum()
+
+    found = torch.autograd.grad(value(), list(moved.values()), allow_unused=True)
+    for i, ((name, tensor), gradient) in enumerate(zip(moved.items(), found, strict=True)):
+        if gradient is None:  # `gradients` reports it
+            continue
+        way = noise(*tensor.shape, seed=5 + i).to(tensor)
+        told = float((gradient * way).sum())
+        long, short = (_slope(value, tensor, step * way) / step for step in (1e-5, 1e-6))
+        scale = max(abs(told), abs(long), abs(short), 1e-3)
+        # A step over a kink, as of ReLU or max, has another slope than one of another length.
+        if abs(long - short) < 1e-2 * scale and abs(short - told) > 3e-2 * scale:
+            raise Advice(f"the gradient of {name} along a line is {told:.3g}, the output's slope {short:.3g}")
+
+
+@torch.no_grad()
+def _slope(value: Callable[[], Tensor], tensor: Tensor, step: Tensor) -> float:
+    """Half the difference of a value at a tensor plus and minus a step; the tensor keeps its numbers."""
+    start, ends = tensor.clone(), list[float]()
+    for moved in (start + step, start - step):
+        tensor.copy_(moved)
+        ends.append(float(value()))
+    tensor.copy_(start)
+    return (ends[0] - ends[1]) / 2
+
+
 def eval_stable(build: Build, x: Tensor) -> None:
     """In eval mode a second call gives the same output, also without gradients, and does not change the state."""
     layer = awake(build)
@@ -78,13 +116,25 @@ def eval_stable(build: Build, x: Tensor) -> None:
 
 
 def input_kept(build: Build, x: Tensor) -> None:
-    """Forward and backward do not change the input tensor."""
-    for training in (False, True):
+    """Forward and backward do not change the input tensor and the mask."""
+    full = torch.ones(to_tokens(x).shape[:2], dtype=torch.bool)
+    full[:, -1] = False
+    masks = (None, full) if traits(awake(build), build).mask else (None,)
+    for training, mask in itertools.product((False, True), masks):
         layer, given = awake(build).train(training), x.clone()
+        seen = None if mask is None else mask.clone()
+        where = f"{'with a mask, ' * (mask is not None)}in {'training' if training else 'eval'} mode"
         with torch.no_grad():
-            call(layer, given)
+            call(layer, given, seen)
         if not torch.equal(given, x):
-            raise PropertyFailure(f"forward writes into its input, in {'training' if training else 'eval'} mode")
+            raise PropertyFailure(f"forward writes into its input, {where}")
+        if seen is not None and not torch.equal(seen, mask):
+            raise PropertyFailure(f"forward writes into its mask, {where}")
+        out = call(layer, given.requires_grad_(), seen)
+        if out.requires_grad:
+            out.square().sum().backward()
+        if not torch.equal(given, x):
+            raise PropertyFailure(f"backward writes into the input, {where}")
 
 
 def non_contiguous(build: Build, x: Tensor) -> None:

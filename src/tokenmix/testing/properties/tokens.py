@@ -156,7 +156,7 @@ def equivariance(build: Build, x: Tensor) -> None:
 
 
 def influence(layer: nn.Module, x: Tensor) -> Tensor:
-    """(N, N): entry i, j is the change of output token i with input token j of the first sample."""
+    """(N, N): entry i, j is the change of output token i with input token j of the first sample; 0 below rounding."""
     x = x[:1].clone().requires_grad_()
     out = to_tokens(call(layer, x))
     weights = noise(out.shape[-1], seed=4).to(out)
@@ -164,7 +164,9 @@ def influence(layer: nn.Module, x: Tensor) -> Tensor:
     for i in range(out.shape[1]):
         (gradient,) = torch.autograd.grad((out[0, i] * weights).sum(), x, retain_graph=True)
         rows.append(to_tokens(gradient)[0].norm(dim=-1))
-    return torch.stack(rows)
+    seen = torch.stack(rows)
+    # Rounding errors of an FFT are no influence.
+    return seen * (seen > 100 * torch.finfo(seen.dtype).eps * seen.max())
 
 
 def causality(build: Build, x: Tensor) -> None:
@@ -174,6 +176,8 @@ def causality(build: Build, x: Tensor) -> None:
     causal, seen = known.causal, influence(layer, wide)
     if not (causal or known.declared) and any(isinstance(m, nn.RNNBase | nn.RNNCellBase) for m in layer.modules()):
         raise NotApplicable(f"a recurrent layer, declares nothing; measured: {'not ' * bool(seen.triu(1).any())}causal")
+    if not (causal or known.declared or seen.triu(1).any()) and seen.tril(-1).any():
+        raise Advice("no token ever sees a later one; if that is meant, give the layer an attribute causal = True")
     _check_triangle(seen, causal=causal)
     if not causal and "causal" in inspect.signature(type(layer)).parameters:
         try:
@@ -184,8 +188,6 @@ def causality(build: Build, x: Tensor) -> None:
 
 
 def _check_triangle(seen: Tensor, *, causal: bool) -> None:
-    # Rounding errors of an FFT are not a leak.
-    seen = seen * (seen > 100 * torch.finfo(seen.dtype).eps * seen.max())
     later, earlier = seen.triu(1), seen.tril(-1)
     if causal and later.any():
         i, j = divmod(int(later.argmax()), seen.shape[1])
