@@ -160,6 +160,39 @@ def test_tokens_in_front_of_the_grid_are_no_positions(tokens: int, aspect: float
     assert grid_of(tokens, aspect) == (prefix, grid)
 
 
+class Windows(nn.Module):
+    """Attention in the four quarters of an image, then over all of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = SelfAttention(16, num_heads=2), SelfAttention(16, num_heads=2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        halves = images.unflatten(3, (2, -1)).unflatten(2, (2, -1)).permute(0, 2, 4, 3, 5, 1)
+        x = self.inner(halves.flatten(3, 4).flatten(0, 2))
+        return self.outer(x.reshape(len(images), -1, 16))
+
+
+def test_a_window_is_not_drawn_as_the_image():
+    model, images = Windows().eval(), torch.randn(3, 16, 4, 8)
+    inner, outer = attention_maps(model, images)
+    assert (inner.windows, outer.windows, outer.grid) == (4, 1, (4, 8))
+    tiles = tiles_of(inner, image=1, limit=2)
+    assert tiles[0].label == "window 1 of 4, head 0, centre token"
+    assert not any(tile.on_image for tile in tiles)
+    torch.testing.assert_close(tiles[1].values.flatten(), inner.map[4, 0].mean(0))
+    first, second = map_numbers([inner, outer])
+    assert first.shape == (12, 2, 8, 8)
+    assert second.distance is None
+
+
+def test_registers_that_the_model_tells_are_not_guessed():
+    """Nine tokens: 3 x 3, or a class token and four registers before 2 x 2."""
+    assert grid_of(9, 1.0) == (0, (3, 3))
+    assert grid_of(9, 1.0, known=5) == (5, (2, 2))
+    assert grid_of(10, 1.0, known=5) == (1, (3, 3)), "of another part of the model"
+
+
 def test_a_class_token_of_a_swapped_model_is_left_out_of_the_picture():
     model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1, num_classes=3).eval()
     tokenmix.swap_attention(model, "self")

@@ -68,13 +68,14 @@ def _watched(model: nn.Module, images: Tensor) -> list[BlockMap]:
         given, kind = {**dict(zip(("x", "mask"), args)), **kwargs}, mixer.capabilities.map
         if kind is not None:
             x = given["x"]
-            used = mixer.attention_map(x, given.get("mask"))
+            used, windows = mixer.attention_map(x, given.get("mask")), max(1, len(x) // len(images))
             if x.dim() == 4:
                 prefix, grid = 0, (int(x.shape[-2]), int(x.shape[-1]))
             else:
-                aspect = images.shape[-2] / images.shape[-1] if images.dim() == 4 else math.nan
-                prefix, grid = grid_of(used.shape[-2], aspect)
-            found.append(BlockMap(mixers[mixer], kind, used, grid, prefix))
+                whole = images.dim() == 4 and windows == 1
+                aspect = images.shape[-2] / images.shape[-1] if whole else math.nan
+                prefix, grid = grid_of(used.shape[-2], aspect, getattr(model, "num_prefix_tokens", None))
+            found.append(BlockMap(mixers[mixer], kind, used, grid, prefix, windows))
 
     hooks = [mixer.register_forward_hook(note, with_kwargs=True) for mixer in mixers if mixer not in inside]
     run: Any = getattr(model, "watched", model)
@@ -87,9 +88,13 @@ def _watched(model: nn.Module, images: Tensor) -> list[BlockMap]:
     return found
 
 
-def grid_of(num_tokens: int, aspect: float) -> tuple[int, tuple[int, int]]:
-    """The fewest tokens in front, such as a class token, without which the others form a grid shaped as the image."""
-    for prefix in range(min(MOST_PREFIX + 1, num_tokens) if aspect > 0 else 0):
+def grid_of(num_tokens: int, aspect: float, known: int | None = None) -> tuple[int, tuple[int, int]]:
+    """The fewest tokens in front, such as a class token, without which the others form a grid shaped as the image.
+
+    The `known` number of them, as timm's models tell it, is tried first.
+    """
+    fewest = range(min(MOST_PREFIX + 1, num_tokens) if aspect > 0 else 0)
+    for prefix in sorted(fewest, key=lambda number: number != known):
         rows = round(((num_tokens - prefix) * aspect) ** 0.5)
         if rows and (num_tokens - prefix) % rows == 0 and abs(rows**2 / (num_tokens - prefix) / aspect - 1) < 0.05:
             return prefix, (rows, (num_tokens - prefix) // rows)
@@ -155,10 +160,10 @@ def _entropy(p: Tensor) -> Tensor:
 def _distance(rows: Tensor, previous: Tensor) -> float | None:
     """1 - CKA, mean over images; the concatenated columns of the heads are the features of a token."""
     size = max(rows.shape[0], previous.shape[0])
+    if rows.shape[-2] != previous.shape[-2] or not {rows.shape[0], previous.shape[0]} <= {1, size}:
+        return None
     flat = (r.permute(0, 2, 1, 3).flatten(2) for r in (rows, previous))
     mine, other = ((f - f.mean(1, keepdim=True)).expand(size, -1, -1) for f in flat)
-    if mine.shape[1] != other.shape[1]:
-        return None
     shared = (mine.transpose(1, 2) @ other).square().sum((1, 2))
     norms = [(f.transpose(1, 2) @ f).square().sum((1, 2)).sqrt() for f in (mine, other)]
     scale = norms[0] * norms[1]
@@ -208,8 +213,12 @@ def tiles_of(block: BlockMap, image: int = 0, limit: int = 8) -> list[Tile]:
 
     Self-attention: the centre token's row and the mean weight on each token, for as many heads as fit. Slots: those
     whose weight varies most over the image. Gates: the whole matrix, then rows on the grid, the centre token's first. A
-    class token has no position on the image and is left out.
+    class token has no position on the image and is left out. Of several windows the first is shown.
     """
+    if block.windows > 1:
+        first = block._replace(map=block.map if block.kind == "gate" else block.map[:: block.windows], windows=1)
+        tiles = tiles_of(first, image, limit)
+        return [replace(tile, label=f"window 1 of {block.windows}, {tile.label}", on_image=False) for tile in tiles]
     values = (block.map if block.kind == "gate" else block.map[image]).detach().float().cpu()
     values, (height, width) = values[..., block.prefix :, :], block.grid
     centre = height // 2 * width + width // 2

@@ -25,7 +25,8 @@ def pair(size: Size) -> tuple[int, int]:
 class BlockMap(NamedTuple):
     """The attention map of one block: (B, H, N, S), (B, H, N, N) or (N, N), depending on `kind`.
 
-    The first `prefix` tokens are not positions of the image (class token); the others are on `grid`, row by row.
+    The first `prefix` tokens are not positions of the image (class token); the others are on `grid`, row by row. An
+    image that is mixed in `windows` has as many maps, one after another.
     """
 
     name: str
@@ -33,6 +34,7 @@ class BlockMap(NamedTuple):
     map: Tensor
     grid: tuple[int, int]
     prefix: int = 0
+    windows: int = 1
 
 
 Features = Sequence[Tensor | tuple[Tensor, Tensor]]
