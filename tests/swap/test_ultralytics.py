@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+import tokenmix
 from tokenmix.errors import UserError
 from tokenmix.layers import list_mixers
 from tokenmix.layers.table import get_spec
@@ -50,6 +51,13 @@ def test_a_block_is_the_identity_at_the_start(name: str):
     given = {"spectral_norm": False} if name == "sagan" else None
     block, x = TokenMix([8, 32, 16], -2, name, given).eval(), torch.randn(2, 32, 4, 6)
     assert torch.equal(block(x), x)
+
+
+def test_a_yolo_is_more_than_its_network():
+    whole = type("YOLO", (nn.Module,), {"__module__": "ultralytics.models.yolo.model", "predictor": None})()
+    for change in (tokenmix.insert, tokenmix.swap_attention):
+        with pytest.raises(UserError, match=r"a YOLO of Ultralytics is more than its network; give its \.model"):
+            change(whole, "model.4", "external")
 
 
 def test_refusals():

@@ -18,11 +18,13 @@ from tokenmix.registry import Arguments
 
 
 def check_model(model: object) -> None:
-    """Raise `UserError` unless `model` is a module, without `DistributedDataParallel`."""
+    """Raise `UserError` unless `model` is a network, without `DistributedDataParallel`."""
     if not isinstance(model, nn.Module):
         raise UserError(
             f"model must be an nn.Module, got {model!r}; build it first, for example with timm.create_model"
         )
+    if type(model).__module__.startswith("ultralytics.") and hasattr(model, "predictor"):
+        raise UserError(f"a {type(model).__name__} of Ultralytics is more than its network; give its .model")
     if any(isinstance(part, DistributedDataParallel) for part in model.modules()):
         raise UserError(
             "DistributedDataParallel would not average the gradients of new parameters; change the model first, then "

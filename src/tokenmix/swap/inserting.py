@@ -61,7 +61,8 @@ class InsertedBlock(nn.Module):
     Tokens may have a mask, of the forms of `swap.adapter.shared_mask`; masked tokens stay as they are.
 
     Shape: x (B, N, C) for `tokens`; (B, C, L), (B, C, H, W) or (B, C, D, H, W) for `channels-first`; (B, ..., C) for
-    `channels-last`; the output has the shape of x. A 2-d mixer receives D slices as one map of D * H rows.
+    `channels-last`; the output has the shape of x. A 2-d mixer, which must not be local,
+    receives D slices as one map of D * H rows.
     """
 
     def __init__(
@@ -367,6 +368,12 @@ def insert(
             raise UserError(
                 f"{label} works on maps (B, C, H, W), and the output is tokens {tuple(seen[0])}; choose a mixer of "
                 "tokens"
+            )
+        can = layer.capabilities
+        if can.layout == "2d" and len(seen[0]) == 5 and can.map is None and not can.equivariant:
+            raise UserError(
+                f"{label} works on windows of maps (B, C, H, W), which would reach from one slice of {tuple(seen[0])} "
+                "into the next; choose a mixer of all tokens, such as external"
             )
         bound = layer.capabilities.length == "fixed" or (layer.capabilities.length == "up-to" and len(grids[0]) > 1)
         if "num_tokens" in known and bound and len(set(grids)) > 1:
