@@ -85,7 +85,10 @@ class DistillReport(TableReport):
         ended = "interrupted after" if self.interrupted else "after"
         on = "" if self.before is None else f"; columns from cosine on: {self.before.rows:,} held-out rows"
         times = f"{self.seconds:.0f} s ({self.cpu_seconds:.0f} CPU seconds)"
-        return f"{ended} {self.steps} steps, {times}; {self.trained:,} numbers trained{on}"
+        worse = ""
+        if self.before and self.after and self.after.cosine < self.before.cosine:
+            worse = "; further from the teacher than before: give a smaller lr, or train_only='mixers'"
+        return f"{ended} {self.steps} steps, {times}; {self.trained:,} numbers trained{on}{worse}"
 
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
