@@ -1,5 +1,6 @@
 """Starting from weights of another image size or with other classes; anything else that differs stays an error."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,20 @@ def test_another_image_size(tmp_path: Path, model: str):
     assert any(expected[key].shape != value.shape for key, value in weights(small).items())
     for key, value in expected.items():
         torch.testing.assert_close(large[key], value, atol=1e-6, rtol=0)
+
+
+def test_as_many_other_classes_leave_the_head_fresh(start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    other = shutil.copytree(start, tmp_path / "other")
+    described = (other / "data.json").read_text()
+    (other / "data.json").write_text(described.replace('"9"', '"nine"'))
+    assert described != (other / "data.json").read_text()
+    fresh = continued(other, tmp_path / "run")
+    assert f"the head starts fresh: {other} has other classes\n" in capsys.readouterr().err
+    drawn = weights(train(CONFIG.replace(out=tmp_path / "drawn"), quiet=True))
+    torch.testing.assert_close(fresh["head.weight"], drawn["head.weight"], atol=1e-6, rtol=0)
+    assert not torch.allclose(fresh["norm.weight"], drawn["norm.weight"], atol=1e-6, rtol=0)
+    kept = continued(start, tmp_path / "kept")
+    assert not torch.allclose(kept["head.weight"], drawn["head.weight"], atol=1e-3)
 
 
 def test_other_classes_leave_the_head_fresh(start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

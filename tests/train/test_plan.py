@@ -58,6 +58,12 @@ def test_batches_of_few_samples_are_smaller_and_told():
     assert note == f"{told} 40"
 
 
+@pytest.mark.parametrize(("num_train", "part"), [(46, 2), (16, 2), (15, 1)])
+def test_parts_of_small_sets_are_pairs_for_mixup(num_train: int, part: int):
+    plan = make_plan(make_config(batch_size=64, accumulate=8), num_train)
+    assert plan.batch_size == part
+
+
 @pytest.mark.parametrize(
     ("num_train", "change", "epochs"),
     [

@@ -23,6 +23,7 @@ from tokenmix.lab.data.images.decode import (
     decode_part,
     decode_stored,
     is_read,
+    png_chunk,
     stored_size,
 )
 from tokenmix.lab.data.reading import UnreadableImage
@@ -91,6 +92,16 @@ def test_sixteen_bits(tmp_path: Path, suffix: str):
     levels[:, :4] = 257 * 100
     out = read(Image.fromarray(levels), tmp_path / f"a.{suffix}", 1)
     assert out[0, 0].tolist() == [100] * 4 + [255] * 4
+
+
+def test_the_transparent_level_of_sixteen_bits_is_white(tmp_path: Path):
+    levels = np.full((8, 8), 257 * 100, np.uint16)
+    levels[:, :4] = 257 * 100 + 1
+    file = tmp_path / "a.png"
+    Image.fromarray(levels).save(file)
+    whole, at = file.read_bytes(), file.read_bytes().index(b"IDAT") - 4
+    file.write_bytes(whole[:at] + png_chunk(b"tRNS", struct.pack(">H", 257 * 100 + 1)) + whole[at:])
+    assert read_image(file, 1, 8)[0, 0].tolist() == [255] * 4 + [100] * 4
 
 
 def test_cmyk(tmp_path: Path):

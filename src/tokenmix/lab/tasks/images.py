@@ -66,9 +66,17 @@ class ImageTask(TaskModule):
             weights = with_resized_positions(weights, self.model.state_dict())
         elif not hasattr(self.model, "get_classifier"):
             return weights
-        weights, theirs = with_fresh_head(weights, self.model, len(self.data["classes"]))
-        if theirs is not None and distributed_info().first:
-            log(f"the head starts fresh: {source} has {theirs} classes, this run {len(self.data['classes'])}")
+        ours, folder = self.data["classes"], RunFolder.of_weights(source)
+        weights, theirs = with_fresh_head(weights, self.model, len(ours))
+        told = "" if theirs is None else f"{theirs} classes, this run {len(ours)}"
+        if theirs is None and folder is not None and folder.description.get("classes", ours) != ours:
+            head = getattr(self.model, "get_classifier", tuple)()
+            heads = head if isinstance(head, tuple) else (head,)
+            names = tuple(f"{name}." for name, module in self.model.named_modules() if module in heads)
+            weights |= {name: value for name, value in self.model.state_dict().items() if name.startswith(names)}
+            told = "other classes" if names else ""
+        if told and distributed_info().first:
+            log(f"the head starts fresh: {source} has {told}")
         return weights
 
 

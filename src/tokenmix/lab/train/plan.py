@@ -200,7 +200,7 @@ def make_plan(config: TrainConfig, num_train: int, processes: int = 1, unit: str
         )
     if micro * parts > num_train:
         micro = num_train // (4 * parts)
-        micro = max(1, micro - micro % 2)  # mixup takes pairs
+        micro = max(2 if 2 * parts <= num_train else 1, micro - micro % 2)  # mixup takes pairs
     steps_per_epoch = num_train // (micro * parts)
     total = (config.loop.epochs or usual_epochs(config, steps_per_epoch)) * steps_per_epoch
     if config.loop.max_steps is not None:

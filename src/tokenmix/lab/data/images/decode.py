@@ -416,7 +416,7 @@ def _eight_bit(image: Image.Image, high: float) -> Image.Image:
             raise UnreadableImage(f"holds values from {low:g} to {high:g}, outside of 0..1 and of 0..255 (scale them)")
         levels = levels * 255 if high <= 1 else levels
     elif levels is not None:
-        levels /= 257
+        levels = np.where(levels == image.info.get("transparency", -1), 255, levels / 257)
     if levels is not None:
         image = Image.fromarray(levels.round().clip(0, 255).astype(np.uint8))
     if image.mode not in TRANSPARENT and "transparency" not in image.info:

@@ -214,7 +214,7 @@ class LazyImages(ImageSet):
             image = torch.empty(1, size[1], size[0], device="meta")
             top, left, height, width = RandomResizedCropAndInterpolation.get_params(image, (0.08, 1.0), (3 / 4, 4 / 3))
             resampling = random.choice((Image.Resampling.BILINEAR, Image.Resampling.BICUBIC))
-            return (left, top, left + width, top + height), resampling
+            return (left, top, left + max(1, width), top + max(1, height)), resampling
 
         def part(index: int) -> Tensor:
             seed_all(int(bits[index]))
