@@ -184,8 +184,10 @@ def test_a_finished_run_is_not_described_by_changed_options(tmp_path: Path):
     call = {"mixers": (), "limit": 64, "variants": {"slow": {"lr": 1e-9}}}
     compare(config=small(tmp_path / "out", **call), quiet=True)
     compare(config=small(tmp_path / "out", **{**call, "seeds": (0, 1)}), quiet=True)
-    with pytest.raises(UserError, match=r"slow-seed0 holds a run with lr=1e-09 instead of 0\.002; remove it"):
-        compare(config=small(tmp_path / "out", **{**call, "variants": {"slow": {"lr": 2e-3}}}), quiet=True)
+    changed = {**call, "variants": {"slow": {"lr": 2e-3}, "fast": {}}}
+    for only in ((), ("fast*",)):
+        with pytest.raises(UserError, match=r"slow-seed0 holds a run with lr=1e-09 instead of 0\.002; remove it"):
+            compare(config=small(tmp_path / "out", **changed, only=only), quiet=True)
 
 
 def test_runs_with_other_test_samples_are_not_paired(finished: Path, monkeypatch: pytest.MonkeyPatch):
@@ -205,7 +207,8 @@ def test_runs_with_other_test_samples_are_not_paired(finished: Path, monkeypatch
 
 def test_code_of_the_main_program_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Its definitions, not its calls."""
-    (file := tmp_path / "script.py").write_text(f"{OWN}\nSEEDS = 1")
+    own = OWN.replace("return x", "out = x\n        return out")
+    (file := tmp_path / "script.py").write_text(f"{own}\nout = 1")
     spec = importlib.util.spec_from_file_location("__main__", file)
     assert spec is not None
     assert spec.loader is not None
@@ -213,11 +216,11 @@ def test_code_of_the_main_program_counts(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "__main__", main)
     task: Any = SimpleNamespace(model=torch.nn.Sequential(main.Still(4)), config={})
     before = own_sources(task)
-    file.write_text(f"{OWN}\nSEEDS = 2")
-    assert own_sources(task) == before != {}
+    file.write_text(f"{own}\nout = 2")
+    assert own_sources(task) == before != {}, "another variable than the method's"
     main.Still.__module__ = "__mp_main__"
     assert own_sources(task) == before, "the same in a process of its own"
-    file.write_text(f"{OWN.replace('return x', 'return 2 * x')}\nSEEDS = 1")
+    file.write_text(f"{own.replace('out = x', 'out = 2 * x')}\nout = 1")
     after = own_sources(task)
     assert after.keys() == before.keys()
     assert after != before

@@ -42,7 +42,7 @@ def test_every_mixer_in_every_layout_starts_as_the_identity(name: str, dims: int
     model, x = Net(dims).eval(), torch.randn(EXAMPLES[dims])
     before, keys = model(x), set(model.state_dict())
     if dims == 3 and name in ("pool", "depthwise-2d"):
-        with pytest.raises(UserError, match=r"would reach from one slice of .* into the next"):
+        with pytest.raises(UserError, match=r"would take the end of one slice .* for neighbours"):
             insert(model, ["first", "second"], name, example_inputs=(x,))
         return
     report = insert(model, ["first", "second"], name, example_inputs=(x,))

@@ -41,6 +41,21 @@ def test_finds_the_planted_bug(layer: type[nn.Module], name: str) -> None:
     assert PROPERTIES[name].cause in report.verdicts[0].explanation()
 
 
+class Rounded(nn.Module):
+    """A gate without dimensions, of levels with a straight-through gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.gate * (x + (x.round() - x).detach())
+
+
+def test_slopes_of_a_scalar_and_of_a_straight_through_layer() -> None:
+    PROPERTIES["slopes"].check(Rounded, torch.randn(3, 8, 8))
+
+
 def test_an_ignored_mask_is_not_blamed_on_its_polarity() -> None:
     masks = {"mask-polarity", "mask-padding", "mask-zero", "mask-empty"}
     for layer, sizes in (("IgnoredMask", SIZES), ("IgnoredMaskOfAStranger", {})):

@@ -86,8 +86,8 @@ class DistillReport(TableReport):
         on = "" if self.before is None else f"; columns from cosine on: {self.before.rows:,} held-out rows"
         times = f"{self.seconds:.0f} s ({self.cpu_seconds:.0f} CPU seconds)"
         worse = ""
-        if self.before and self.after and self.after.cosine < self.before.cosine:
-            worse = "; further from the teacher than before: give a smaller lr, or train_only='mixers'"
+        if self.before and self.after and self.after.loss > self.before.loss:
+            worse = f"; the held-out loss rose from {self.before.loss:.4f} to {self.after.loss:.4f}: give a smaller lr"
         return f"{ended} {self.steps} steps, {times}; {self.trained:,} numbers trained{on}{worse}"
 
 

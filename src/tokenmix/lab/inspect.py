@@ -74,7 +74,8 @@ def _watched(model: nn.Module, images: Tensor) -> list[BlockMap]:
             else:
                 whole = images.dim() == 4 and windows == 1
                 aspect = images.shape[-2] / images.shape[-1] if whole else math.nan
-                prefix, grid = grid_of(used.shape[-2], aspect, getattr(model, "num_prefix_tokens", None))
+                known: Any = getattr(model, "num_prefix_tokens", None)
+                prefix, grid = grid_of(used.shape[-2], aspect, known)
             found.append(BlockMap(mixers[mixer], kind, used, grid, prefix, windows))
 
     hooks = [mixer.register_forward_hook(note, with_kwargs=True) for mixer in mixers if mixer not in inside]

@@ -40,6 +40,6 @@ def spread(mean: float, deviation: float | None) -> str:
 
 def to_markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table with right-aligned numbers after the first column."""
-    shown = [[" ".join(cell.replace("|", "\\|").split("\n")) for cell in cells] for cells in (headings, *rows)]
+    shown = [[cell.replace("|", "\\|").replace("\n", " ") for cell in cells] for cells in (headings, *rows)]
     lines = [f"| {' | '.join(cells)} |" for cells in shown]
     return "\n".join([lines[0], f"|---|{'---:|' * (len(headings) - 1)}", *lines[1:]])

@@ -372,8 +372,8 @@ def insert(
         can = layer.capabilities
         if can.layout == "2d" and len(seen[0]) == 5 and can.map is None and not can.equivariant:
             raise UserError(
-                f"{label} works on windows of maps (B, C, H, W), which would reach from one slice of {tuple(seen[0])} "
-                "into the next; choose a mixer of all tokens, such as external"
+                f"{label} works on maps (B, C, H, W) by their places, and would take the end of one slice of "
+                f"{tuple(seen[0])} and the start of the next for neighbours; choose a mixer of tokens, such as external"
             )
         bound = layer.capabilities.length == "fixed" or (layer.capabilities.length == "up-to" and len(grids[0]) > 1)
         if "num_tokens" in known and bound and len(set(grids)) > 1:

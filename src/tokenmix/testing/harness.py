@@ -134,7 +134,7 @@ def seeded(seed: int = 0) -> Iterator[None]:
 
 
 def noise(*shape: int, seed: int = 1) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def fresh(build: Build, seed: int = 0, /, **changes: object) -> nn.Module:

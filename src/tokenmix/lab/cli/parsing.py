@@ -214,7 +214,7 @@ def check_mixers(names: Iterable[str]) -> None:
     known = known_mixers()
     for name in names:
         if ":" not in name and name not in known:
-            raise UserError(f"{unknown_name('mixer', name, known)}; if your code registers it, give --import MODULE")
+            raise UserError(f"{unknown_name('mixer', name, known)} (if your code registers it, give --import MODULE)")
 
 
 def known_mixers() -> list[str]:

@@ -205,11 +205,13 @@ def compare(
         trials = [schedule.plan_trials(one.config, one.first, one.data.num_train, one.out) for one in comparisons]
         stage = [(one, name, cell) for one, some in zip(comparisons, trials) for (name, _), cell in some.items()]
         if stage:
+            _check_options(cell for _, _, cell in stage)
             finish(stage, "validation")
             # A cluster connection closes at the end of its runs.
             engine = make_engine(config.engine, logs, jobs) if waiting else in_turn
             comparisons = [_with_rates(one, some) for one, some in zip(comparisons, trials)]
         stage = [(one, variant_of(cell), cell) for one in comparisons for cell in one.cells if cell.name in wanted]
+        _check_options(cell for one in comparisons for cell in one.cells)
         failures = finish(stage)
         trained = [_with_runs(one, failures) for one in comparisons]
         results = {one.name: _report(one, console) for one in trained if any(not run.message for run in one.runs)}
@@ -279,6 +281,13 @@ def _check_unchanged(cells: Sequence[Cell], variants: Mapping[str, TaskModule], 
                     f"the data changed since {cell.folder} ({name} differ); give another --out, or put the old data "
                     "back"
                 )
+
+
+def _check_options(cells: Iterable[Cell]) -> None:
+    """`UserError` if a finished run has other options than its variant."""
+    for cell in cells:
+        if cell.is_finished:
+            finish_run(cell.config)
 
 
 def _with_rates(one: Comparison, trials: schedule.Trials) -> Comparison:
@@ -379,7 +388,6 @@ def _train_all(
         engine, jobs = in_turn, 0
     seconds = schedule.side_by_side(times, jobs)
     for i, cell in enumerate(cell for cell in cells if cell.is_finished):
-        finish_run(cell.config)  # Checks its options.
         console.print(f"[{i + 1}/{len(cells)}] {_label(cell)}: done before", highlight=False, markup=False)
     ended = len(cells) - len(waiting)
     if waiting:

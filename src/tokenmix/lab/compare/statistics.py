@@ -161,9 +161,9 @@ def difference(
         whole = np.asarray(covariance, dtype=np.float64)
         weights = np.array([1 / counts[0]] * counts[0] + [-1 / counts[1]] * counts[1])
         drawn = float(weights @ whole @ weights)
-        if value and drawn <= 1e-9 * value**2:
+        if drawn <= 1e-9 * value**2:
             # All samples tell the same; the next one may tell nothing. 0 beside n equal numbers has this variance.
-            drawn = (value / (samples + 1)) ** 2
+            drawn = max(drawn, (value / (samples + 1)) ** 2)
         if seeds is not None:
             # Variance of one run's score around the mean of its variant's runs, under the draw of the samples.
             residuals = [

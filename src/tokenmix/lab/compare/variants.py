@@ -232,11 +232,11 @@ def read_sampling(runs: Sequence[tuple[Cell, Run]], metric: str, unit: str) -> S
     number = len(common)
     if number < 2:
         return None
-    labels = [rows[LABEL][torch.isin(rows[INDEX], common)] for _, _, rows, _ in found if LABEL in rows]
-    for (cell, *_), own in zip(found, labels):
-        if not torch.equal(own, labels[0]):
+    labels = [(cell, rows[LABEL][torch.isin(rows[INDEX], common)]) for cell, _, rows, _ in found if LABEL in rows]
+    for cell, own in labels:
+        if not torch.equal(own, labels[0][1]):
             raise UserError(
-                f"{cell.folder} was tested on other samples than {found[0][0].folder}: their labels differ; make the "
+                f"{cell.folder} was tested on other samples than {labels[0][0].folder}: their labels differ; make the "
                 "data set the same at each call, such as with a seed, and remove the runs of the other samples"
             )
     scores: list[Tensor] = []

@@ -9,11 +9,10 @@ import json
 import math
 import os
 import re
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from filecmp import cmp
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -278,18 +277,19 @@ def held_out(items: list[Item], classes: Sequence[str], what: str) -> Tensor:
 
 def _warn_of_copies(train: Sequence[Item], test: Sequence[Item], of: str) -> None:
     """Report on stderr how many test files have the content of a training file, or of an earlier test file."""
-    known = defaultdict[bytes, list[str]](list)
+    heads = {path: _digest(path) for path, _ in (*train, *test)}
+    number, known = Counter(heads.values()), dict[bytes, str]()
 
     def original(path: str) -> str:
-        """A known file with this content; without one "", and the file is known from now on."""
-        alike = known[_digest(path)]
-        # Equal digests may be of files with equal beginnings.
-        found = next((other for other in alike if cmp(other, path, shallow=False)), "")
-        alike += [] if found else [path]
-        return found
+        """The first file with this content."""
+        content = heads[path]
+        if number[content] > 1:  # Perhaps of files with equal beginnings.
+            with open_regular(Path(path)) as file:
+                content = hashlib.file_digest(file, hashlib.blake2b).digest()
+        return known.setdefault(content, path)
 
-    trained = {path for path, _ in train if not original(path)}
-    same = [(path, other) for path, _ in test if (other := original(path))]
+    trained = {original(path) for path, _ in train}
+    same = [(path, other) for path, _ in test if (other := original(path)) != path]
     copies = [f"{path} is {other}" for path, other in same if other in trained]
     again = [f"{path} is {other}" for path, other in same if other not in trained]
     if copies:

@@ -228,10 +228,19 @@ def _code_of(source: bytes, names: set[str], *, whole: bool) -> str:
     needed, new = set[str](), names & defined.keys()
     while new:
         needed |= new
-        read = {part.id for name in new for node in defined[name] for part in _names_in(node)}
+        read = {name for own in new for node in defined[own] for name in _read_names(node)}
         new = (read & defined.keys()) - needed
     kept = [node for name in sorted(needed) for node in defined[name]] or (statements if whole else [])
     return "\n".join(ast.unparse(node) for node in kept)
+
+
+def _read_names(node: ast.stmt) -> set[str]:
+    """Names that a statement reads; of a function or class without its own, such as local variables."""
+    names, own = _names_in(node), set[str]()
+    if hasattr(node, "name"):
+        own = {part.id for part in names if isinstance(part.ctx, ast.Store)}
+        own |= {part.arg for part in ast.walk(node) if isinstance(part, ast.arg)}
+    return {part.id for part in names} - own
 
 
 def _names_in(node: ast.stmt) -> list[ast.Name]:

@@ -29,6 +29,8 @@ def num_rows(rows: Rows) -> int:
 class Metric:
     """A number of an evaluation. A resample is the same function with other weights.
 
+    Intervals on up to 500 samples leave one out at a time, which is wrong for medians and other quantiles.
+
     Attributes:
         measure: maps rows and float64 sample weights (R, n) to R numbers or tables (R, ...).
         higher_is_better: False if less is better.

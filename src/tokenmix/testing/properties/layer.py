@@ -66,13 +66,15 @@ def slopes(build: Build, x: Tensor) -> None:
     if x.dtype != torch.float64:
         raise NotApplicable("does not compute in float64, and differences of float32 outputs are too coarse")
     x.requires_grad_()
-    moved = {"the input": x, **{name: p for name, p in layer.named_parameters() if p.requires_grad}}
+    moved = {"the input": x, **{n: p for n, p in layer.named_parameters() if p.requires_grad and not p.is_complex()}}
     weights = noise(*call(layer, x).shape, seed=3).to(x)
 
     def value() -> Tensor:
         return (call(layer, x) * weights).sum()
 
-    found = torch.autograd.grad(value(), list(moved.values()), allow_unused=True)
+    if not (out := value()).requires_grad:
+        raise NotApplicable("the output has no gradient at all")
+    found = torch.autograd.grad(out, list(moved.values()), allow_unused=True)
     for i, ((name, tensor), gradient) in enumerate(zip(moved.items(), found, strict=True)):
         if gradient is None:  # `gradients` reports it
             continue
@@ -80,8 +82,8 @@ def slopes(build: Build, x: Tensor) -> None:
         told = float((gradient * way).sum())
         long, short = (_slope(value, tensor, step * way) / step for step in (1e-5, 1e-6))
         scale = max(abs(told), abs(long), abs(short), 1e-3)
-        # A step over a kink, as of ReLU or max, has another slope than one of another length.
-        if abs(long - short) < 1e-2 * scale and abs(short - told) > 3e-2 * scale:
+        # A step over a kink, as of ReLU or max, has another slope than one of another length. Rounding has none.
+        if short and abs(long - short) < 1e-2 * scale and abs(short - told) > 3e-2 * scale:
             raise Advice(f"the gradient of {name} along a line is {told:.3g}, the output's slope {short:.3g}")
 
 
@@ -128,7 +130,7 @@ def input_kept(build: Build, x: Tensor) -> None:
             call(layer, given, seen)
         if not torch.equal(given, x):
             raise PropertyFailure(f"forward writes into its input, {where}")
-        if seen is not None and not torch.equal(seen, mask):
+        if seen is not None and mask is not None and not torch.equal(seen, mask):
             raise PropertyFailure(f"forward writes into its mask, {where}")
         out = call(layer, given.requires_grad_(), seen)
         if out.requires_grad:

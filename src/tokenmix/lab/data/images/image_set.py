@@ -214,6 +214,8 @@ class LazyImages(ImageSet):
             image = torch.empty(1, size[1], size[0], device="meta")
             top, left, height, width = RandomResizedCropAndInterpolation.get_params(image, (0.08, 1.0), (3 / 4, 4 / 3))
             resampling = random.choice((Image.Resampling.BILINEAR, Image.Resampling.BICUBIC))
+            # A side of a tiny image may be rounded to 0.
+            left, top = min(left, size[0] - 1), min(top, size[1] - 1)
             return (left, top, left + max(1, width), top + max(1, height)), resampling
 
         def part(index: int) -> Tensor:
