@@ -90,7 +90,9 @@ class WithItsMap(ExternalAttention):
 
 
 def failures(build: Builder, x: Tensor, names: frozenset[str] = EAGER) -> set[str]:
-    return {v.property for v in examine(build, x, names) if v.status == "FAIL"}
+    """Properties that fail; also a triangle that nothing declares, which is advice."""
+    found = examine(build, x, names)
+    return {v.property for v in found if v.status == "FAIL" or (v.property, v.status) == ("causality", "advice")}
 
 
 RIGHT = {
