@@ -68,19 +68,17 @@ class ImageTask(TaskModule):
             return weights
         ours, folder = self.data["classes"], RunFolder.of_weights(source)
         weights, theirs = with_fresh_head(weights, self.model, len(ours))
-        told = "" if theirs is None else f"{theirs} classes, this run {len(ours)}"
+        fresh = f"the head starts fresh: {source} has"
+        told = "" if theirs is None else f"{fresh} {theirs} classes, this run {len(ours)}"
         if theirs is None and folder is not None and folder.description.get("classes", ours) != ours:
             classifier: Any = getattr(self.model, "get_classifier", tuple)
             head = classifier()
             heads = head if isinstance(head, tuple) else (head,)
             names = tuple(f"{name}." for name, module in self.model.named_modules() if module in heads)
             weights |= {name: value for name, value in self.model.state_dict().items() if name.startswith(names)}
-            told = "other classes"
-            if not names and distributed_info().first:
-                log(f"the head is kept, although {source} has other classes")
-                told = ""
+            told = f"{fresh} other classes" if names else f"the head is kept, although {source} has other classes"
         if told and distributed_info().first:
-            log(f"the head starts fresh: {source} has {told}")
+            log(told)
         return weights
 
 

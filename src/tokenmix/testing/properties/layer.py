@@ -119,9 +119,9 @@ def eval_stable(build: Build, x: Tensor) -> None:
 
 def input_kept(build: Build, x: Tensor) -> None:
     """Forward and backward do not change the input tensor and the mask."""
-    full = torch.ones(to_tokens(x).shape[:2], dtype=torch.bool)
-    full[:, -1] = False
-    masks = (None, full) if traits(awake(build), build).mask else (None,)
+    padded = torch.ones(to_tokens(x).shape[:2], dtype=torch.bool)
+    padded[:, -1] = False
+    masks = (None, padded) if traits(awake(build), build).mask else (None,)
     for training, mask in itertools.product((False, True), masks):
         layer, given = awake(build).train(training), x.clone()
         seen = None if mask is None else mask.clone()

@@ -174,9 +174,10 @@ def causality(build: Build, x: Tensor) -> None:
     layer, wide, _ = exact(build, x)
     known = traits(layer, build)
     causal, seen = known.causal, influence(layer, wide)
-    if not (causal or known.declared) and any(isinstance(m, nn.RNNBase | nn.RNNCellBase) for m in layer.modules()):
-        raise NotApplicable(f"a recurrent layer, declares nothing; measured: {'not ' * bool(seen.triu(1).any())}causal")
-    if not (causal or known.declared or seen.triu(1).any()) and seen.tril(-1).any():
+    silent, later = not (causal or known.declared), bool(seen.triu(1).any())
+    if silent and any(isinstance(m, nn.RNNBase | nn.RNNCellBase) for m in layer.modules()):
+        raise NotApplicable(f"a recurrent layer, declares nothing; measured: {'not ' * later}causal")
+    if silent and not later and seen.tril(-1).any():
         raise Advice("no token ever sees a later one; if that is meant, give the layer an attribute causal = True")
     _check_triangle(seen, causal=causal)
     if not causal and "causal" in inspect.signature(type(layer)).parameters:
