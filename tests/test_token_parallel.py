@@ -125,6 +125,11 @@ def check_models(mesh: DeviceMesh) -> None:
         expected = copy.deepcopy(model)
         right = trained(expected, images, labels, 20)
         parallelize_module(model, mesh, TokenParallel())
+        with pytest.raises(UserError, match="split already"):
+            parallelize_module(model, mesh, TokenParallel())
+        if isinstance(model, IsotropicNet):
+            with pytest.raises(UserError, match="before TokenParallel"):
+                model.attention_maps(images)
         losses = trained(model, images, labels, 20, average=True)
         assert_same(model, expected, losses, right, name)
         with torch.no_grad():

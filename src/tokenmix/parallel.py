@@ -7,7 +7,7 @@ need all tokens get another `forward`. Parameters, their names and call signatur
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol, Self, cast
+from typing import Any, NoReturn, Protocol, Self, cast
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
 from tokenmix.layers.external import ExternalAttention, ExternalAttention2d, Memory, MultiHeadExternalAttention
+from tokenmix.layers.local import IdentityMixer
 from tokenmix.models.isotropic import IsotropicNet, TokenBatchNorm
 from tokenmix.models.segmentation import EANetSegmenter
 from tokenmix.ops.external import sharded_external_attention
@@ -76,6 +77,8 @@ class TokenParallel(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         check_token_parallel(module, device_mesh.size())
+        if getattr(module, "splits_tokens", False):
+            raise UserError(f"the tokens of this {type(module).__name__} are split already; apply TokenParallel once")
         if device_mesh not in self.shards:
             group: Any = device_mesh.get_group()
             if group is dist.group.WORLD:
@@ -96,8 +99,10 @@ class TokenParallel(ParallelStyle):
                     elif isinstance(part, TokenBatchNorm):
                         part.forward = partial(_batch_norm, part, shard)
             module.norm.register_forward_hook(lambda _, __, out: shard.gather(out, 1)[0])
+            vars(module).update(forward_intermediates=_whole_tokens_only, attention_maps=_whole_tokens_only)
         elif isinstance(module, EANetSegmenter):
             _split_segmenter(module, shard)
+        vars(module)["splits_tokens"] = True
         return module
 
 
@@ -138,6 +143,10 @@ def check_token_parallel(model: nn.Module, size: int) -> None:
             raise UserError(f"attention_dropout={dropout:g} has no token-parallel form; give 0")
 
 
+def _whole_tokens_only(*args: object, **kwargs: object) -> NoReturn:
+    raise UserError("between its blocks this model holds the tokens of one process; call it before TokenParallel")
+
+
 def own_rows(total: int, unit: int, rank: int, size: int) -> slice:
     """Rows of process `rank` out of `size`, in multiples of `unit`; parts differ by at most one unit."""
     if total % unit or total < unit * size:
@@ -155,7 +164,7 @@ def _split_mixer(mixer: Mixer, shard: "TokenShard") -> None:
         mixer.memory.forward = partial(_sharded_memory, mixer.memory, shard)
         if isinstance(mixer, ExternalAttention2d):
             mixer.norm.forward = partial(_batch_norm, mixer.norm, shard)
-    else:
+    elif not isinstance(mixer, IdentityMixer):
         mixer.mix = partial(_gathered, mixer, shard)
         mixer.forward = partial(lambda mixer, x, mask=None: mixer.mix(x, None, mask)[0], mixer)
 

@@ -72,6 +72,15 @@ def test_every_mixer_follows_or_says_why_not(mixer) -> None:
     assert model(images(2, 3, 24, 16)).isfinite().all()
 
 
+def test_a_refused_size_changes_no_layer() -> None:
+    model = MixerNet(mixers=["gating", "self", "gating-toeplitz"], embed_dim=16, depth=3, patch_size=4, img_size=16)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(UserError, match="use a dense gate"):
+        model.set_input_size(24)
+    after = model.state_dict()
+    assert all(torch.equal(after[key], value) for key, value in before.items())
+
+
 def test_frozen_type_and_module_attributes_stay() -> None:
     given: Any = {"patch_size": 4, "embed_dim": 16, "depth": 2, "expansion": 2.0}
     model = GMLP(**given, img_size=32, dtype=torch.float64, num_classes=3)

@@ -131,7 +131,7 @@ class Int8ExternalAttention(FoldedExternalAttention):
             return torch.zeros_like(x)
         kept = zero_masked(x, mask)
         inputs = self.scores.quantize(kept)
-        if mask is None:
+        if mask is None and not torch.compiler.is_compiling():
             weights, fits = self._weights(inputs)
             # Per sample, because the two methods round differently and samples must not affect each other.
             if not fits.all():

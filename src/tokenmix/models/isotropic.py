@@ -1,5 +1,6 @@
 """Base of models whose blocks all see the same tokens: stem, positions, blocks, norm, pooling, head."""
 
+import copy
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any, Literal, NamedTuple, Unpack, cast
@@ -286,9 +287,11 @@ class IsotropicNet(Classifier):
         old_size, old = self.img_size, self.grid_size
         self.stem.set_input_size(img_size)
         new = self.grid_size
+        mixers: list[Any] = [block.mixer for block in self.blocks] if new != old else []
         try:
-            for block in self.blocks if new != old else ():
-                block.mixer.set_grid(old, new)  # type: ignore[operator, union-attr]
+            # Copies first, which raise before anything has changed.
+            for mixer in (*(copy.deepcopy(mixer) for mixer in mixers), *mixers):
+                mixer.set_grid(old, new)
         except UserError:
             self.stem.set_input_size(old_size)
             raise

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -181,7 +182,8 @@ def test_bad_members_are_skipped_counted_and_named(tmp_path: Path, capsys: pytes
         ("f.cls", b"0"),
     ]
     write(tmp_path / "a.tar", [*bad, *(m for n in range(9) for m in sample(n))])
-    data = load_images(f"wds:{tmp_path}/a.tar,{tmp_path}/a.tar", img_size=8)
+    shutil.copy(tmp_path / "a.tar", tmp_path / "b.tar")
+    data = load_images(f"wds:{tmp_path}/a.tar,{tmp_path}/b.tar", img_size=8)
     reasons = {s.path.split(": ")[1]: s.reason for s in data.skipped[:5]}
     assert set(reasons) == {"a", "b", "c", "d", "e"}
     assert "0 bytes" in reasons["a"]
@@ -264,7 +266,9 @@ def test_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def shard(path: Path, labels: list[bytes], ending: str = "cls") -> str:
     write(path, [m for i, text in enumerate(labels) for m in ((f"{i}.png", encoded(i)), (f"{i}.{ending}", text))])
-    return f"wds:{path},{path}"
+    # The same shard cannot be given twice.
+    shutil.copy(path, test := path.with_name(f"test-{path.name}"))
+    return f"wds:{path},{test}"
 
 
 def test_a_key_that_comes_again_loses_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -281,6 +285,29 @@ def test_a_key_that_comes_again_loses_nothing(tmp_path: Path, capsys: pytest.Cap
     assert {(int(image[0, 0, 0]), label) for image, label in data.train} == {(1, 0), (3, 1), (2, 1)}
     lonely = load_images(f"wds:{write(tmp_path / 'd.tar', [*first, ('a.png', encoded(3))])},{tmp_path}/b.tar")
     assert ["d.tar: a" in s.path and "no label" not in s.path for s in lonely.skipped] == [True]
+
+
+def test_a_label_of_a_repeated_key_never_goes_to_another_picture(tmp_path: Path):
+    good = [("b.png", encoded(2)), ("b.cls", b"0"), ("c.png", encoded(4)), ("c.cls", b"1")]
+    files = [("a.png", encoded(1)), *good, ("a.png", encoded(3)), ("a.cls", b"1")]
+    data = load_images(f"wds:{write(tmp_path / 'a.tar', files)},{write(tmp_path / 'b.tar', good)}", img_size=16)
+    assert {(int(image[0, 0, 0]), label) for image, label in data.train} == {(2, 0), (4, 1)}
+    assert ["own key" in one.reason for one in data.skipped] == [True, True]
+
+
+def test_training_shards_are_not_tested(tmp_path: Path):
+    spec = shard(tmp_path / "a.tar", [b"0", b"1"])
+    with pytest.raises(UserError, match=r"test-a\.tar is in both patterns"):
+        load_images(f"wds:{tmp_path}/*.tar, {tmp_path}/test-a.tar")
+    assert len(load_images(spec.replace(",", ", ")).test) == 2
+
+
+def test_shards_joined_by_cat_are_refused(tmp_path: Path):
+    shard(tmp_path / "a.tar", [b"0", b"1"])
+    joined = tmp_path / "joined.tar"
+    joined.write_bytes((tmp_path / "a.tar").read_bytes() * 2)
+    with pytest.raises(UserError, match=r"joined\.tar has further files behind its end.*after 1\.cls"):
+        load_images(f"wds:{joined},{tmp_path}/a.tar")
 
 
 @pytest.mark.parametrize("ending", ["cls", "json"])
@@ -330,7 +357,8 @@ def test_pictures_of_every_format_that_is_read(tmp_path: Path):
     members = [(f"{e}.{x}", d) for e, kind in kinds.items() for x, d in ((e, encoded(9, kind)), ("cls", b"0"))]
     both = [("z.png", encoded(1)), ("z.jpg", encoded(200, "jpeg")), ("z.cls", b"1")]
     write(tmp_path / "a.tar", [*members, *both])
-    data = load_images(f"wds:{tmp_path}/a.tar,{tmp_path}/a.tar", img_size=16)
+    shutil.copy(tmp_path / "a.tar", tmp_path / "b.tar")
+    data = load_images(f"wds:{tmp_path}/a.tar,{tmp_path}/b.tar", img_size=16)
     assert len(data.train) == len(kinds) + 1
     assert not data.skipped
     assert data.train[len(kinds)][0][0].float().mean() > 190

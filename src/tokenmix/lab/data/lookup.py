@@ -330,7 +330,7 @@ def with_absolute_paths(spec: str) -> str:
     if not variant or name not in DATA_SETS or DATA_SETS[name].variant not in ("path", "shards"):
         return spec
     # Shards are two patterns, for training and testing.
-    paths = variant.split(",") if DATA_SETS[name].variant == "shards" else [variant]
+    paths = map(str.strip, variant.split(",")) if DATA_SETS[name].variant == "shards" else [variant]
     full = (path if is_url(path) else str(user_path(path).absolute()) for path in paths)
     return f"{name}:{','.join(full)}"
 

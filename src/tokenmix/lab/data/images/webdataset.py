@@ -34,12 +34,14 @@ MOST_SHARDS = 1_000_000
 # Preferred endings of a sample's image, in order; then any other format that is read.
 PICTURES = ("jpg", "jpeg", "png", "webp", "ppm")
 BLOCK = 512
+# Bytes read behind the end of a shard: a tar joined to it begins within them, as writers pad to 10 KiB by default.
+AFTER_END = 1 << 16
 # Labels from here on count as damage, or need a classes.txt, unless there are more samples.
 UNNAMED_CLASSES = 1000
 # A head has a row for each class.
 MOST_CLASSES = 1_000_000
 # Increase when the content of the index changes, so that cached ones are rebuilt.
-INDEX = 2
+INDEX = 3
 # Size of the shuffle buffer: about four shards of ImageNet's usual size.
 BUFFER = 5000
 
@@ -99,6 +101,7 @@ def _scan_all(paths: Sequence[Path]) -> tuple[dict[str, Tensor], dict[str, str]]
 def _scan(path: Path) -> list[Found]:
     """Samples of one shard, from its headers and labels; `UserError` if the shard is truncated or damaged."""
     members: dict[str, list[dict[str, tuple[int, int]]]] = {}
+    unclear: set[str] = set()
     last, problem, offset = "the beginning", "is truncated", 0
     try:
         with open_regular(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
@@ -107,21 +110,28 @@ def _scan(path: Path) -> list[Found]:
                 key, _, ending = base.partition(".")
                 if member.isfile() and key and not member.issparse():
                     # A key may repeat: the file belongs to its first sample without this ending.
-                    samples = members.setdefault(f"{folder}/{key}" if folder else key, [])
-                    parts = next((parts for parts in samples if ending.lower() not in parts), None)
-                    if parts is None:
-                        samples.append(parts := {})
-                    parts[ending.lower()] = (member.offset_data, member.size)
+                    samples = members.setdefault(name := f"{folder}/{key}" if folder else key, [])
+                    lacking = [parts for parts in samples if ending.lower() not in parts]
+                    if not lacking:
+                        samples.append({})
+                    elif len(lacking) > 1:
+                        unclear.add(name)
+                    (lacking or samples[-1:])[0][ending.lower()] = (member.offset_data, member.size)
                 last = member.name
             offset = tar.offset
             # A tar ends with zero blocks; the library also takes a damaged header for the end.
             if (end := os.pread(file.fileno(), BLOCK, offset)) == bytes(BLOCK):
-                return [
-                    _sample(key, parts, file.fileno())._replace(again=place > 0)
-                    for key, samples in members.items()
-                    for place, parts in enumerate(samples)
-                ]
-            problem = "is truncated" if len(end) < BLOCK else "is damaged"
+                if not any(os.pread(file.fileno(), AFTER_END, offset)):
+                    return [
+                        Found(key, wrong="shares its key with others of fewer files; give each sample its own key")
+                        if key in unclear and any(one.keys() != samples[0].keys() for one in samples)
+                        else _sample(key, parts, file.fileno())._replace(again=place > 0)
+                        for key, samples in members.items()
+                        for place, parts in enumerate(samples)
+                    ]
+                problem = "has further files behind its end, as several joined by cat have,"
+            else:
+                problem = "is truncated" if len(end) < BLOCK else "is damaged"
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
     # Headers of a damaged shard may announce more than the memory, or hold no numbers.
@@ -243,7 +253,9 @@ def load_webdataset(request: DataRequest) -> ImageData:
     patterns = [pattern for pattern in request.variant.split(",") if pattern]
     if not 1 <= len(patterns) <= 2:
         raise UserError(f"wds needs one pattern of shards, or two, got {request.variant!r}; {USAGE}")
-    paths = [expand(pattern, request.root) for pattern in patterns]
+    paths = [expand(pattern.strip(), request.root) for pattern in patterns]
+    if len(paths) == 2 and (both := {path.resolve() for path in paths[0]} & {path.resolve() for path in paths[1]}):
+        raise UserError(f"wds: {min(both)} is in both patterns, so training samples would be tested; {USAGE}")
     size, channels = request.img_size, request.channels or CHANNELS
     assert size is not None  # The registry has one.
     sets = [ShardImages(part, size, channels, request.root) for part in paths]
