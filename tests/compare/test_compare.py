@@ -23,13 +23,14 @@ from tokenmix.files import one_writer
 from tokenmix.lab.cli.command import parse
 from tokenmix.lab.cli.listing import print_rows
 from tokenmix.lab.cli.runs import Compare
+from tokenmix.lab.compare import compare as comparing
 from tokenmix.lab.compare import variants
 from tokenmix.lab.compare.compare import compare, repeat_command
 from tokenmix.lab.compare.report import choose_images
 from tokenmix.lab.compare.results import load_results
 from tokenmix.lab.compare.variants import plan_runs, read_run, read_sampling
 from tokenmix.lab.data.indexed import IndexedDataset
-from tokenmix.lab.grid import finish_cell
+from tokenmix.lab.grid import finish_cell, parallel_runs
 from tokenmix.lab.tasks.classification.task import ImageClassification
 from tokenmix.lab.train.checkpoint import save_weights
 from tokenmix.lab.train.config import CompareConfig, TrainConfig
@@ -174,8 +175,9 @@ def test_runs_of_old_code_and_old_data_are_not_mixed_with_new_ones(
     code.write_text(f"import math\n{OWN}\n# A note, and another mixer.\nclass Next(Still):\n    pass\n")
     for name in ("a", "b"):
         Image.new("L", (16, 16), 7).save(tmp_path / "images" / name / "new.png")
-    with pytest.raises(UserError, match=r"the data changed since .* differ\); give another --out"):
-        compare(config=small(out, **{**call, "mixers": ("self", "own_still:Still")}), quiet=True)
+    for more in ({"mixers": ("self", "own_still:Still")}, {"seeds": (2, 0)}):
+        with pytest.raises(UserError, match=r"the data changed since .* differ\); give another --out"):
+            compare(config=small(out, **{**call, **more}), quiet=True)
     assert (out / "results.json").read_bytes() == before
 
 
@@ -277,10 +279,17 @@ def test_the_same_command_repeats_nothing_and_a_mixer_can_be_added(finished: Pat
         "external",
         "gating",
     ]
+    measured: list[int] = []
+    real = comparing.measure_variants
+    monkeypatch.setattr(comparing, "measure_variants", lambda *a: measured.append(torch.get_num_threads()) or real(*a))
     told: list[str] = []
     monkeypatch.setattr("tokenmix.lab.compare.compare.log", told.append)
     compare(config=small(finished, seeds=(0, 1), mixers=("self", "external")))
     assert any("also has gating-seed0, gating-seed1; name their mixers and seeds too" in line for line in told)
+    # With the threads of runs side by side, although none is left to train.
+    together = parallel_runs(config := small(finished), 4)
+    assert measured == [load_results(finished / "results.json").environment["threads"]]
+    assert measured == [1 if together else config.loop.threads or torch.get_num_threads()]
 
 
 def test_score_and_confusion_are_of_the_weights_that_are_kept(tmp_path: Path):
@@ -394,6 +403,7 @@ def test_another_comparisons_folder_is_left_alone(finished: Path, tmp_path: Path
         ({"model_kwargs": {"dept": 3}}, "dept"),
         ({"batch_size": 1000, "accumulate": 1000}, "fewer than the 1000 parts of a step"),
         ({"model": "mixer_nan"}, "mixer_nano"),
+        ({"tune": "auto", "mixers": (), "variants": {"slow": {"lr": 1e-3}}}, "learning rate, and slow has one"),
     ],
 )
 def test_mistakes_are_told_before_any_training(tmp_path: Path, changes: dict[str, object], message: str):
@@ -470,10 +480,12 @@ def test_a_run_that_was_killed_at_its_start_starts_anew(tmp_path: Path, failing:
     assert not leftover.exists()
 
 
-def test_the_command_that_repeats_it_can_be_typed(tmp_path: Path):
+def test_the_command_that_repeats_it_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = small(tmp_path / "with space", seeds=(0, 3), clip_grad=None)
     again = parse(shlex.split(repeat_command(config))[1:])
     assert again.config == config
+    monkeypatch.setattr("tokenmix.registry._imported", {"my mixers.py": None})
+    assert repeat_command(config).startswith("tokenmix --import 'my mixers.py' compare ")
 
 
 def test_images_shown_are_agreed_and_disputed_ones_of_different_classes():

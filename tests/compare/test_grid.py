@@ -9,11 +9,12 @@ import pytest
 from tokenmix.errors import UserError
 from tokenmix.lab.cli.command import parse
 from tokenmix.lab.compare.compare import compare
-from tokenmix.lab.compare.grid import split_grid
+from tokenmix.lab.compare.grid import merge_settings, split_grid
 from tokenmix.lab.compare.results import load_results
 from tokenmix.lab.compare.variants import plan_runs, read_run
 from tokenmix.lab.data.lookup import data_sets
-from tokenmix.lab.train.config import CompareConfig, comparison_config
+from tokenmix.lab.train import run
+from tokenmix.lab.train.config import CompareConfig, TrainConfig, comparison_config
 from tokenmix.profiling.units import count
 from verbs import printed, refused
 
@@ -132,7 +133,7 @@ def test_a_grid_has_a_report_for_each_pair_and_a_table(tmp_path: Path, capsys: p
     assert widths == [64, 128, 64, 128]
     with pytest.raises(UserError, match=r"digits-nano holds a comparison with epochs 1 instead of 2"):
         compare(config=small(out, **GRID, epochs=2), quiet=True)
-    with pytest.raises(UserError, match="is not empty and does not contain a comparison"):
+    with pytest.raises(UserError, match="holds a grid of comparisons; give another --out, then join"):
         compare(config=small(out), quiet=True)
 
 
@@ -177,6 +178,26 @@ def test_folders_of_two_machines_are_merged(tmp_path: Path, capsys: pytest.Captu
     (two / "compare.json").write_text(json.dumps({**settings, "lr": 0.5}))
     with pytest.raises(UserError, match=r"two holds a comparison with lr 0.5, .*one one with 0.002"):
         compare(config=CompareConfig().replace(merge=(one, two), out=tmp_path / "new"), quiet=True)
+    (two / "compare.json").write_text(json.dumps({**settings, "controls": True}))
+    assert [merge_settings(CompareConfig(), pair).controls for pair in ((one, one), (one, two))] == [False, True]
+    (two / "compare.json").write_text(json.dumps({**settings, "model": "vit_nano"}))
+    with pytest.raises(UserError, match=r"two holds a comparison of vit_nano, .*one one of mixer_nano"):
+        merge_settings(CompareConfig(), (one, two))
+
+
+@pytest.mark.usefixtures("_digits_again")
+def test_a_data_set_without_a_finished_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = run.train
+
+    def train(config: TrainConfig, *, quiet: bool = False) -> Path:
+        if config.data.data == "digits-again":
+            raise UserError("the loss is nan")
+        return real(config, quiet=quiet)
+
+    monkeypatch.setattr(run, "train", train)
+    with pytest.raises(UserError, match=r"no run of digits-again-nano finished.*the loss is nan"):
+        compare(config=small(tmp_path / "out", data="digits,digits-again", mixers=("self",)), quiet=True)
+    assert "digits-nano" in (tmp_path / "out/results.md").read_text()
 
 
 @pytest.mark.parametrize(

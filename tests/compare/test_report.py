@@ -27,7 +27,7 @@ from tokenmix.lab.compare.charts import (
     ticks,
 )
 from tokenmix.lab.compare.notes import budget_sentence, failed_runs, finding_sentence, notes, uncertainty
-from tokenmix.lab.compare.report import ExampleMaps, ShownExample, color_bars, write_report
+from tokenmix.lab.compare.report import ComparisonResult, ExampleMaps, ShownExample, color_bars, write_report
 from tokenmix.lab.compare.results import (
     Curve,
     Example,
@@ -282,6 +282,15 @@ def test_networks_that_predict_one_class_are_named(results: Results):
     listed = replace(results, variants=variants)
     assert any(note.startswith(told) for note in notes(listed))
     assert any(note.startswith(told) for note in uncertainty(listed)), "the terminal shows these"
+    runs = [one, replace(two, confusion=[[20, 0], [0, 0]])]
+    right = replace(results, variants=[results.variants[0], replace(results.variants[1], runs=runs)])
+    assert not any("One class is predicted" in note for note in notes(right)), "the test samples are of one class"
+
+
+def test_there_is_no_best_without_a_score(results: Results, tmp_path: Path):
+    variants = [replace(one, runs=[replace(run, score=None) for run in one.runs]) for one in results.variants]
+    with pytest.raises(UserError, match="No variant has a score"):
+        _ = ComparisonResult(tmp_path, {"": replace(results, variants=variants)}).best
 
 
 def test_why_accuracy_is_balanced_and_which_epoch_is_kept(results: Results):

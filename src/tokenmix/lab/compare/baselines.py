@@ -1,6 +1,6 @@
 """Simple baselines on a task's data, scored with the task's metric."""
 
-import time
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -34,11 +34,11 @@ def fit_baselines(task: TaskModule, data: TaskData) -> dict[str, float]:
         yield from _fitted(task, data)
         yield from task.plain_answers(data).items()
 
-    start = time.monotonic()
     for name, rows in answered():
-        scores[name] = float(task.metrics[task.monitor](rows))
-        log(f"{name}: {metric_name(task.monitor)} {scores[name]:.4f} in {time.monotonic() - start:.0f} s")
-        start = time.monotonic()
+        score = float(task.metrics[task.monitor](rows))
+        log(f"{name}: {metric_name(task.monitor)} " + (f"{score:.4f}" if math.isfinite(score) else "is not defined"))
+        if math.isfinite(score):
+            scores[name] = score
     return scores
 
 
@@ -58,17 +58,18 @@ def _fitted(task: TaskModule, data: TaskData) -> Iterator[tuple[str, Rows]]:
     if given[0] is not None:
         features = torch.cat(given) if isinstance(given[0], Tensor) else [text for part in given for text in part]
     targets = torch.cat(wanted)
+    predictors = dict[str, Predictor]()
     for name in task.baselines:
         try:
-            predict = BASELINES[name](features, targets, task.num_targets())
+            predictors[name] = BASELINES[name](features, targets, task.num_targets())
         except ValueError as error:  # samples of one class, or texts without words
             log(f"the baseline {name} is left out ({one_line(error)})")
-            continue
-        parts, seen = list[Rows](), 0
-        for some, true in task.plain_samples(data, "test"):
-            index = torch.arange(seen, seen := seen + len(true))
-            parts.append(joined([task.judged(predict(some, true), true, index)]))
-        yield name, joined(parts)
+    parts, seen = {name: list[Rows]() for name in predictors}, 0
+    for some, true in task.plain_samples(data, "test"):
+        index = torch.arange(seen, seen := seen + len(true))
+        for name, predict in predictors.items():
+            parts[name].append(joined([task.judged(predict(some, true), true, index)]))
+    yield from ((name, joined(rows)) for name, rows in parts.items())
 
 
 def frequencies(features: Features, targets: Tensor, classes: int) -> Predictor:

@@ -53,7 +53,7 @@ from tokenmix.lab.train.sources import base_comparison, check_call, load_compari
 from tokenmix.lab.train.task import TaskData, TaskModule
 from tokenmix.layers.table import get_spec
 from tokenmix.profiling.machine import OtherWork
-from tokenmix.registry import Arguments
+from tokenmix.registry import Arguments, imported_plugins
 from tokenmix.swap.registry import find_sites
 from tokenmix.trust import from_caller
 
@@ -62,8 +62,9 @@ from tokenmix.trust import from_caller
 class Comparison:
     """Variants of one model on one data set. `name` is "" outside of a grid.
 
-    `measured` are the variants' costs. `tuned` are validation scores by variant and learning rate. `runs` are the
-    results of the cells after training. `notes` are on the training, `warning` says what disturbed the measurement.
+    `measured` are the variants' costs, with so many `threads`. `tuned` are validation scores by variant and learning
+    rate. `runs` are the results of the cells after training. `notes` are on the training, `warning` says what disturbed
+    the measurement.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Comparison:
     pace: schedule.Pace
     notes: list[str]
     measured: list[Variant] = field(default_factory=list)
+    threads: int = 0
     tuned: dict[str, schedule.Scores] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
     warning: str = ""
@@ -157,8 +159,10 @@ def compare(
     if isinstance(config, str | Path):
         config = load_comparison(str(config), task)
     given: Values = {name: value for name, value in values.items() if value is not None} | dict(options)
+    if isinstance(mixers, str):
+        given["mixers"] = mixers.split(",")
     for name in ("mixers", "seeds"):
-        if name in given and not isinstance(given[name], str | int):
+        if isinstance(given.get(name), Iterable):
             given[name] = tuple(given[name])
     if model_kwargs is not None:
         given["model_kwargs"] = dict(model_kwargs)
@@ -201,7 +205,11 @@ def compare(
         wanted = {cell.name for cell in chosen}
         kept = [[cell for cell in one.cells if cell.name in wanted or cell.folder.exists()] for one in comparisons]
         with _progress(lambda: "measuring speed and memory", console):
-            comparisons = [_measure(replace(one, cells=cells), jobs) for one, cells in zip(comparisons, kept) if cells]
+            # As if no run were finished, so that a repeated command measures the same.
+            together = 0 if config.merge else parallel_runs(config, len(chosen))
+            comparisons = [
+                _measure(replace(one, cells=cells), together) for one, cells in zip(comparisons, kept) if cells
+            ]
         trials = [schedule.plan_trials(one.config, one.first, one.data.num_train, one.out) for one in comparisons]
         stage = [(one, name, cell) for one, some in zip(comparisons, trials) for (name, _), cell in some.items()]
         if stage:
@@ -221,6 +229,9 @@ def compare(
         if len(comparisons) > 1:
             report = write_grid(results, out)
             console.print(printable(f"all of them: {report}"), soft_wrap=True, markup=False)
+        for one in trained:
+            if one.name not in results and (errors := [failures[c.name] for c in one.cells if c.name in failures]):
+                raise UserError(f"no run of {one.name} finished, so it has no report; the first error: {errors[0]}")
     return ComparisonResult(out, results)
 
 
@@ -262,7 +273,9 @@ def _prepare(name: str, config: CompareConfig, out: Path) -> Comparison:
 
 def _check_unchanged(cells: Sequence[Cell], variants: Mapping[str, TaskModule], data: TaskData) -> None:
     """`UserError` if runs that are kept had other data, or other code of the user."""
-    shape = attrgetter("options", "model.model", "loop.seed")  # What a description of the same data depends on.
+    # What a description of the same data depends on.
+    limited = cells[0].config.data.limit is not None
+    shape = attrgetter("options", "model.model", *["loop.seed"] * limited)
     description = json.loads(to_json(data.describe()))
     sources = {name: own_sources(task) for name, task in variants.items()}
     for cell in cells:
@@ -342,7 +355,7 @@ def _measure(one: Comparison, jobs: int) -> Comparison:
     """The comparison with each variant's cost and steps. One thread if `jobs` run concurrently, as in the runs."""
     config, before, data = one.cells[0].config, torch.get_num_threads(), one.data
     size = make_plan(config, data.num_train).batch_size
-    torch.set_num_threads(1 if jobs else config.loop.threads or before)
+    torch.set_num_threads(threads := 1 if jobs else config.loop.threads or before)
     others = OtherWork()
     try:
         batch, load = _timed_batch(data.train_batches(batch_size=size, epoch=0, start=0))
@@ -360,9 +373,8 @@ def _measure(one: Comparison, jobs: int) -> Comparison:
     pace = schedule.Pace(one.pace.read, steps, {name: seconds + load_test for name, seconds in evaluate.items()})
     total = make_plan(config, data.num_train).total_steps
     equal = schedule.equal_steps(one.config, one.out, total, measured)
-    return replace(
-        one, cells=schedule.with_steps(one.cells, equal, data.num_train), measured=measured, pace=pace, warning=warning
-    )
+    cells = schedule.with_steps(one.cells, equal, data.num_train)
+    return replace(one, cells=cells, measured=measured, threads=threads, pace=pace, warning=warning)
 
 
 def _timed_batch(batches: Iterable[Batch]) -> tuple[Batch, float]:
@@ -495,7 +507,7 @@ def _report(one: Comparison, console: Console) -> Results:
         seen=plan.total_steps * plan.accumulate * plan.batch_size,
         step_batch=plan.batch_size,
         device=str(_device(one.config)),
-        environment=environment(),
+        environment=environment() | {"threads": one.threads},
         variants=[
             replace(
                 variant,
@@ -534,7 +546,8 @@ def repeat_command(config: CompareConfig) -> str:
     """The command line that repeats this comparison."""
     own = config.task != CompareConfig.task
     source = config.config
-    words = ["tokenmix", "compare", *([config.task] if own and source is None else [])]
+    plugins = [word for name in imported_plugins() for word in ("--import", name)]
+    words = ["tokenmix", *plugins, "compare", *([config.task] if own and source is None else [])]
     words += [] if source is None else ["--config", source]
     defaults = (comparison_config(config.task) if source is None else load_comparison(source)).flat()
     for name, value in config.flat().items():

@@ -97,6 +97,11 @@ def merge_settings(config: CompareConfig, folders: Sequence[Path]) -> CompareCon
     found = [_settings(folder) for folder in folders]
     first, before = found[0], found[0].flat()
     for folder, other in zip(folders, found):
+        if other.model.model.rpartition("_")[0] != first.model.model.rpartition("_")[0]:
+            raise UserError(
+                f"{folder} holds a comparison of {other.model.model}, {folders[0]} one of {first.model.model}; merge "
+                "comparisons of one model, in any of its sizes"
+            )
         for name, value in other.flat().items():
             if name not in (*FREE, *AXES, "data", "model") and value != before[name]:
                 raise UserError(
@@ -112,6 +117,7 @@ def merge_settings(config: CompareConfig, folders: Sequence[Path]) -> CompareCon
     return first.replace(
         **{name: getattr(config.loop, name) for name in ("device", "threads")},
         mixers=tuple(dict.fromkeys(mixer for one in found for mixer in one.mixers)),
+        controls=any(one.controls for one in found),
         variants={name: options for one in found for name, options in one.variants.items()},
         seeds=tuple(dict.fromkeys(seed for one in found for seed in one.seeds)),
         data=",".join(dict.fromkeys(data for one in found for data in data_sets(one.data.data))),
@@ -163,9 +169,10 @@ def write_grid(results: Mapping[str, Results], out: Path) -> Path:
         costs[name] = [TableCell("–" if v is None or v.macs is None else count(v.macs)) for v in found]
     headings = [Heading(name, link=name) for name in results]
     tables = [Table(headings, [Row(name, cells) for name, cells in rows.items()]) for rows in (scores, costs)]
-    replace_file(out / "results.md", "\n\n".join([*(table.markdown() for table in tables), ""]).encode())
+    metric = " or ".join(dict.fromkeys(one.measure for one in results.values()))
+    parts = [f"Test {metric}:", tables[0].markdown(), "Tokens and multiply-adds:", tables[1].markdown(), ""]
+    replace_file(out / "results.md", "\n\n".join(parts).encode())
     title = f"{len(names)} variants, {len(results)} comparisons"
-    metric = next(iter(results.values())).measure
     return write_page(out / "report.html", "grid.html", title=title, metric=metric, tables=tables)
 
 

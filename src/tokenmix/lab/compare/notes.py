@@ -22,7 +22,9 @@ def budget_sentence(results: Results) -> str:
     """Sentence on the setup that all variants share."""
     config, skeleton, unit = results.config, results.skeleton, results.unit
     augment = config.get("augment")
+    mixed = [f"{name} {config[name]:g}" for name in ("mixup", "cutmix", "reprob") if config.get(name)]
     augmented = {None: "", "none": " and no augmentation"}.get(augment, f" and {augment} augmentation")
+    augmented += f" but {', '.join(mixed)}" * bool(mixed)
     seeds = config["seeds"]
     order = f"for the same seed ({', '.join(map(str, seeds))})" if len(seeds) > 1 else f"(seed {seeds[0]})"
     known = [size_note(skeleton)] if "img_size" in skeleton else []
@@ -50,7 +52,10 @@ def budget_sentence(results: Results) -> str:
         what = " by the time of a step, measured before," * (results.budget == "seconds")
         seen = f"{unit} of the same set for equal {results.budget} of training{what} (steps: {steps}),"
         free = f"The {unit} seen, parameters, {'time' if results.budget != 'seconds' else 'multiply-adds'} and memory"
-    rate, tuned = f"peak learning rate {config['lr']:g}", [v for v in results.variants if v.tuned]
+    rate, tuned = (
+        f"peak learning rate {config['lr']:g}",
+        [v for v in results.variants if any(score is not None for score in v.tuned.values())],
+    )
     if tuned:
         chosen = ", ".join(f"{variant.name} {variant.learning_rate:g}" for variant in tuned)
         tried = ", ".join(tuned[0].tuned)
@@ -86,7 +91,8 @@ def finding_sentence(results: Results) -> str:
     """The main result: the best variant, or a tie; and whether this data tests mixing at all."""
     leaders, reference = results.leaders(), results.variant(results.reference)
     if not leaders:
-        return "No variant finished."
+        finished = any(run.status == "finished" for variant in results.variants for run in variant.runs)
+        return "No variant has a score." if finished else "No variant finished."
     best, *tied = leaders
     others = results.ranked()[1:]
     found = results.difference(best, others[0]) if others else None
@@ -200,7 +206,9 @@ def _one_class(results: Results) -> list[str]:
     """Networks that predict one class for every test sample; of the control the main result says so."""
     found = []
     for variant in (variant for variant in results.variants if variant is not results.control()):
-        used = {run.seed: _predicted(run.confusion) for run in variant.runs if run.confusion}
+        # With test samples of one class, it may be right.
+        runs = [(run.seed, run.confusion) for run in variant.runs if run.confusion and sum(map(any, run.confusion)) > 1]
+        used = {seed: _predicted(confusion) for seed, confusion in runs}
         alike = [f"seed {seed}: {results.classes[min(some)]}" for seed, some in used.items() if len(some) == 1]
         if alike and len(results.classes) > 1:
             found.append(f"{variant.name} ({', '.join(alike)})")
@@ -248,7 +256,8 @@ def failed_runs(results: Results) -> list[str]:
     """Messages of the runs that did not finish, and variants whose metric is undefined."""
     failed = [f"{variant.name} failed, {variant.message}" for variant in results.variants if variant.message]
     return failed + [
-        f"{results.measure} is not defined for {variant.name}, seed {run.seed}: its answers may all be the same"
+        f"{results.measure} is not defined for {variant.name}, seed {run.seed}: its answers or the test labels may all "
+        "be the same"
         for variant in results.variants
         for run in variant.runs
         if run.status == "finished" and run.score is None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from tokenmix.errors import UserError
 from tokenmix.files import replace_file, to_frame
 from tokenmix.lab.compare.charts import bars, confusions, cost_charts, growth_charts, learning_curves, marker
 from tokenmix.lab.compare.notes import budget_sentence, finding_sentence, notes
@@ -41,7 +42,7 @@ from tokenmix.lab.train.task import TaskData, TaskModule
 from tokenmix.layers.base import Mixer
 from tokenmix.models import BlockMap
 
-CANDIDATES = 256
+CANDIDATES, AT_ONCE = 256, 32
 TILES = 4
 
 
@@ -139,7 +140,10 @@ def make_examples(
     labels = images.test.labels[indices]
     mean, std = (torch.tensor(task.data[key]).view(-1, 1, 1) for key in ("mean", "std"))
     inputs = pixels.float().div(255).sub(mean).div(std)
-    answers = {name: one.model.eval()(inputs).softmax(-1) for name, one in trained.items()}
+    answers = {
+        name: torch.cat([one.model.eval()(some) for some in inputs.split(AT_ONCE)]).softmax(-1)
+        for name, one in trained.items()
+    }
     right = torch.stack([a.argmax(-1) == labels for a in answers.values()])
     chosen = choose_images(right, labels, number)
     maps = dict[str, list[BlockMap]]()
@@ -268,7 +272,9 @@ class ComparisonResult(os.PathLike[str]):
     @property
     def best(self) -> Variant:
         """The variant with the best score, possibly by chance: see `results.leaders()`."""
-        return self.results.leaders()[0]
+        if not (leaders := self.results.leaders()):
+            raise UserError(finding_sentence(self.results))
+        return leaders[0]
 
     def to_pandas(self) -> "pd.DataFrame":
         """A row per run with score, times and costs; needs pandas."""

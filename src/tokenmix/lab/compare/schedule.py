@@ -113,6 +113,8 @@ def rates_of(config: CompareConfig) -> tuple[float, ...]:
         rates = (lr / 2, lr, 2 * lr) if config.tune == "auto" else tuple(map(float, listed.split(",")))
     except ValueError:
         rates = ()
+    if own := next((name for name, row in config.variants.items() if "lr" in row), None):
+        raise UserError(f"tune chooses each variant's learning rate, and {own} has one; leave one of them out")
     # Six digits name a run's folder.
     different = sorted({float(f"{rate:g}") for rate in rates})
     if name not in ("lr", "auto") or len(different) < 2 or not all(0 < rate < math.inf for rate in different):

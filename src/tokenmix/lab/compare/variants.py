@@ -162,6 +162,10 @@ def claim_folder(
             told = ", ".join(f"{key} {before.get(key)} instead of {plain[key]}" for key in other)
             raise UserError(f"{out} holds a comparison with {told}; give another --out, or the same settings")
     elif out.exists() and not (out.is_dir() and is_unused(out)):
+        other = next((file.stem for file in (out / "compare.json", out / "grid.json") if file.exists()), None)
+        if other is not None:
+            what = "single comparison" if other == "compare" else "grid of comparisons"
+            raise UserError(f"{out} holds a {what}; give another --out, then join both with --merge")
         what = "not empty and does not contain a comparison" if out.is_dir() else "a file, not a folder"
         raise UserError(f"{out} is {what}; give another --out")
     if write:
