@@ -1,9 +1,7 @@
 """Detection and instance segmentation on made scenes: metrics, crowds, windows, answers, resuming, export, mistakes."""
 
 import dataclasses
-import io
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torchmetrics.detection import MeanAveragePrecision
 from torchvision.ops import box_area, box_convert
-from torchvision.transforms.functional import pil_to_tensor, to_pil_image
+from torchvision.transforms.functional import pil_to_tensor
 
 import tokenmix
 from predictions import check_predictions
@@ -27,7 +25,6 @@ from tokenmix.lab.data.scenes import Objects, Scene, SceneData, Scenes
 from tokenmix.lab.tasks.detection import task as objects
 from tokenmix.lab.tasks.detection.metrics import OVERLAPS, RECALLS, matched_rows, object_metrics
 from tokenmix.lab.tasks.detection.task import Detection, class_color, draw_objects, find_in_windows, image_numbers
-from tokenmix.lab.tasks.images import drawn_png
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.export import export
 from tokenmix.lab.train.load import load_run, load_task
@@ -452,20 +449,6 @@ def test_objects_are_drawn_in_the_colours_of_their_classes():
     assert drawn[:, 200, 160].tolist() == list(class_color(11)) == list(class_color(1))
     assert drawn[:, 10, 150].tolist() == [90, 90, 90]
     assert len({class_color(label) for label in range(10)}) == 10
-
-
-def test_strips_are_drawn_as_the_whole(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tokenmix.lab.tasks.images.PART_ROWS", 37)
-    image = torch.randint(256, (3, 240, 260), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    masks = PlacedMasks(
-        [(torch.ones(50, 30, dtype=torch.bool), 25, 40), (torch.ones(2, 2, dtype=torch.bool), 0, 0)], (240, 260)
-    )
-    boxes = torch.tensor([[20.0, 20, 80, 80], [120, 120, 200, 235]])
-    found = {"boxes": boxes, "labels": torch.tensor([3, 11]), "scores": torch.tensor([0.9, 0.8]), "masks": masks}
-    classes = list("abcdefghijkl")
-    parts = drawn_png(image, partial(draw_objects, found=found, classes=classes, size=(240, 260)))
-    whole = draw_objects(to_pil_image(image), found=found, classes=classes)
-    assert np.array_equal(np.asarray(Image.open(io.BytesIO(b"".join(parts)))), np.asarray(whole))
 
 
 def cocos_own_tools_read(file: Path) -> int:

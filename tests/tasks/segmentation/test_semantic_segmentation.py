@@ -229,7 +229,6 @@ def test_large_images_are_answered_in_tiles(run, pictures, tmp_path, monkeypatch
     (whole,) = predict(run, pictures[1:], options=options)
     monkeypatch.setattr(inference, "WHOLE", (1000, 10_000))
     monkeypatch.setattr(inference, "TILE", 576)
-    monkeypatch.setattr(semantic_segmentation, "PART_ROWS", 7)
     seen = []
     original = inference.pixel_logits
     looked = lambda model, images, *more: seen.append(images.shape[2:]) or original(model, images, *more)  # noqa: E731

@@ -1,18 +1,14 @@
 """Shared code of image tasks: hooks, reading of files, images under maps, sliding windows."""
 
 import math
-import struct
-import zlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -21,7 +17,6 @@ from tokenmix.errors import UserError
 from tokenmix.files import Values
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.images import ImageData
-from tokenmix.lab.data.images.decode import PNG, png_chunk
 from tokenmix.lab.data.indexed import IndexedDataset, balanced_order
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distributed import distributed_info
@@ -36,8 +31,6 @@ from tokenmix.ops.less import Scores
 from tokenmix.registry import MODELS, Arguments, is_elsewhere, load_object
 
 LONGEST = 1000
-# Rows drawn at a time.
-PART_ROWS = 256
 
 
 class ImageTask(TaskModule):
@@ -136,21 +129,6 @@ def with_resized_positions(weights: Mapping[str, Tensor], own: Mapping[str, Tens
                 sizes = {"new_size": [after, after], "old_size": [before, before]}
                 resized[key] = resample_abs_pos_embed(weights[key], **sizes, num_prefix_tokens=prefix)
     return resized
-
-
-def drawn_png(image: Tensor, draw: Callable[[Image.Image, int], Image.Image]) -> Iterator[bytes]:
-    """An image uint8 (3, H, W) as parts of a PNG; `draw` draws on an RGB strip, given with its first row."""
-    _, height, width = image.shape
-    yield PNG + png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    packer, above = zlib.compressobj(), np.zeros((1, width, 3), dtype=np.uint8)
-    for top in range(0, height, PART_ROWS):
-        strip = Image.fromarray(image[:, top : top + PART_ROWS].permute(1, 2, 0).contiguous().numpy())
-        rows = np.asarray(draw(strip, top))
-        # PNG's filter 2: each row stores its difference from the row above.
-        more = (rows - np.concatenate([above, rows[:-1]])).reshape(len(rows), -1)
-        above = rows[-1:]
-        yield png_chunk(b"IDAT", packer.compress(np.pad(more, ((0, 0), (1, 0)), constant_values=2).tobytes()))
-    yield png_chunk(b"IDAT", packer.flush()) + png_chunk(b"IEND", b"")
 
 
 def check_stems(files: Sequence[str | Path]) -> None:

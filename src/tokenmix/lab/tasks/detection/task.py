@@ -4,7 +4,6 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
@@ -12,9 +11,10 @@ import torch
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 from torch import Tensor, nn
 from torchvision.ops import batched_nms, box_convert
+from torchvision.transforms.v2.functional import to_pil_image
 
 from tokenmix.errors import UserError
-from tokenmix.files import Values, replace_file
+from tokenmix.files import Values, replace_file, replacing
 from tokenmix.lab.data.images.decode import read_stored
 from tokenmix.lab.data.images.image_set import warn_of_shrinking
 from tokenmix.lab.data.indexed import subset
@@ -26,7 +26,6 @@ from tokenmix.lab.tasks.images import (
     LabelledImageTask,
     channel_columns,
     check_stems,
-    drawn_png,
     shown_image,
     window_starts,
 )
@@ -358,12 +357,12 @@ class ObjectTask(LabelledImageTask):
         ids = self.data.get("category_ids") or [label + 1 for label in range(len(classes))]
         for number, file in zip(image_numbers(inputs), map(Path, inputs), strict=True):
             picture = read_stored(file, upright=True)
-            size, (found,) = (picture.shape[1], picture.shape[2]), self.find([picture])
+            (found,) = self.find([picture])
             shown = self._shown(found)
             rows += object_rows(str(file), shown, classes)
             results += coco_results(found, image_id=number, file=file.name, category_ids=ids)
-            draw = partial(draw_objects, found=shown, classes=classes, size=size)
-            replace_file(out / f"{file.stem}-overlay.png", drawn_png(picture, draw))
+            with replacing(out / f"{file.stem}-overlay.png") as partial:
+                draw_objects(to_pil_image(picture), found=shown, classes=classes).save(partial)
             del picture  # Free it before the next one is read.
         replace_file(out / "results.json", (json.dumps(results) + "\n").encode())
         return rows
@@ -501,30 +500,20 @@ def coco_results(found: Arguments, *, image_id: int, file: str, category_ids: Se
     return entries
 
 
-def draw_objects(
-    image: Image.Image,
-    first: int = 0,
-    *,
-    found: Arguments,
-    classes: Sequence[str],
-    size: tuple[int, int] | None = None,
-) -> Image.Image:
-    """Draw masks, boxes, names and scores on the image; an RGB image is changed in place.
-
-    The image may be a strip, from row `first`, of an image of this `size` (height, width).
-    """
+def draw_objects(image: Image.Image, *, found: Arguments, classes: Sequence[str]) -> Image.Image:
+    """Draw masks, boxes, names and scores on the image; an RGB image is changed in place."""
     image = image if image.mode == "RGB" else image.convert("RGB")
     colors = [class_color(label) for label in found["labels"].tolist()]
     for color, (crop, top, left) in zip(colors, found["masks"].crops if "masks" in found else ()):
         if crop.numel():
-            corner, veil = (left, top - first), Image.fromarray(crop.numpy().astype("uint8") * round(255 * VEIL))
-            image.paste(color, corner, veil)
+            image.paste(color, (left, top), Image.fromarray(crop.numpy().astype("uint8") * round(255 * VEIL)))
     # Dozens of names would hide the objects.
-    side = min(size or image.size)
+    side = min(image.size)
     named, width = len(colors) <= 20 and side >= 200, 1 if side < 400 else 2
     pen, font = ImageDraw.Draw(image), ImageFont.load_default()
-    boxes = (found["boxes"].long() - torch.tensor([0, first, 0, first])).tolist()
-    for color, box, label, score in zip(colors, boxes, found["labels"].tolist(), found["scores"].tolist()):
+    for color, box, label, score in zip(
+        colors, found["boxes"].long().tolist(), found["labels"].tolist(), found["scores"].tolist()
+    ):
         pen.rectangle(box, width=width, outline=color)
         if named:
             corner = (box[0] + width + 1, box[1] + width + 1)

@@ -15,9 +15,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
+from torchvision.transforms.v2.functional import to_pil_image
 
 from tokenmix.errors import UserError, one_line
-from tokenmix.files import Values, replace_file, replacing, write_json
+from tokenmix.files import Values, replacing, write_json
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.images.decode import read_image, read_stored
 from tokenmix.lab.data.indexed import spread
@@ -25,12 +26,10 @@ from tokenmix.lab.data.scenes import PixelSamples, SceneAugment, SceneData, load
 from tokenmix.lab.data.scenes.coco import encode_mask
 from tokenmix.lab.tasks.foreign import described_architecture, model_from_elsewhere
 from tokenmix.lab.tasks.images import (
-    PART_ROWS,
     LabelledImageTask,
     both_sides,
     channel_columns,
     check_stems,
-    drawn_png,
     image_view,
     window_starts,
 )
@@ -420,7 +419,8 @@ class SemanticSegmentation(LabelledImageTask):
             for side in (9, 33):
                 mean, square = (F.avg_pool2d(x, side, 1, side // 2, False, False) for x in (images, images.square()))
                 parts += [mean, (square - mean.square()).clamp_min(0).sqrt()]
-            index = torch.randint(batch["classes"][0].numel(), (number,), generator=generator)
+            count = batch["classes"][0].numel()
+            index = torch.randint(count, (number,), generator=generator) if number < count else torch.arange(count)
             classes = batch["classes"].flatten(1)[:, index]
             return torch.cat(parts, 1).flatten(2)[..., index].mT[known := classes != ignore], classes[known]
 
@@ -486,12 +486,8 @@ class SemanticSegmentation(LabelledImageTask):
             files = [out / f"{Path(file).stem}{end}" for end in ("-mask.png", "-overlay.png", ".json")]
             with replacing(files[0]) as partial:
                 mask.save(partial)
-
-            def veil(strip: Image.Image, top: int, mask: Image.Image = mask) -> Image.Image:
-                part = mask.crop((0, top, strip.width, top + strip.height))
-                return Image.blend(strip, part.convert("RGB"), VEIL)
-
-            replace_file(files[1], drawn_png(picture, veil))
+            with replacing(files[1]) as partial:
+                Image.blend(to_pil_image(picture), mask.convert("RGB"), VEIL).save(partial)
             del picture  # Free it before the next one is read.
             colors = self.colors([i for i, name in enumerate(names) if name in answer["shares"]])
             write_json(files[2], {**answer, "colors": colors, "masks": run_lengths(classes, names)})
@@ -516,7 +512,7 @@ def veiled(image: Image.Image, classes: Tensor, palette: Sequence[Sequence[int]]
 
 
 def pixel_counts(classes: Tensor, count: int) -> list[int]:
-    return torch.stack([part.flatten().bincount(minlength=count) for part in classes.split(PART_ROWS)]).sum(0).tolist()
+    return classes.flatten().bincount(minlength=count).tolist()
 
 
 def run_lengths(classes: Tensor, names: Sequence[str]) -> list[Values]:
