@@ -50,7 +50,7 @@ def user_path(text: str | Path) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise UserError(f"{text}: there is no such user's home; give the whole path") from None
+        raise UserError(f"{text}: there is no such user's home; give the whole path, or set HOME") from None
 
 
 def inside(root: Path, name: str) -> Path:

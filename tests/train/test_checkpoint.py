@@ -2,10 +2,13 @@
 
 import errno
 import io
+import json
+import math
 import os
 import pickle
 import resource
 import signal
+import struct
 import zipfile
 from pathlib import Path
 
@@ -152,6 +155,21 @@ def test_a_pickle_is_refused_and_never_read(tmp_path, monkeypatch, how):
     with pytest.raises(UserError, match=r"is a pickle .* convert it where you trust it"):
         read_weights(path)
     assert not (tmp_path / "exploded").exists()
+
+
+@pytest.mark.parametrize("shape", [[0, 2**63], [1] * 70])
+def test_shapes_that_torch_does_not_have(tmp_path: Path, shape: list[int]):
+    numbers = 4 if math.prod(shape) else 0
+    header = json.dumps({"w": {"dtype": "F32", "shape": shape, "data_offsets": [0, numbers]}}).encode()
+    (file := tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(numbers))
+    with pytest.raises(UserError):
+        put_weights(torch.nn.Linear(2, 2), read_weights(file), file)
+
+
+def test_weights_in_eight_bits_are_named(tmp_path: Path):
+    safetensors.torch.save_file({"w": torch.ones(2).to(torch.float8_e4m3fn)}, file := tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"has w in torch\.float8_e4m3fn; convert it to float32"):
+        read_weights(file)
 
 
 def test_a_header_whose_length_looks_like_a_pickle_is_read(tmp_path):

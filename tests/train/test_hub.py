@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -304,11 +305,25 @@ def test_what_cannot_be_exported_is_one_line(run: Path, tmp_path: Path, capsys: 
         (line,) = capsys.readouterr().err.strip().splitlines()
         return line
 
+    (mine := tmp_path / "mine.txt").write_text("mine")
+    assert "mine.txt exists and is no .pt2 file" in said(str(run), "--format", "torch-export", "--out", str(mine))
+    assert mine.read_text() == "mine"
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()
     assert "is not empty; remove it" in said(str(run), "--format", "hub", "--out", str(tmp_path / "full"))
     assert (tmp_path / "full" / "mine").exists()
     assert "--push me/x goes with --format hub" in said(str(run), "--push", "me/x")
+
+
+def test_names_of_a_downloaded_run_are_no_markup_in_a_card(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, copied := tmp_path / "run")
+    result = json.loads((copied / "result.json").read_text())
+    name = "digits`\n\n<script>bad()</script>\n[click](javascript:x)"
+    (copied / "result.json").write_text(json.dumps({**result, "data": name}))
+    card = (Path(export_to_hub(copied)) / "README.md").read_text()
+    assert "<script>" not in card
+    assert "[click]" not in card
+    assert "`digits script bad() /script click (javascript:x)`" in card
 
 
 def test_a_task_that_no_library_of_the_hub_loads(tmp_path: Path) -> None:

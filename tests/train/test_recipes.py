@@ -158,6 +158,8 @@ def test_arguments_are_merged_name_by_name():
         ("out = 'x'", "the recipe .*mine.toml: 'out' is only for the command line"),
         ("[loop]\nout = 'x'", "'out' is only for the command line"),
         ("[loop]\nresume = 'x'", "'resume' is only for the command line"),
+        (f"model_kwargs = {{depth = 0x{'f' * 5000}}}", "mine.toml has a whole number of more than 1,000 digits"),
+        ("\ufefflr = 'x'", "lr='x' must be a number"),
     ],
 )
 def test_mistakes_in_a_recipe(tmp_path: Path, text: str, message: str):

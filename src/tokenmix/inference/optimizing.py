@@ -271,8 +271,8 @@ def optimize(
     plan = plan_copy(unchanged, set(ranges), followed)
     if not plan:
         raise UserError(
-            f"{type(model).__name__} has nothing to optimise in {dtype}: no nn.Linear over tokens, no layer of ours; "
-            "keep it as it is"
+            f"{type(model).__name__} has nothing to optimise in {dtype}: no layer of ours, no nn.Linear over tokens "
+            "that can be replaced; keep it as it is"
         )
     expected = unchanged(first)
 

@@ -474,6 +474,7 @@ def test_a_damaged_file_is_one_line(tmp_path: Path, name: str):
         ({"points": np.zeros((4, 3)), "normals": np.zeros((5, 3))}, "normals of shape (5, 3)"),
         ({"points": np.zeros((4, 3)), "parts": np.zeros(4)}, "parts of shape (4,) and type float64"),
         ({"points": np.zeros((4, 3)), "faces": np.full((1, 3), -1)}, "refers to vertex -1"),
+        ({"points": np.zeros((4, 3)), "faces": np.array(3)}, "faces of shape ()"),
     ],
 )
 def test_arrays_that_are_no_cloud(tmp_path: Path, arrays: dict[str, np.ndarray], said: str):

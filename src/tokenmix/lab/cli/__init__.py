@@ -5,6 +5,7 @@ Verbs import heavy modules themselves, and `main` the parser, so that `tokenmix 
 
 import errno
 import gc
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Imports make half a million objects that stay. By the default threshold, looking for garbage among them takes a
     # fifth of the start.
     before = gc.get_threshold()
+    # Names from data may hold characters that the terminal's encoding lacks.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     gc.set_threshold(10_000)
     try:
         with needs("the tokenmix command"):

@@ -348,7 +348,7 @@ def short_name(spec: str) -> str:
 
 def cache_root(root: str | Path | None = None) -> Path:
     """Folder of fetched data: `root`, else $TOKENMIX_DATA, else ~/.cache/tokenmix/data."""
-    chosen = root or os.environ.get("TOKENMIX_DATA") or Path.home() / ".cache" / "tokenmix" / "data"
+    chosen = root or os.environ.get("TOKENMIX_DATA") or "~/.cache/tokenmix/data"
     return user_path(chosen)
 
 

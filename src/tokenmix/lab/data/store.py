@@ -48,7 +48,7 @@ def read_sealed(path: Path) -> tuple[dict[str, Tensor], dict[str, str], str | No
         with safe_open(path, "pt") as opened:
             notes = dict(opened.metadata() or {})
         tensors = load_file(path)
-    except SafetensorError as error:
+    except (SafetensorError, TypeError, RuntimeError) as error:  # the last two for shapes that torch does not have
         raise UserError(f"{path} is not a whole safetensors file ({error}); give another") from None
     written = notes.pop(DIGEST, None)
     notes.pop(FORMAT, None)

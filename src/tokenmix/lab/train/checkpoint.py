@@ -42,6 +42,7 @@ from tokenmix.lab.train.plan import Progress
 
 WEIGHTS, STATE, META = "model.safetensors", "state.pt", "meta.json"
 # First bytes of files by torch.save or pickle: a zip archive, or pickle protocol 2 and later.
+READ = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 PICKLED = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
@@ -186,7 +187,9 @@ def read_weights(source: Path | RunFolder) -> dict[str, Tensor]:
                 "convert it where you trust it: safetensors.torch.save_file(state_dict, 'model.safetensors')"
             ) from None
         raise
-    broken = next((name for name, value in weights.items() if not value.isfinite().all()), None)
+    if strange := next((n for n, v in weights.items() if v.is_floating_point() and v.dtype not in READ), None):
+        raise UserError(f"{path} has {strange} in {weights[strange].dtype}; convert it to float32, float16 or bfloat16")
+    broken = next((name for name, value in weights.items() if not value.flatten().isfinite().all()), None)
     if broken is not None:
         raise UserError(f"{path} has values in {broken} that are NaN or infinite; give other weights")
     if folder is not None:

@@ -3,11 +3,12 @@
 import io
 import logging
 import math
+import re
 import shlex
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from huggingface_hub import EvalResult, HfApi, ModelCardData
@@ -15,7 +16,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.export import Dim
 
-from tokenmix.errors import UserError, as_user_error, needs, one_line
+from tokenmix.errors import UserError, as_user_error, needs, one_line, printable
 from tokenmix.files import (
     DiskError,
     Values,
@@ -51,6 +52,8 @@ def export(
     out = user_path(out) if out else folder.path / {"onnx": "model.onnx", "torch-export": "model.pt2"}[file_format]
     if out.is_dir():
         raise UserError(f"{out} is a folder; give a file to write by --out, for example {out / 'model.onnx'}")
+    if out.exists() and out.suffix != (ending := {"onnx": ".onnx", "torch-export": ".pt2"}[file_format]):
+        raise UserError(f"{out} exists and is no {ending} file; give another file by --out")
     make_folder(out.parent)
     # The check uses another batch size than the trace.
     three = {name: torch.cat([value, value[:1]]) for name, value in example.items()}
@@ -180,8 +183,18 @@ def export_to_hub(run: Path | RunFolder, out: Path | None = None, push: str | No
     return str(address)
 
 
+def _without_markup(value: Any) -> Any:
+    """JSON values, which may come from a downloaded run, without characters that Markdown or HTML read."""
+    if isinstance(value, Mapping):
+        return {_without_markup(key): _without_markup(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_without_markup(one) for one in value]
+    return printable(re.sub(r"[`<>|\[\]\s]+", " ", value)) if isinstance(value, str) else value
+
+
 def _card(task: TaskModule, form: HubForm, result: Values, command: Sequence[str], repo: str | None) -> str:
     program, *words = command
+    result = _without_markup(result)
     data, name, measured = task.data, result["data"], result["environment"]
     unit = next(key.removesuffix("_per_second") for key in result if key.endswith("_per_second"))
     numbers = {key: result["metrics"][key] for key in task.numbers()}

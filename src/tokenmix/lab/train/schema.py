@@ -169,6 +169,15 @@ class BaseConfig:
         return unknown_name("option", name, known)
 
 
+def check_digits(value: object, name: str) -> None:
+    """`UserError` if a value has a whole number of more digits than Python writes, as in hexadecimal."""
+    if isinstance(value, int) and value.bit_length() > 4096:
+        raise UserError(f"{name} has a whole number of more than 1,000 digits; give a smaller one")
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple | set) else ()
+    for one in inner:
+        check_digits(one, name)
+
+
 def _pairs(args: list[str]) -> Values:
     bare = [arg for arg in args if "=" not in arg]
     if bare:
@@ -177,8 +186,9 @@ def _pairs(args: list[str]) -> Values:
     for key, _, text in (arg.partition("=") for arg in args):
         try:
             pairs[key] = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             pairs[key] = text
+        check_digits(pairs[key], key)
     return pairs
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.files import user_path
+from tokenmix.files import read_text, user_path
 from tokenmix.lab.registry import RECIPES, TASKS, list_tasks
 from tokenmix.lab.train.config import CompareConfig, TaskConfig, TrainConfig, comparison_config, default_config
 from tokenmix.lab.train.folder import RunFolder, read_document
+from tokenmix.lab.train.schema import check_digits
 from tokenmix.registry import list_models
 
 D = TypeVar("D", bound=TaskConfig)
@@ -71,9 +72,10 @@ def _load(kind: str, name: str, known: list[str], default: Callable[..., D], tas
             raise UserError(f"no {kind} file {name!r}; give a TOML file ({kind}s by name need a checkout of tokenmix)")
         raise unknown_name(kind, name, known)
     try:
-        values = tomllib.loads(path.read_text())
+        values = tomllib.loads(read_text(path))
     except (OSError, RecursionError, ValueError) as error:  # An integer of 5,000 digits raises no TOMLDecodeError.
         raise UserError(f"{path} cannot be read ({error}); correct it, or give another file") from None
+    check_digits(values, f"the {kind} {path}")
     if task is not None:
         values.setdefault("task", task)
     if "variants" in values:

@@ -179,7 +179,8 @@ class ShardImages(LazyImages):
         self, paths: Sequence[Path], size: tuple[int, int], channels: int = CHANNELS, root: Path | None = None
     ) -> None:
         self._read_ahead: set[int] = set()
-        name = f"shards/index-{INDEX}-of-{paths[0].stem}"
+        stem = re.sub(r"[^\w.-]", "_", paths[0].stem, flags=re.ASCII)[:60]
+        name = f"shards/index-{INDEX}-of-{stem}"
         index, notes = fetched_of_files(name, paths, root, lambda folder: _scan_all(paths))
         super().__init__(index["label"], size, channels=channels, photographs=True)
         self.paths, self.names = paths, Names(index["text"], index["ends"])

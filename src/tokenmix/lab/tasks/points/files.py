@@ -135,7 +135,7 @@ def _arrays(content: bytes, name: str) -> dict[str, np.ndarray]:
         if key in stored:
             found[key] = _of_shape(stored[key], key, shape, name)
     if "faces" in stored:
-        found["faces"] = _of_shape(stored["faces"], "faces", (len(stored["faces"]), 3), name)
+        found["faces"] = _of_shape(stored["faces"], "faces", (*stored["faces"].shape[:1], 3), name)
     return found
 
 
