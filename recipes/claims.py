@@ -373,7 +373,7 @@ def _line(found: Found) -> str:
     low, high = gap.interval()
     digits = 2 if max(map(abs, found.means)) >= 10 else 3
     a, b = (f"{row[side]} {mean:.{digits}f}" for side, mean in zip("ab", found.means))
-    told = f"{gap.value:z.{digits}f} ({low:z.{digits}f} to {high:z.{digits}f})"
+    told = f"{gap.value:z.{digits}f} ({low:z.{digits}f}\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}{high:z.{digits}f})"
     p = "<0.001" if found.probability < 0.001 else f"{found.probability:.3f}"
     power = ""
     if found.verdict in (NOT_SEEN, CANNOT_TELL):
