@@ -140,7 +140,7 @@ def make_examples(
     labels = images.test.labels[indices]
     mean, std = (torch.tensor(task.data[key]).view(-1, 1, 1) for key in ("mean", "std"))
     inputs = pixels.float().div(255).sub(mean).div(std)
-    answers = {
+    answers: dict[str, Any] = {
         name: torch.cat([one.model.eval()(some) for some in inputs.split(AT_ONCE)]).softmax(-1)
         for name, one in trained.items()
     }
