@@ -22,6 +22,7 @@ from tokenmix.errors import UserError
 from tokenmix.layers import MIXERS, ExternalAttention, MultiHeadExternalAttention, create_mixer
 from tokenmix.models import create_model
 from tokenmix.models.isotropic import IsotropicNet
+from tokenmix.models.segmentation import EANetSegmenter
 from tokenmix.models.stems import PatchStem
 from tokenmix.parallel import NOTED, TokenParallel, TokenShard, check_token_parallel, own_rows, split_convolution
 
@@ -127,7 +128,7 @@ def check_models(mesh: DeviceMesh) -> None:
         parallelize_module(model, mesh, TokenParallel())
         with pytest.raises(UserError, match="split already"):
             parallelize_module(model, mesh, TokenParallel())
-        if isinstance(model, IsotropicNet):
+        if isinstance(model, (IsotropicNet, EANetSegmenter)):
             with pytest.raises(UserError, match="before TokenParallel"):
                 model.attention_maps(images)
         losses = trained(model, images, labels, 20, average=True)

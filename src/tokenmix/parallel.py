@@ -260,7 +260,7 @@ def _split_segmenter(model: EANetSegmenter, shard: "TokenShard") -> None:
     model.backbone.register_forward_pre_hook(lambda _, args: own(args[0], 2))
     model.classifier.register_forward_hook(lambda _, __, out: shard.gather(out, 2)[0])
     model.forward = partial(forward, model)
-    vars(model).update(own_rows=own, all_rows=lambda x: shard.gather(x, 2)[0])
+    vars(model).update(own_rows=own, all_rows=lambda x: shard.gather(x, 2)[0], attention_maps=_whole_tokens_only)
     if isinstance(model.context, Mixer):
         _split_mixer(model.context, shard)
     for part in _around_context(model):

@@ -183,6 +183,10 @@ def test_folders_of_two_machines_are_merged(tmp_path: Path, capsys: pytest.Captu
     (two / "compare.json").write_text(json.dumps({**settings, "model": "vit_nano"}))
     with pytest.raises(UserError, match=r"two holds a comparison of vit_nano, .*one one of mixer_nano"):
         merge_settings(CompareConfig(), (one, two))
+    for folder, name in ((one, "resnet18"), (two, "alexnet")):
+        (folder / "compare.json").write_text(json.dumps({**settings, "model": f"torchvision:{name}"}))
+    with pytest.raises(UserError, match=r"two holds a comparison of torchvision:alexnet, "):
+        merge_settings(CompareConfig(), (one, two))
 
 
 @pytest.mark.usefixtures("_digits_again")

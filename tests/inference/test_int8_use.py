@@ -105,8 +105,10 @@ def test_no_packed_weight_in_a_compiled_graph(name: str) -> None:
     assert not any("onednn" in target or "qlinear" in target for target in met)
 
 
-def test_exported_once_called() -> None:
-    eight, images = to_int8(nano_model("gmlp_nano"), nano_images(8)), nano_images(8)
+@pytest.mark.parametrize("name", ["gmlp_nano", "eamlp_nano"])
+def test_exported_once_called(name: str) -> None:
+    eight, images = to_int8(nano_model(name), nano_images(8)), nano_images(8)
+    eight(images)
     exported = torch.export.export(eight, (images,), strict=False).module()
     torch.testing.assert_close(exported(images), eight(images))
     with pytest.raises(UserError, match="call it once"):

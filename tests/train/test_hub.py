@@ -320,6 +320,8 @@ def test_names_of_a_downloaded_run_are_no_markup_in_a_card(run: Path, tmp_path: 
     result = json.loads((copied / "result.json").read_text())
     name = "digits`\n\n<script>bad()</script>\n[click](javascript:x)"
     (copied / "result.json").write_text(json.dumps({**result, "data": name}))
+    setup = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps({**setup, "command": ["tokenmix", "train", name]}))
     card = (Path(export_to_hub(copied)) / "README.md").read_text()
     assert "<script>" not in card
     assert "[click]" not in card

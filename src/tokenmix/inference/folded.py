@@ -218,7 +218,7 @@ def fold_values(out: Map, memory: Tensor, bias: Tensor | None, heads: int) -> Ma
 def _not_a_number_where(x: Tensor, out: Tensor) -> Tensor:
     """Set samples of out to NaN where x has non-finite values; sums over tokens spread them, and 8 bits hide them."""
     # A finite sum proves that all values are finite. A non-finite sum may also come from large values.
-    if not x.flatten(1).sum(1).isfinite().all():
+    if torch.compiler.is_compiling() or not x.flatten(1).sum(1).isfinite().all():
         out.masked_fill_(~x.flatten(1).isfinite().all(1)[:, None, None], torch.nan)
     return out
 

@@ -1,6 +1,5 @@
 """Base of models whose blocks all see the same tokens: stem, positions, blocks, norm, pooling, head."""
 
-import copy
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any, Literal, NamedTuple, Unpack, cast
@@ -288,9 +287,10 @@ class IsotropicNet(Classifier):
         self.stem.set_input_size(img_size)
         new = self.grid_size
         mixers: list[Any] = [block.mixer for block in self.blocks] if new != old else []
+        # Toeplitz gates first, which refuse before any weight has changed.
+        mixers.sort(key=lambda mixer: all(getattr(part, "gate", "dense") == "dense" for part in mixer.modules()))
         try:
-            # Copies first, which raise before anything has changed.
-            for mixer in (*(copy.deepcopy(mixer) for mixer in mixers), *mixers):
+            for mixer in mixers:
                 mixer.set_grid(old, new)
         except UserError:
             self.stem.set_input_size(old_size)

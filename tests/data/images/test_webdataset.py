@@ -272,7 +272,7 @@ def shard(path: Path, labels: list[bytes], ending: str = "cls") -> str:
 
 
 def test_a_key_that_comes_again_loses_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """A writer that was started again and appended, and one that wrote all pictures before the labels."""
+    """A writer that was started again and appended; and one that wrote all pictures before the labels."""
     first = [("a.png", encoded(1)), ("a.cls", b"0"), ("b.png", encoded(2)), ("b.cls", b"1")]
     again = [("a.png", encoded(3)), ("a.cls", b"1")]
     spec = f"wds:{write(tmp_path / 'a.tar', first + again)},{write(tmp_path / 'b.tar', first)}"
@@ -282,17 +282,35 @@ def test_a_key_that_comes_again_loses_nothing(tmp_path: Path, capsys: pytest.Cap
         assert f"1 key repeated in one shard, the first {tmp_path}/a.tar: a" in capsys.readouterr().err
     mixed = [m for m in first + again if "png" in m[0]] + [m for m in first + again if "cls" in m[0]]
     data = load_images(f"wds:{write(tmp_path / 'c.tar', mixed)},{tmp_path}/b.tar", img_size=16)
-    assert {(int(image[0, 0, 0]), label) for image, label in data.train} == {(1, 0), (3, 1), (2, 1)}
+    assert {(int(image[0, 0, 0]), label) for image, label in data.train} == {(2, 1)}, "a.png comes twice"
+    apart = [m for m in first if "png" in m[0]] + [m for m in first if "cls" in m[0]]
+    data = load_images(f"wds:{write(tmp_path / 'e.tar', apart)},{tmp_path}/b.tar", img_size=16)
+    assert {(int(image[0, 0, 0]), label) for image, label in data.train} == {(1, 0), (2, 1)}
     lonely = load_images(f"wds:{write(tmp_path / 'd.tar', [*first, ('a.png', encoded(3))])},{tmp_path}/b.tar")
     assert ["d.tar: a" in s.path and "no label" not in s.path for s in lonely.skipped] == [True]
+    assert len(lonely.train) == 2
 
 
-def test_a_label_of_a_repeated_key_never_goes_to_another_picture(tmp_path: Path):
+ONE, THREE, LABEL = ("a.png", encoded(1)), ("a.png", encoded(3)), ("a.cls", b"1")
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "pairs"),
+    [
+        ([ONE], [THREE, LABEL], {(3, 1)}),
+        ([ONE], [LABEL, THREE], {(3, 1)}),
+        ([("a.cls", b"0")], [THREE, LABEL], {(3, 1)}),
+        ([ONE, ("a.cls", b"0")], [("a.tiff", encoded(3, "tiff")), ("a.json", b'{"label": 1}')], {(1, 0), (3, 1)}),
+        ([ONE, THREE], [LABEL], set()),
+    ],
+)
+def test_a_label_of_a_repeated_key_goes_to_its_own_picture(
+    tmp_path: Path, start: list[tuple[str, bytes]], end: list[tuple[str, bytes]], pairs: set[tuple[int, int]]
+):
     good = [("b.png", encoded(2)), ("b.cls", b"0"), ("c.png", encoded(4)), ("c.cls", b"1")]
-    files = [("a.png", encoded(1)), *good, ("a.png", encoded(3)), ("a.cls", b"1")]
-    data = load_images(f"wds:{write(tmp_path / 'a.tar', files)},{write(tmp_path / 'b.tar', good)}", img_size=16)
-    assert {(int(image[0, 0, 0]), label) for image, label in data.train} == {(2, 0), (4, 1)}
-    assert ["own key" in one.reason for one in data.skipped] == [True, True]
+    files = write(tmp_path / "a.tar", [*start, *good, *end])
+    data = load_images(f"wds:{files},{write(tmp_path / 'b.tar', good)}", img_size=16)
+    assert {(int(image[0, 0, 0]), label) for image, label in data.train} == {(2, 0), (4, 1)} | pairs
 
 
 def test_training_shards_are_not_tested(tmp_path: Path):
@@ -305,7 +323,7 @@ def test_training_shards_are_not_tested(tmp_path: Path):
 def test_shards_joined_by_cat_are_refused(tmp_path: Path):
     shard(tmp_path / "a.tar", [b"0", b"1"])
     joined = tmp_path / "joined.tar"
-    joined.write_bytes((tmp_path / "a.tar").read_bytes() * 2)
+    joined.write_bytes((whole := (tmp_path / "a.tar").read_bytes()) + bytes(1 << 18) + whole)
     with pytest.raises(UserError, match=r"joined\.tar has further files behind its end.*after 1\.cls"):
         load_images(f"wds:{joined},{tmp_path}/a.tar")
 

@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     before = gc.get_threshold()
     # Names from data may hold characters that the terminal's encoding lacks.
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
+        if isinstance(stream, io.TextIOWrapper) and not stream.closed and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
     gc.set_threshold(10_000)
     try:

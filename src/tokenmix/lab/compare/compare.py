@@ -160,9 +160,9 @@ def compare(
         config = load_comparison(str(config), task)
     given: Values = {name: value for name, value in values.items() if value is not None} | dict(options)
     if isinstance(mixers, str):
-        given["mixers"] = mixers.split(",")
+        given["mixers"] = [name.strip() for name in mixers.split(",")]
     for name in ("mixers", "seeds"):
-        if isinstance(given.get(name), Iterable):
+        if isinstance(given.get(name), Iterable) and not isinstance(given[name], str):
             given[name] = tuple(given[name])
     if model_kwargs is not None:
         given["model_kwargs"] = dict(model_kwargs)
@@ -273,9 +273,7 @@ def _prepare(name: str, config: CompareConfig, out: Path) -> Comparison:
 
 def _check_unchanged(cells: Sequence[Cell], variants: Mapping[str, TaskModule], data: TaskData) -> None:
     """`UserError` if runs that are kept had other data, or other code of the user."""
-    # What a description of the same data depends on.
-    limited = cells[0].config.data.limit is not None
-    shape = attrgetter("options", "model.model", *["loop.seed"] * limited)
+    shape, seed = attrgetter("options", "model.model"), attrgetter("loop.seed")
     description = json.loads(to_json(data.describe()))
     sources = {name: own_sources(task) for name, task in variants.items()}
     for cell in cells:
@@ -287,8 +285,12 @@ def _check_unchanged(cells: Sequence[Cell], variants: Mapping[str, TaskModule], 
         except UserError:
             continue  # Training reports the damage.
         run.check_sources(sources[variant_of(cell)])
+        free = {"source"}
+        if seed(cell.config) != seed(cells[0].config):
+            # The seed draws the samples of a limit, and the scenes of `composed`.
+            free |= description.keys() if cell.config.data.limit is not None else {"mean", "std"}
         before = before if shape(cell.config) == shape(cells[0].config) else {}
-        for name in sorted((before.keys() & description.keys()) - {"source"}):
+        for name in sorted((before.keys() & description.keys()) - free):
             if before[name] != description[name]:
                 raise UserError(
                     f"the data changed since {cell.folder} ({name} differ); give another --out, or put the old data "

@@ -97,7 +97,8 @@ def merge_settings(config: CompareConfig, folders: Sequence[Path]) -> CompareCon
     found = [_settings(folder) for folder in folders]
     first, before = found[0], found[0].flat()
     for folder, other in zip(folders, found):
-        if other.model.model.rpartition("_")[0] != first.model.model.rpartition("_")[0]:
+        families = {(name := one.model.model).rpartition("_")[0] or name for one in (first, other)}
+        if len(families) > 1:
             raise UserError(
                 f"{folder} holds a comparison of {other.model.model}, {folders[0]} one of {first.model.model}; merge "
                 "comparisons of one model, in any of its sizes"

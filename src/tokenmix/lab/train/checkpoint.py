@@ -42,8 +42,9 @@ from tokenmix.lab.train.plan import Progress
 
 WEIGHTS, STATE, META = "model.safetensors", "state.pt", "meta.json"
 # First bytes of files by torch.save or pickle: a zip archive, or pickle protocol 2 and later.
-READ = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 PICKLED = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+# Floating-point types of weights that are read.
+READ = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)

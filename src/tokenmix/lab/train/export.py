@@ -193,7 +193,7 @@ def _without_markup(value: Any) -> Any:
 
 
 def _card(task: TaskModule, form: HubForm, result: Values, command: Sequence[str], repo: str | None) -> str:
-    program, *words = command
+    program, *words = _without_markup(list(command))
     result = _without_markup(result)
     data, name, measured = task.data, result["data"], result["environment"]
     unit = next(key.removesuffix("_per_second") for key in result if key.endswith("_per_second"))

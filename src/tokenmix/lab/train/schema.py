@@ -173,8 +173,8 @@ def check_digits(value: object, name: str) -> None:
     """`UserError` if a value has a whole number of more digits than Python writes, as in hexadecimal."""
     if isinstance(value, int) and value.bit_length() > 4096:
         raise UserError(f"{name} has a whole number of more than 1,000 digits; give a smaller one")
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple | set) else ()
-    for one in inner:
+    inner = (*value, *value.values()) if isinstance(value, Mapping) else value
+    for one in inner if isinstance(inner, list | tuple | set) else ():
         check_digits(one, name)
 
 
@@ -186,7 +186,7 @@ def _pairs(args: list[str]) -> Values:
     for key, _, text in (arg.partition("=") for arg in args):
         try:
             pairs[key] = ast.literal_eval(text)
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        except (ValueError, SyntaxError, TypeError, ArithmeticError, MemoryError, RecursionError):
             pairs[key] = text
         check_digits(pairs[key], key)
     return pairs

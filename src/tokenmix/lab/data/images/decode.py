@@ -1,7 +1,7 @@
 """One image file to one uint8 tensor, for every bit depth, palette, alpha and orientation; errors name broken files.
 
-Memory: the result, and Pillow's decoded file, of at most 4 bytes per pixel and as many if it is converted. A WebP needs
-16 bytes per pixel, AVIF 10, and JPEG 2000 20 to 25.
+Memory: the result, and Pillow's decoded file of at most 4 bytes per pixel with copies of it: 10 bytes per pixel for RGB
+kept whole, 16 with transparency and for WebP, 10 for AVIF, and 20 to 25 for JPEG 2000.
 """
 
 import contextlib

@@ -34,8 +34,6 @@ MOST_SHARDS = 1_000_000
 # Preferred endings of a sample's image, in order; then any other format that is read.
 PICTURES = ("jpg", "jpeg", "png", "webp", "ppm")
 BLOCK = 512
-# Bytes read behind the end of a shard: a tar joined to it begins within them, as writers pad to 10 KiB by default.
-AFTER_END = 1 << 16
 # Labels from here on count as damage, or need a classes.txt, unless there are more samples.
 UNNAMED_CLASSES = 1000
 # A head has a row for each class.
@@ -44,6 +42,10 @@ MOST_CLASSES = 1_000_000
 INDEX = 3
 # Size of the shuffle buffer: about four shards of ImageNet's usual size.
 BUFFER = 5000
+
+
+Parts = dict[str, tuple[int, int]]
+"""Offset and size of each file of a sample, by its ending."""
 
 
 class Found(NamedTuple):
@@ -100,35 +102,27 @@ def _scan_all(paths: Sequence[Path]) -> tuple[dict[str, Tensor], dict[str, str]]
 
 def _scan(path: Path) -> list[Found]:
     """Samples of one shard, from its headers and labels; `UserError` if the shard is truncated or damaged."""
-    members: dict[str, list[dict[str, tuple[int, int]]]] = {}
-    unclear: set[str] = set()
-    last, problem, offset = "the beginning", "is truncated", 0
+    members: dict[str, list[Parts]] = {}
+    last, problem, offset, before = "the beginning", "is truncated", 0, ""
     try:
         with open_regular(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
                 folder, _, base = member.name.rpartition("/")
                 key, _, ending = base.partition(".")
                 if member.isfile() and key and not member.issparse():
-                    # A key may repeat: the file belongs to its first sample without this ending.
-                    samples = members.setdefault(name := f"{folder}/{key}" if folder else key, [])
-                    lacking = [parts for parts in samples if ending.lower() not in parts]
-                    if not lacking:
-                        samples.append({})
-                    elif len(lacking) > 1:
-                        unclear.add(name)
-                    (lacking or samples[-1:])[0][ending.lower()] = (member.offset_data, member.size)
+                    # Files of one key that follow each other.
+                    groups = members.setdefault(name := f"{folder}/{key}" if folder else key, [])
+                    if name != before or ending.lower() in groups[-1]:
+                        groups.append({})
+                    groups[-1][ending.lower()] = (member.offset_data, member.size)
+                    before = name
                 last = member.name
             offset = tar.offset
             # A tar ends with zero blocks; the library also takes a damaged header for the end.
             if (end := os.pread(file.fileno(), BLOCK, offset)) == bytes(BLOCK):
-                if not any(os.pread(file.fileno(), AFTER_END, offset)):
-                    return [
-                        Found(key, wrong="shares its key with others of fewer files; give each sample its own key")
-                        if key in unclear and any(one.keys() != samples[0].keys() for one in samples)
-                        else _sample(key, parts, file.fileno())._replace(again=place > 0)
-                        for key, samples in members.items()
-                        for place, parts in enumerate(samples)
-                    ]
+                file.seek(offset)
+                if not any(part.strip(b"\0") for part in iter(lambda: file.read(1 << 20), b"")):
+                    return [one for key, groups in members.items() for one in _of_key(key, groups, file.fileno())]
                 problem = "has further files behind its end, as several joined by cat have,"
             else:
                 problem = "is truncated" if len(end) < BLOCK else "is damaged"
@@ -141,9 +135,34 @@ def _scan(path: Path) -> list[Found]:
     raise UserError(f"the shard {path} {problem} after {last}; fetch or write it again")
 
 
-def _sample(key: str, parts: dict[str, tuple[int, int]], handle: int) -> Found:
-    endings = [*PICTURES, *(ending for ending in parts if is_read(f".{ending}"))]
-    picture = next((parts[ending] for ending in endings if ending in parts), None)
+def _of_key(key: str, groups: Sequence[Parts], handle: int) -> Iterator[Found]:
+    """Samples of a key: each group with a picture and a label, or one of all, if pictures precede all labels."""
+    pictures = [bool(_pictures(parts)) for parts in groups]
+    labels = ["cls" in parts or "json" in parts for parts in groups]
+    whole = [picture and label for picture, label in zip(pictures, labels)]
+    if not any(whole):
+        endings = [ending for parts in groups for ending in parts]
+        if len(set(endings)) == len(endings):
+            yield _sample(key, {ending: place for parts in groups for ending, place in parts.items()}, handle)
+            return
+    alone = [(p, n) for p, n, both in zip(pictures, labels, whole) if not both]
+    unclear = any(picture for picture, _ in alone) and any(label for _, label in alone)
+    kept = 0
+    for parts, picture, label, both in zip(groups, pictures, labels, whole):
+        if unclear:
+            yield Found(key, wrong="repeats a key, with pictures and labels apart; give each sample its own key")
+        elif picture or label:
+            yield _sample(key, parts, handle)._replace(again=both and kept > 0)
+            kept += both
+
+
+def _pictures(parts: Parts) -> list[str]:
+    """The endings of pictures, the preferred ones first."""
+    return [one for one in (*PICTURES, *(one for one in parts if is_read(f".{one}"))) if one in parts]
+
+
+def _sample(key: str, parts: Parts, handle: int) -> Found:
+    picture = next((parts[ending] for ending in _pictures(parts)), None)
     if picture is None:
         return Found(key, wrong=f"has no picture, only .{', .'.join(sorted(parts))}")
     if picture[1] == 0:
