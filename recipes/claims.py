@@ -315,8 +315,8 @@ Where no mixer is ahead of the same network without attention, data cannot tell 
 
 - [Detection](guides/detection.md#cost-and-results), and [point clouds](guides/points.md#cost-and-results).
 - LaViT on pairs (`compare_lavit_pairs`, eight seeds): {pairs("one-key")} with one key, so that all tokens get the same
-  mean; {pairs("lavit")} with less-attention, {pairs("no-residual")} without the residual, {pairs("diagonality")} with
-  diagonality loss ({low:.3f} to {high:.3f} more), {pairs("vanilla")} with self-attention everywhere. In segmentation
+  mean. {pairs("lavit")} with less-attention, {pairs("no-residual")} without the residual, {pairs("diagonality")} with
+  diagonality loss ({low:.3f} to {high:.3f} more). {pairs("vanilla")} with self-attention everywhere. In segmentation
   and instance segmentation one key does as well as attention: mean IoU 0.555 and 0.550, mask AP 0.117 and 0.126.
 - [Solar cells](guides/data.md#cost-and-results): `identity` is as good as any mixer.
 - [A text encoder that is distilled](guides/swap.md#a-text-model-of-hugging-face): one seed. Linear attention is

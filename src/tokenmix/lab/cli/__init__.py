@@ -15,13 +15,13 @@ from tokenmix.errors import MissingExtra, needs
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
-    # Imports make half a million objects that stay. By the default threshold, looking for garbage among them takes a
-    # fifth of the start.
-    before = gc.get_threshold()
     # Names from data may hold characters that the terminal's encoding lacks.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and not stream.closed and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
+    # Imports make half a million objects that stay. By the default threshold, looking for garbage among them takes a
+    # fifth of the start.
+    before = gc.get_threshold()
     gc.set_threshold(10_000)
     try:
         with needs("the tokenmix command"):

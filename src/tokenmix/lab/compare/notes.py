@@ -52,10 +52,8 @@ def budget_sentence(results: Results) -> str:
         what = " by the time of a step, measured before," * (results.budget == "seconds")
         seen = f"{unit} of the same set for equal {results.budget} of training{what} (steps: {steps}),"
         free = f"The {unit} seen, parameters, {'time' if results.budget != 'seconds' else 'multiply-adds'} and memory"
-    rate, tuned = (
-        f"peak learning rate {config['lr']:g}",
-        [v for v in results.variants if any(score is not None for score in v.tuned.values())],
-    )
+    rate = f"peak learning rate {config['lr']:g}"
+    tuned = [v for v in results.variants if any(score is not None for score in v.tuned.values())]
     if tuned:
         chosen = ", ".join(f"{variant.name} {variant.learning_rate:g}" for variant in tuned)
         tried = ", ".join(tuned[0].tuned)

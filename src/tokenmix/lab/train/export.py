@@ -49,10 +49,11 @@ def export(
     folder = RunFolder.of(run)
     task = load_task(folder)
     model, example = task.inference_module().eval().cpu(), task.example()
-    out = user_path(out) if out else folder.path / {"onnx": "model.onnx", "torch-export": "model.pt2"}[file_format]
+    ending = {"onnx": ".onnx", "torch-export": ".pt2"}[file_format]
+    out = user_path(out) if out else folder.path / f"model{ending}"
     if out.is_dir():
         raise UserError(f"{out} is a folder; give a file to write by --out, for example {out / 'model.onnx'}")
-    if out.exists() and out.suffix != (ending := {"onnx": ".onnx", "torch-export": ".pt2"}[file_format]):
+    if out.exists() and out.suffix != ending:
         raise UserError(f"{out} exists and is no {ending} file; give another file by --out")
     make_folder(out.parent)
     # The check uses another batch size than the trace.

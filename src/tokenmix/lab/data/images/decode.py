@@ -122,11 +122,10 @@ def decode_part(
             image.draft(None, (least, least))
         upright = image if turn is None else image.transpose(turn)
         box, resampling = choose(upright.size)
+        plain, target = _plain(upright, channels), (size[1], size[0])
         if image.width * image.height > LARGE_PIXELS:
-            part = _plain(upright, channels).resize((size[1], size[0]), resampling, box, REDUCING_GAP)
-        else:
-            part = _plain(upright, channels).crop(tuple(map(int, box))).resize((size[1], size[0]), resampling)  # type: ignore[arg-type]
-        return _tensor(part, channels)
+            return _tensor(plain.resize(target, resampling, box, REDUCING_GAP), channels)
+        return _tensor(plain.crop(tuple(map(int, box))).resize(target, resampling), channels)  # type: ignore[arg-type]
 
 
 def decode_stored(source: str | Path | bytes, *, upright: bool = False) -> Tensor:

@@ -135,25 +135,23 @@ def _scan(path: Path) -> list[Found]:
     raise UserError(f"the shard {path} {problem} after {last}; fetch or write it again")
 
 
-def _of_key(key: str, groups: Sequence[Parts], handle: int) -> Iterator[Found]:
+def _of_key(key: str, groups: Sequence[Parts], handle: int) -> list[Found]:
     """Samples of a key: each group with a picture and a label, or one of all, if pictures precede all labels."""
-    pictures = [bool(_pictures(parts)) for parts in groups]
-    labels = ["cls" in parts or "json" in parts for parts in groups]
-    whole = [picture and label for picture, label in zip(pictures, labels)]
-    if not any(whole):
-        endings = [ending for parts in groups for ending in parts]
-        if len(set(endings)) == len(endings):
-            yield _sample(key, {ending: place for parts in groups for ending, place in parts.items()}, handle)
-            return
-    alone = [(p, n) for p, n, both in zip(pictures, labels, whole) if not both]
-    unclear = any(picture for picture, _ in alone) and any(label for _, label in alone)
-    kept = 0
-    for parts, picture, label, both in zip(groups, pictures, labels, whole):
-        if unclear:
-            yield Found(key, wrong="repeats a key, with pictures and labels apart; give each sample its own key")
-        elif picture or label:
-            yield _sample(key, parts, handle)._replace(again=both and kept > 0)
-            kept += both
+    if len(groups) == 1:
+        return [_sample(key, groups[0], handle)]
+    kinds = [(bool(_pictures(parts)), "cls" in parts or "json" in parts) for parts in groups]
+    together = {ending: place for parts in groups for ending, place in parts.items()}
+    if (True, True) not in kinds and len(together) == sum(map(len, groups)):
+        return [_sample(key, together, handle)]
+    if {(True, False), (False, True)} <= {*kinds}:
+        wrong = "repeats a key, with pictures and labels apart; give each sample its own key"
+        return [Found(key, wrong=wrong)] * len(groups)
+    whole = [place for place, kind in enumerate(kinds) if all(kind)]
+    return [
+        _sample(key, groups[place], handle)._replace(again=place in whole[1:])
+        for place, kind in enumerate(kinds)
+        if any(kind)
+    ]
 
 
 def _pictures(parts: Parts) -> list[str]:
