@@ -1,10 +1,11 @@
 """A recipe as a program: exit codes that run_all understands, and no traceback for Ctrl-C or a user's mistake."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
+import numpy as np
 import tyro
 
 from tokenmix.environment import environment
@@ -34,10 +35,14 @@ def write_scores(
     variants: Sequence[Values],
     samplings: Sequence[Values],
     *,
+    kept: Mapping[str, np.ndarray],
     metric: str,
     note: str,
 ) -> None:
-    """What a program measured on finished runs, in the form that the ledger reads; of covariances four digits."""
+    """What a program measured on finished runs, in the form that the ledger reads; of covariances four digits.
+
+    `kept` is what each run has in each test sample, and goes to an .npz file beside it.
+    """
     now = environment()
     document = {key: now[key] for key in ("date", "cpu", "commit")} | {
         "metric": metric,
@@ -51,3 +56,4 @@ def write_scores(
         ],
     }
     write_json(file, document)
+    np.savez_compressed(file.with_suffix(".npz"), **kept)

@@ -69,6 +69,7 @@ def main(args: Args) -> None:
         RESULTS,
         [*variants.values()],
         [{"samples": args.images, "unit": "images", "runs": [*drawn], "covariance": covariance}],
+        kept={run: falls.astype(np.float32) for run, falls in drawn.items()},
         metric="fall of distance",
         note="runs of `compare_depth`; `python -m recipes.classification.depth`",
     )

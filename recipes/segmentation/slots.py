@@ -101,6 +101,7 @@ def main(args: Args) -> None:
     """The scores of all runs, and their covariance under the draw of the tiles of each part of the map."""
     variants: dict[str, list[dict[str, Any]]] = {}
     samplings: list[dict[str, Any]] = []
+    kept: dict[str, Array] = {}
     for part in sorted(args.runs.glob("*/runs")):
         drawn: dict[str, Array] = {}
         for network, variant in NETWORKS.items():
@@ -109,6 +110,7 @@ def main(args: Args) -> None:
                 for label, tables in labelled(run, seed).items():
                     name = f"{network}-{label}"
                     folder, score = f"{part.parent.name}/{name}-seed{seed}", float(told(tables.sum(0)))
+                    kept[folder] = tables.astype(np.int32)
                     variants.setdefault(name, []).append({"seed": seed, "folder": folder, "score": score})
                     counts = np.concatenate([*resample(len(tables))])
                     drawn[folder] = told(np.einsum("rt,tlc->rlc", counts, tables))
@@ -123,6 +125,7 @@ def main(args: Args) -> None:
         RESULTS,
         [{"name": name, "runs": runs} for name, runs in variants.items()],
         samplings,
+        kept=kept,
         metric="share of the class's entropy",
         note="segmenters of `compare_climates`; `python -m recipes.segmentation.slots`",
     )
