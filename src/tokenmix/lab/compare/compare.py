@@ -174,6 +174,8 @@ def compare(
     merged = config if config.merge is None else merge_settings(config, config.merge)
     out, parts = split_grid(merged)
     logs = out.with_name(f"{out.name}-jobs")
+    # Before data is read.
+    choose_cells([cell for name, (one, folder) in parts.items() for cell in plan_runs(one, folder, name)], config.only)
     with muted(quiet):
         comparisons = [_prepare(name, one, folder) for name, (one, folder) in parts.items()]
     chosen = choose_cells([cell for one in comparisons for cell in one.cells], config.only)

@@ -78,12 +78,18 @@ def _models(config: CompareConfig) -> list[str]:
 
 
 def choose_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
-    """The cells that `--only` selects, all if it is empty; `UserError` for a name or pattern without a cell."""
-    names = [cell.name for cell in cells]
+    """The cells that `--only` selects, all if it is empty; `UserError` for a name or pattern without a cell.
+
+    A name without its seed selects all seeds.
+    """
+
+    def selected(cell: Cell, pattern: str) -> bool:
+        return any(fnmatchcase(name, pattern) for name in (cell.name, cell.name.rpartition("-seed")[0]))
+
     for pattern in only:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise unknown_name("run", pattern, names)
-    return [cell for cell in cells if not only or any(fnmatchcase(cell.name, pattern) for pattern in only)]
+        if not any(selected(cell, pattern) for cell in cells):
+            raise unknown_name("run", pattern, [cell.name for cell in cells])
+    return [cell for cell in cells if not only or any(selected(cell, pattern) for pattern in only)]
 
 
 def merge_settings(config: CompareConfig, folders: Sequence[Path]) -> CompareConfig:

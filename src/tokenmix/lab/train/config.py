@@ -421,7 +421,7 @@ class CompareConfig(TaskConfig):
     """What is equal for all variants: training samples, multiply-adds, or time.
     macs and seconds: the first variant's training is the budget; the cost of another variant scales its steps."""
     only: Names = ()
-    """Train only these runs, separated by commas, such as self-seed0 or '*-seed0', and report on the finished runs."""
+    """Train only these runs, separated by commas, such as self-seed0, self or '*-seed0'; report on finished runs."""
     merge: Folders = None
     """Train nothing: copy the runs of these comparison folders with equal settings to --out, and report on them."""
     config: Annotated[str, named("NAME")] | None = None
