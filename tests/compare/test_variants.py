@@ -19,6 +19,7 @@ from tokenmix.lab.compare.results import load_results
 from tokenmix.lab.compare.variants import plan_variants, reference_of
 from tokenmix.lab.registry import RECIPES
 from tokenmix.lab.train.config import CompareConfig, comparison_config
+from tokenmix.lab.train.load import load_task
 from tokenmix.lab.train.sources import load_comparison, make_config
 from tokenmix.trust import typed
 
@@ -202,6 +203,9 @@ def test_text_is_compared_by_swaps_with_baselines_and_sentences(text: Comparison
     assert found.reference == "original"
     assert list(found.baselines) == ["majority", "TF-IDF"]
     assert found.baselines["TF-IDF"] > 0.9 > found.baselines["majority"], "one word decides the label"
+    task = load_task(text.path / found.variants[0].runs[0].folder)
+    read, _ = next(task.plain_samples(type(task).load_data(task.config, like=task.data), "test"))
+    assert {word for line in read for word in line.split()} <= {"the", "cat", "dog", "sat", "red", "blue"}
     assert all(variant.macs and variant.step_memory for variant in found.variants)
     page = (text.path / "report.html").read_text()
     assert "Test samples" in page

@@ -687,13 +687,14 @@ def test_mean_boxes_find_what_is_always_in_one_place(
         return dataclasses.replace(found, objects=there, key=index)
 
     monkeypatch.setattr(Squares, "scene", scene)
-    made = config(tmp_path, task=task, model=model, augment="none", batch_size=1)
+    made = config(tmp_path, task=task, model=model, augment="light", crop=48, batch_size=2)
     kind = made.task_class
     data = kind.load_data(made)
     description = json.loads(json.dumps(data.describe(), default=str))
     one = kind(kind.model_from_config(made, description), made, description)
     ((name, rows),) = one.plain_answers(data).items()
     assert name == "mean boxes"
+    assert {len(batch["images"]) for batch in data.test_batches(batch_size=2)} == {1}, "without the padding of others"
     assert 0.5 <= float(one.metrics["map"](rows)) < 0.8  # 1 for the class that stays
 
 

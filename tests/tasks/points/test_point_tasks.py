@@ -335,13 +335,15 @@ def test_the_most_frequent_part_is_scored_as_a_model(run: Path) -> None:
     if not isinstance(task, PointSegmentation):
         pytest.skip("of parts")
     data = PointSegmentation.load_data(task.config, like=task.data)
-    parts = torch.cat([batch["part"].flatten() for batch in data.train_batches(batch_size=6, epoch=0, start=0)])
-    often = [int((parts == part).sum()) for part in range(3)]
+    often = torch.zeros(2, 3)
+    for batch in data.train_batches(batch_size=6, epoch=0, start=0):
+        for label, parts in zip(batch["label"], batch["part"]):
+            often[label] += torch.stack([(parts == part).sum() for part in range(3)])
     scores = []
     for batch in data.test_batches(batch_size=7):
         for label, true in zip(batch["label"].tolist(), batch["part"]):
             own = task.data["parts"][task.data["classes"][label]]
-            answer, seen = max(own, key=lambda part: often[part]), true[true >= 0]
+            answer, seen = max(own, key=lambda part: often[label, part]), true[true >= 0]
             ious = []
             for part in own:
                 both = int(((seen == part) & (part == answer)).sum())
@@ -349,6 +351,20 @@ def test_the_most_frequent_part_is_scored_as_a_model(run: Path) -> None:
                 ious.append(both / either if either else 1.0)
             scores.append(sum(ious) / len(ious))
     assert fit_baselines(task, data)["majority"] == pytest.approx(sum(scores) / len(scores))
+
+
+def test_the_nearest_mean_learns_from_clouds_as_they_are(run: Path) -> None:
+    task = load_task(run)
+    if not isinstance(task, PointClassification):
+        pytest.skip("of classes")
+    assert task.config.options.augment == "light"
+    data = [
+        PointClassification.load_data(task.config.replace(augment=one), like=task.data) for one in ("light", "none")
+    ]
+    light, none = (fit_baselines(task, one)["nearest mean"] for one in data)
+    assert light == none
+    light, none = (torch.cat([some for some, _ in task.plain_samples(one, "train")]).sort(0).values for one in data)
+    assert torch.equal(light, none)
 
 
 def test_predictions_are_kept(run: Path) -> None:

@@ -185,7 +185,9 @@ class ObjectTask(LabelledImageTask):
             "source": data.source,
             "skipped": [f"{one.path}: {one.reason}" for one in data.skipped],
         }
-        return IndexedData(train, ObjectSamples(data.test), held, config=config, description=described)
+        # One at a time: normalisation and attention see the padding of a batch.
+        tested = ObjectSamples(data.test)
+        return IndexedData(train, tested, held, config=config, description=described, test_batch=1)
 
     @classmethod
     def build_model(cls, config: TrainConfig, data: Description) -> nn.Module:
@@ -260,6 +262,9 @@ class ObjectTask(LabelledImageTask):
         """The same boxes in every image: means of groups of training boxes per class, with the groups' frequencies."""
         from sklearn.cluster import KMeans
 
+        # Whole images, as in the test.
+        plain = self.config.replace(augment="none", crop=None, crops=1, scales=(1.0,))
+        data = self.load_data(plain, like=self.data)
         boxes, labels, seen = list[Tensor](), list[Tensor](), 0
         for batch in data.batches_of("train", 1):
             target = _learned(batch["targets"][0])

@@ -115,7 +115,8 @@ class TextClassification(DistillingTextTask, ClassTask):
 
     def plain_samples(self, data: TextData, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
         for batch in data.batches_of(part, 128):
-            yield PlainSamples(data.tokenizer.batch_decode(batch["input_ids"]), batch["labels"])
+            texts = data.tokenizer.batch_decode(batch["input_ids"], skip_special_tokens=True)
+            yield PlainSamples(texts, batch["labels"])
 
     def show(self, batch: Mapping[str, Tensor]) -> list[Shown]:
         texts = self.tokenizer().batch_decode(batch["input_ids"], skip_special_tokens=True)
