@@ -48,21 +48,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Published:
-    """Published figures of a model: image classifiers at 224 px on ImageNet-1k, others as described in `source`.
+    """Published figures of a model: image classifiers at 224 px on ImageNet-1k, others as described in `source`."""
 
-    Attributes:
-        parameters: millions.
-        macs: billions of multiply-adds.
-        top1: per cent.
-        source: origin and reliability of the figures. No accuracy was reproduced here.
-        part: row of `tokenmix info`, if the figures are for this part of the model only.
-    """
-
-    parameters: float | None
-    macs: float | None
-    top1: float | None
-    source: str
-    part: str | None = None
+    parameters: float | None  # millions
+    macs: float | None  # billions of multiply-adds
+    top1: float | None  # per cent
+    source: str  # origin and reliability of the figures. No accuracy was reproduced here
+    part: str | None = None  # row of `tokenmix info`, if the figures are for this part of the model only
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,20 +54,15 @@ Residual = Literal["none", "pooled", "kept"]
 
 @dataclass(frozen=True)
 class StageSpec:
-    """One stage, see `LaViT`.
-
-    Attributes:
-        key_reduction: side r of the block of tokens per key and value of vanilla attention.
-        residual: whether the first layer adds the previous stage's scores, and how their keys are reduced.
-    """
+    """One stage, see `LaViT`."""
 
     dim: int
     depth: int
     num_vanilla: int
     num_heads: int
     mlp_ratio: float
-    key_reduction: int
-    residual: Residual
+    key_reduction: int  # side r of the block of tokens per key and value of vanilla attention
+    residual: Residual  # whether the first layer adds the previous stage's scores, and how their keys are reduced
 
     @property
     def dense(self) -> bool:

@@ -20,15 +20,10 @@ _HELD = 2**18
 
 
 class Centres(NamedTuple):
-    """Sampled points.
+    """Sampled points."""
 
-    Attributes:
-        indices: (B, M) int64, in order of selection; any prefix is also a sample.
-        mask: (B, M) bool, False for entries that repeat a point because the cloud has fewer than M.
-    """
-
-    indices: Tensor
-    mask: Tensor
+    indices: Tensor  # (B, M) int64, in order of selection; any prefix is also a sample
+    mask: Tensor  # (B, M) bool, False for entries that repeat a point because the cloud has fewer than M
 
 
 def sort_points(points: Tensor, *, mask: Tensor | None = None) -> Tensor:

@@ -20,16 +20,11 @@ LOST = (
 
 
 class Link:
-    """Scores on their way from one layer to the next. They belong to a forward pass, so copies have none.
+    """Scores on their way from one layer to the next. They belong to a forward pass, so copies have none."""
 
-    Attributes:
-        scores: of the previous layer, until the next layer takes them.
-        entered: inputs of the next layer's block, and of its parts, since then.
-        taken: block inputs of unfinished passes, with the scores taken in them.
-    """
-
-    scores: Scores | None = None
-    entered: tuple[TensorWeakRef, ...] = ()
+    scores: Scores | None = None  # of the previous layer, until the next layer takes them
+    entered: tuple[TensorWeakRef, ...] = ()  # inputs of the next layer's block, and of its parts, since then
+    # Block inputs of unfinished passes, with the scores taken in them.
     taken: tuple[tuple[TensorWeakRef, Scores], ...] = ()
 
     def __getstate__(self) -> dict[str, object]:

@@ -31,20 +31,14 @@ Mixed = TypeVar("Mixed")
 
 @dataclass(frozen=True)
 class Probe:
-    """Result of a forward pass.
+    """Result of a forward pass."""
 
-    Attributes:
-        macs: multiply-adds of the whole model; None if it could not run.
-        seen: the calls of attention modules in order, each with the id of the module and the method: "__call__", or
-            "mix" of a stack that passes scores.
-        note: why the model could not run.
-        device: device of the pass.
-    """
-
-    macs: int | None = None
+    macs: int | None = None  # multiply-adds of the whole model; None if it could not run
+    # The calls of attention modules in order, each with the id of the module and the method: "__call__", or "mix" of
+    # a stack that passes scores.
     seen: Sequence[tuple[int, str, ObservedCall]] = ()
-    note: str = ""
-    device: torch.device = META
+    note: str = ""  # why the model could not run
+    device: torch.device = META  # device of the pass
 
 
 Example = Tensor | Sequence[Any] | Arguments

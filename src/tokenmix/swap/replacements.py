@@ -30,24 +30,16 @@ from tokenmix.swap.report import SkippedAttention, SwapRow
 
 @dataclass(frozen=True)
 class SwapRequest:
-    """The requested swap, and facts about the model.
+    """The requested swap, and facts about the model."""
 
-    Attributes:
-        label, layer, kwargs: name, class and arguments of the mixer.
-        num_tokens, grid: N if the user gave it, and (height, width) of the model's tokens if known.
-        probe: result of a forward pass.
-        strict: a site that cannot be swapped is an error.
-        drop_positions: drop positions inside an attention, which otherwise prevent a swap.
-    """
-
-    label: str
+    label: str  # name, class and arguments of the mixer
     layer: type[Mixer]
     kwargs: Arguments
-    num_tokens: int | None
-    grid: tuple[int, int] | None
-    probe: Probe
-    strict: bool
-    drop_positions: bool = False
+    num_tokens: int | None  # N if the user gave it
+    grid: tuple[int, int] | None  # (height, width) of the model's tokens if known
+    probe: Probe  # result of a forward pass
+    strict: bool  # a site that cannot be swapped is an error
+    drop_positions: bool = False  # drop positions inside an attention, which otherwise prevent a swap
 
     @property
     def carries(self) -> bool:

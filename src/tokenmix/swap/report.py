@@ -45,22 +45,14 @@ class TableReport(Report, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class ChangeReport(Report):
-    """A model with other mixers, and the effect of the change.
+    """A model with other mixers, and the effect of the change."""
 
-    Attributes:
-        model: the given model, changed in place.
-        mixer: the new mixer.
-        skipped: matched places that could not change.
-        parameters_before, parameters_after: of the whole model.
-        macs_before, macs_after: multiply-adds of the whole model on the example (default: one sample); None if the
-            model could not run.
-    """
-
-    model: nn.Module
-    mixer: str
-    skipped: tuple["SkippedAttention", ...]
-    parameters_before: int
+    model: nn.Module  # the given model, changed in place
+    mixer: str  # the new mixer
+    skipped: tuple["SkippedAttention", ...]  # matched places that could not change
+    parameters_before: int  # of the whole model, as the numbers below
     parameters_after: int
+    # Multiply-adds on the example (default: one sample); None if the model could not run.
     macs_before: int | None
     macs_after: int | None
 

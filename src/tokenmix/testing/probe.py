@@ -36,27 +36,17 @@ NARROW = 0.5
 
 @dataclass(frozen=True)
 class Structure:
-    """Dependence of one layer's outputs on random tokens.
+    """Dependence of one layer's outputs on random tokens."""
 
-    Attributes:
-        tokens: number of tokens in the measurement.
-        reach: largest distance at which one token changes another token's output; 0 without mixing.
-        others: fraction of an output's changes caused by other tokens.
-        passed: rank of the derivative of the first half of the outputs by the second half of the tokens.
-        held: numbers in half of the tokens.
-        follows: `"content"` if influence moves with permuted tokens, else `"place"`; None without mixing.
-        slots: the layer declares attention to slots.
-        leaks: in evaluation mode, a sample's output changes with the other samples of the batch.
-    """
-
-    tokens: int
-    reach: int
-    others: float
-    passed: int
-    held: int
+    tokens: int  # number of tokens in the measurement
+    reach: int  # largest distance at which one token changes another token's output; 0 without mixing
+    others: float  # fraction of an output's changes caused by other tokens
+    passed: int  # rank of the derivative of the first half of the outputs by the second half of the tokens
+    held: int  # numbers in half of the tokens
+    # `"content"` if influence moves with permuted tokens, else `"place"`; None without mixing.
     follows: Literal["place", "content"] | None
-    slots: bool
-    leaks: bool
+    slots: bool  # the layer declares attention to slots
+    leaks: bool  # in evaluation mode, a sample's output changes with the other samples of the batch
 
     def sentence(self) -> str:
         """The layer's limits in a sentence; empty if each token can see all others."""
@@ -215,19 +205,12 @@ def look_at(label: str, target: Target) -> Structure:
 
 @dataclass(frozen=True)
 class Score:
-    """One mixer on one task.
+    """One mixer on one task."""
 
-    Attributes:
-        task: name of the task; with "x2" at the end, for twice the training length.
-        mixer: name of the mixer.
-        values: accuracy per seed, over the queried positions.
-        guess: accuracy without mixing.
-    """
-
-    task: str
-    mixer: str
-    values: tuple[float, ...]
-    guess: float
+    task: str  # name of the task; with "x2" at the end, for twice the training length
+    mixer: str  # name of the mixer
+    values: tuple[float, ...]  # accuracy per seed, over the queried positions
+    guess: float  # accuracy without mixing
 
     @property
     def mean(self) -> float:

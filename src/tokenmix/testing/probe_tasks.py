@@ -14,30 +14,18 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class ProbeTask:
-    """One task.
+    """One task."""
 
-    Attributes:
-        name: in tables and on the command line.
-        ability: completes the sentence "it can ..." for a mixer that solves the task.
-        vocab: number of tokens.
-        classes: number of answers.
-        grid: (height, width) of the tokens in training; a sequence has height 1.
-        sample: batch size, grid and generator to a batch.
-        distance: between tokens that must interact, in at least half of the questions.
-        needs: `"content"` if tokens must be found by content, `"place"` if by position.
-        double: grid of twice as many tokens, for longer test inputs; None for none.
-        known_guess: grid to the accuracy of a better guess than `guess` finds.
-    """
-
-    name: str
-    ability: str
-    vocab: int
-    classes: int
-    grid: tuple[int, int]
-    sample: Callable[[int, tuple[int, int], torch.Generator], Batch]
-    distance: int
-    needs: Literal["content", "place"]
-    double: tuple[int, int] | None = None
+    name: str  # in tables and on the command line
+    ability: str  # completes the sentence "it can ..." for a mixer that solves the task
+    vocab: int  # number of tokens
+    classes: int  # number of answers
+    grid: tuple[int, int]  # (height, width) of the tokens in training; a sequence has height 1
+    sample: Callable[[int, tuple[int, int], torch.Generator], Batch]  # batch size, grid and generator to a batch
+    distance: int  # between tokens that must interact, in at least half of the questions
+    needs: Literal["content", "place"]  # `"content"` if tokens must be found by content, `"place"` if by position
+    double: tuple[int, int] | None = None  # grid of twice as many tokens, for longer test inputs; None for none
+    # Grid to the accuracy of a better guess than `guess` finds.
     known_guess: Callable[[tuple[int, int]], float] | None = None
 
     @cached_property

@@ -152,64 +152,40 @@ class Example:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Covariance of the runs' scores under the draw of the test samples.
+    """Covariance of the runs' scores under the draw of the test samples."""
 
-    Attributes:
-        samples: number of test samples that all runs have in common.
-        unit: plural name of the samples.
-        runs: folders of the runs with a score, in the order of the matrix.
-        covariance: covariance of their scores.
-    """
-
-    samples: int
-    unit: str
-    runs: list[str]
-    covariance: list[list[float]]
+    samples: int  # number of test samples that all runs have in common
+    unit: str  # plural name of the samples
+    runs: list[str]  # folders of the runs with a score, in the order of the matrix
+    covariance: list[list[float]]  # covariance of their scores
 
 
 @dataclass(frozen=True)
 class Results:
-    """A comparison.
+    """A comparison."""
 
-    Attributes:
-        command: command line that repeats it.
-        metric: name of the main metric; `higher`: whether more is better.
-        reference: name of the variant that the others are compared with.
-        same: mixers that would make the original model again, and have no row of their own.
-        unit: plural name of the samples.
-        config: the resolved configuration.
-        data: the data's own description (data.json).
-        skeleton: description of the variants' common network: tokens, width, depth, size of images and patches.
-        train: training samples of each variant.
-        test: test samples.
-        seen: training samples that each variant saw, with repetitions.
-        step_batch: samples of the training step that was measured.
-        device: device of training and measurement.
-        warning: other programs that used the CPU meanwhile; empty if none did.
-        baselines: scores of simpler methods on the same data, by name.
-        sampling: covariance of the scores under the draw of the test samples; None if the runs kept no predictions.
-    """
-
-    command: str
-    metric: str
-    higher: bool
-    reference: str
-    unit: str
-    config: Values
-    data: Values
+    command: str  # command line that repeats it
+    metric: str  # name of the main metric
+    higher: bool  # whether more is better
+    reference: str  # name of the variant that the others are compared with
+    unit: str  # plural name of the samples
+    config: Values  # the resolved configuration
+    data: Values  # the data's own description (data.json)
     classes: list[str]
-    skeleton: Values
-    train: int
-    test: int
-    seen: int
-    step_batch: int
-    device: str
+    skeleton: Values  # description of the variants' common network: tokens, width, depth, size of images and patches
+    train: int  # training samples of each variant
+    test: int  # test samples
+    seen: int  # training samples that each variant saw, with repetitions
+    step_batch: int  # samples of the training step that was measured
+    device: str  # device of training and measurement
     environment: Values
     variants: list[Variant]
     examples: list[Example] = field(default_factory=list)
-    baselines: dict[str, float] = field(default_factory=dict)
+    baselines: dict[str, float] = field(default_factory=dict)  # scores of simpler methods on the same data, by name
+    # Covariance of the scores under the draw of the test samples; None if the runs kept no predictions.
     sampling: Sampling | None = None
-    warning: str = ""
+    warning: str = ""  # other programs that used the CPU meanwhile; empty if none did
+    # Mixers that would make the original model again, and have no row of their own.
     same: list[str] = field(default_factory=list)
     schema: int = SCHEMA
 

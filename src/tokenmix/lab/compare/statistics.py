@@ -33,25 +33,16 @@ Matrix = np.ndarray
 
 @dataclass(frozen=True)
 class Difference:
-    """Difference between two variants, with the variance of its parts.
+    """Difference between two variants, with the variance of its parts."""
 
-    Attributes:
-        value: difference of the means over seeds.
-        seeds: number of runs of each.
-        seed_variances: s^2 of the runs of each; None with one seed each, when only these two networks are compared.
-        sample_variance: V - V_twice; None without predictions, when only these test samples are meant.
-        noise: the part of V_twice that the runs' scores do not show, because the seeds are few.
-        samples: number of test samples.
-        pooled: whether one variant has a single run, with the other's variance assumed.
-    """
-
-    value: float
-    seeds: tuple[int, int]
+    value: float  # difference of the means over seeds
+    seeds: tuple[int, int]  # number of runs of each
+    # s^2 of the runs of each; None with one seed each, when only these two networks are compared.
     seed_variances: tuple[float, float] | None
-    sample_variance: float | None
-    samples: int = 0
-    pooled: bool = False
-    noise: float = 0.0
+    sample_variance: float | None  # V - V_twice; None without predictions, when only these test samples are meant
+    samples: int = 0  # number of test samples
+    pooled: bool = False  # whether one variant has a single run, with the other's variance assumed
+    noise: float = 0.0  # the part of V_twice that the runs' scores do not show, because the seeds are few
 
     @property
     def between_mixers(self) -> bool:

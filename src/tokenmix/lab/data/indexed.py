@@ -213,26 +213,17 @@ def hold_out(
 
 @dataclass(frozen=True)
 class DataSet(Generic[S]):
-    """Samples for training and testing, as a reader returns them.
-
-    Attributes:
-        train, test: the samples.
-        classes: name of each label.
-        source: one line with origin, version, licence and path.
-        skipped: files that were left out.
-        spec: the requested data, set by `load_data`.
-        validation: training samples held out to choose the best epoch; None if there are none.
-        groups: a number for each training sample, equal for samples that resemble each other, such as parts of one
-            photograph. Validation samples are whole groups, drawn until they make the number asked for.
-    """
+    """Samples for training and testing, as a reader returns them."""
 
     train: S
     test: S
-    classes: list[str]
-    source: str
-    skipped: Sequence[Skipped] = ()
-    spec: str = ""
-    validation: S | None = None
+    classes: list[str]  # name of each label
+    source: str  # one line with origin, version, licence and path
+    skipped: Sequence[Skipped] = ()  # files that were left out
+    spec: str = ""  # the requested data, set by `load_data`
+    validation: S | None = None  # training samples held out to choose the best epoch; None if there are none
+    # A number for each training sample, equal for samples that resemble each other, such as parts of one photograph.
+    # Validation samples are whole groups, drawn until they make the number asked for.
     groups: Tensor | None = None
 
     def split(

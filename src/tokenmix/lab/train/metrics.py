@@ -30,20 +30,15 @@ class Metric:
     """A number of an evaluation. A resample is the same function with other weights.
 
     Intervals on up to 500 samples leave one out at a time, which is wrong for medians and other quantiles.
-
-    Attributes:
-        measure: maps rows and float64 sample weights (R, n) to R numbers or tables (R, ...).
-        higher_is_better: False if less is better.
-        names: names of the entries of a table, empty if they have none; None for a number.
-        values: maps rows to float64 (n,), if the metric is the mean of one value per sample; else None.
-        undefined: replaces nan in results.
     """
 
+    # Maps rows and float64 sample weights (R, n) to R numbers or tables (R, ...).
     measure: Callable[[Rows, Tensor], Tensor]
-    higher_is_better: bool = True
-    names: Sequence[str] | None = None
+    higher_is_better: bool = True  # False if less is better
+    names: Sequence[str] | None = None  # names of the entries of a table, empty if they have none; None for a number
+    # Maps rows to float64 (n,), if the metric is the mean of one value per sample; else None.
     values: Callable[[Rows], Tensor] | None = None
-    undefined: float = math.nan
+    undefined: float = math.nan  # replaces nan in results
 
     @classmethod
     def mean(cls, values: Callable[[Rows], Tensor], *, higher_is_better: bool = True) -> "Metric":

@@ -21,19 +21,12 @@ Batch = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class HubForm:
-    """Format of a task's models on the hub.
+    """Format of a task's models on the hub."""
 
-    Attributes:
-        library: library that loads the models; one of the hub's tags.
-        pipeline: the hub's name for the models' task.
-        extra: extra of tokenmix that loading needs.
-        code: Python that loads a model from `{repo}`.
-    """
-
-    library: str
-    pipeline: str
-    extra: str
-    code: str
+    library: str  # library that loads the models; one of the hub's tags
+    pipeline: str  # the hub's name for the models' task
+    extra: str  # extra of tokenmix that loading needs
+    code: str  # Python that loads a model from `{repo}`
 
 
 class View(NamedTuple):

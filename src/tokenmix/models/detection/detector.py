@@ -44,28 +44,18 @@ CLASS_LAYERS = ("cls_logits", "cls_score", "bbox_pred", "mask_fcn_logits")
 
 @dataclass(frozen=True)
 class HeadSizes:
-    """Sizes of a detector's neck and heads.
+    """Sizes of a detector's neck and heads."""
 
-    Attributes:
-        width: channels of the pyramid.
-        anchors: side of the smallest anchor of each level.
-        octaves: anchors per ratio and level, with factors of 2^(1/octaves).
-        extra: levels after the last map: RetinaNet's P6 and P7, the R-CNNs' pooled level, or none.
-        hidden: width of the box head.
-        mask: channels of the convolutions of the mask head.
-        proposals: proposals per image in training and in evaluation, before and after NMS.
-        anchors_learnt, boxes_learnt: samples per image for the losses of proposals and of boxes.
-    """
-
-    width: int = 256
-    anchors: Sequence[float] = (32, 64, 128, 256, 512)
-    octaves: int = 1
+    width: int = 256  # channels of the pyramid
+    anchors: Sequence[float] = (32, 64, 128, 256, 512)  # side of the smallest anchor of each level
+    octaves: int = 1  # anchors per ratio and level, with factors of 2^(1/octaves)
+    # Levels after the last map: RetinaNet's P6 and P7, the R-CNNs' pooled level, or none.
     extra: Literal["p6p7", "pool", "none"] = "pool"
-    hidden: int = 1024
-    mask: Sequence[int] = (256, 256, 256, 256)
-    proposals: tuple[int, int] = (2000, 1000)
-    anchors_learnt: int = 256
-    boxes_learnt: int = 512
+    hidden: int = 1024  # width of the box head
+    mask: Sequence[int] = (256, 256, 256, 256)  # channels of the convolutions of the mask head
+    proposals: tuple[int, int] = (2000, 1000)  # proposals per image in training and in evaluation, before and after NMS
+    anchors_learnt: int = 256  # samples per image for the losses of proposals
+    boxes_learnt: int = 512  # samples per image for the losses of boxes
 
     def anchor_generator(self) -> AnchorGenerator:
         scales = [2 ** (i / self.octaves) for i in range(self.octaves)]

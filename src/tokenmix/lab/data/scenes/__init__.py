@@ -33,21 +33,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Objects:
-    """Objects of a scene.
+    """Objects of a scene."""
 
-    Attributes:
-        boxes: float32 (M, 4), left, top, right, bottom in pixels.
-        labels: int64 (M,), counted from 0 as in `SceneData.classes`; a detector adds its own background class.
-        masks: bool (M, H, W); None if only boxes are known.
-        crowd: bool (M,), regions that COCO marks as a crowd: ignored in training and evaluation.
-        area: float32 (M,), area in pixels that decides an object's size class in evaluation, as in COCO's annotations;
-            None for the area of the mask or box.
-    """
-
-    boxes: Tensor
-    labels: Tensor
-    masks: Tensor | None
-    crowd: Tensor
+    boxes: Tensor  # float32 (M, 4), left, top, right, bottom in pixels
+    labels: Tensor  # int64 (M,), counted from 0 as in `SceneData.classes`; a detector adds its own background class
+    masks: Tensor | None  # bool (M, H, W); None if only boxes are known
+    crowd: Tensor  # bool (M,), regions that COCO marks as a crowd: ignored in training and evaluation
+    # float32 (M,), area in pixels that decides an object's size class in evaluation, as in COCO's annotations; None
+    # for the area of the mask or box.
     area: Tensor | None = None
 
     def kept(self, keep: Tensor) -> "Objects":
@@ -69,21 +62,14 @@ class Objects:
 
 @dataclass(frozen=True)
 class Scene:
-    """An image with its labels.
+    """An image with its labels."""
 
-    Attributes:
-        image: uint8 (3, H, W).
-        name: the file, or another identification.
-        classes: uint8 or int64 (H, W), the class of each pixel or `SceneData.ignore`; None for tasks on objects.
-        objects: None for tasks on pixels.
-        key: number of the image in a published layout, such as COCO's image_id; None for the index.
-    """
-
-    image: Tensor
-    name: str
+    image: Tensor  # uint8 (3, H, W)
+    name: str  # the file, or another identification
+    # uint8 or int64 (H, W), the class of each pixel or `SceneData.ignore`; None for tasks on objects.
     classes: Tensor | None = None
-    objects: Objects | None = None
-    key: int | None = None
+    objects: Objects | None = None  # None for tasks on pixels
+    key: int | None = None  # number of the image in a published layout, such as COCO's image_id; None for the index
 
 
 class Scenes(Generic[T]):
@@ -109,21 +95,15 @@ def repeated(scenes: Scenes, times: int) -> Scenes:
 
 @dataclass(frozen=True, kw_only=True)
 class SceneData(DataSet[Scenes]):
-    """Scenes for training and testing.
+    """Scenes for training and testing."""
 
-    Attributes:
-        palette: colour of each class for figures, 0 to 255.
-        ignore: label of pixels that are neither learned nor counted.
-        mean, std: per channel, in 0..1; ImageNet's if nothing is decoded at the start.
-        crop: default (height, width) for training on this set; None for whole scenes.
-        notes: further entries of the published layout as JSON values, such as COCO's category numbers.
-    """
-
-    palette: Sequence[tuple[int, int, int]]
-    ignore: int = IGNORE
+    palette: Sequence[tuple[int, int, int]]  # colour of each class for figures, 0 to 255
+    ignore: int = IGNORE  # label of pixels that are neither learned nor counted
+    # Mean and deviation per channel, in 0..1; ImageNet's if nothing is decoded at the start.
     mean: tuple[float, ...] = IMAGENET_DEFAULT_MEAN
     std: tuple[float, ...] = IMAGENET_DEFAULT_STD
-    crop: tuple[int, int] | None = None
+    crop: tuple[int, int] | None = None  # default (height, width) for training on this set; None for whole scenes
+    # Further entries of the published layout as JSON values, such as COCO's category numbers.
     notes: Values = field(default_factory=dict)
 
 
@@ -197,26 +177,18 @@ class SceneAugment:
 
     Objects that become smaller than `min_size`, or without area, are dropped. A cropped box becomes its remaining part;
     with masks, the box of the remaining mask.
-
-    Attributes:
-        seed: with the epoch and the sample's index, determines the augmentation.
-        crop: (height, width) of the output, padded if needed; None keeps the size, which a detector changes itself.
-        ignore: class of the padding, if the scaled image is smaller than the crop.
-        scales: factors to choose from.
-        flip: probability of mirroring.
-        color_jitter: largest relative change of brightness, contrast and saturation.
-        fill: colour of the padding, in 0..1; the subtracted mean makes the padding 0.
-        min_size: least width and height of an object in pixels.
     """
 
-    seed: int
+    seed: int  # with the epoch and the sample's index, determines the augmentation
+    # (height, width) of the output, padded if needed; None keeps the size, which a detector changes itself.
     crop: tuple[int, int] | None = None
-    ignore: int = IGNORE
-    scales: tuple[float, ...] = (1.0,)
-    flip: float = 0.5
-    color_jitter: float = 0.0
+    ignore: int = IGNORE  # class of the padding, if the scaled image is smaller than the crop
+    scales: tuple[float, ...] = (1.0,)  # factors to choose from
+    flip: float = 0.5  # probability of mirroring
+    color_jitter: float = 0.0  # largest relative change of brightness, contrast and saturation
+    # Colour of the padding, in 0..1; the subtracted mean makes the padding 0.
     fill: Sequence[float] = IMAGENET_DEFAULT_MEAN
-    min_size: float = 1.0
+    min_size: float = 1.0  # least width and height of an object in pixels
 
     def __post_init__(self) -> None:
         if not self.scales:

@@ -182,21 +182,13 @@ def _pairs(root: Path, stems: Sequence[str], folder: str) -> list[tuple[Path, Pa
 
 @dataclass(frozen=True)
 class Boxes:
-    """Content of an image's XML file.
+    """Content of an image's XML file."""
 
-    Attributes:
-        corners: left, top, right, bottom of each object, in pixels from the corner of the image.
-        names: class of each object.
-        difficult: objects that the benchmark ignores in training and evaluation.
-        dropped: number of boxes without area.
-        size: (height, width) of the image; None if unknown.
-    """
-
-    corners: list[tuple[float, ...]]
-    names: list[str]
-    difficult: list[bool]
-    dropped: int
-    size: tuple[int, int] | None
+    corners: list[tuple[float, ...]]  # left, top, right, bottom of each object, in pixels from the corner of the image
+    names: list[str]  # class of each object
+    difficult: list[bool]  # objects that the benchmark ignores in training and evaluation
+    dropped: int  # number of boxes without area
+    size: tuple[int, int] | None  # (height, width) of the image; None if unknown
 
 
 class _NoEntities(ElementTree.TreeBuilder):

@@ -25,25 +25,15 @@ NO_PART = -100
 
 @dataclass(frozen=True)
 class Cloud:
-    """Points with their attributes.
+    """Points with their attributes."""
 
-    Attributes:
-        points: float32 (N, 3).
-        normals: float32 (N, 3) of length 1, or None.
-        colors: uint8 (N, 3), or None.
-        faces: int64 (F, 3), corners of triangles; None without a surface.
-        label: index of its class in `PointData.classes`; -1 if unknown.
-        parts: int64 (N,), the part of each point, or None.
-        name: its file, or another identifier.
-    """
-
-    points: Tensor
-    normals: Tensor | None = None
-    colors: Tensor | None = None
-    faces: Tensor | None = None
-    label: int = -1
-    parts: Tensor | None = None
-    name: str = ""
+    points: Tensor  # float32 (N, 3)
+    normals: Tensor | None = None  # float32 (N, 3) of length 1, or None
+    colors: Tensor | None = None  # uint8 (N, 3), or None
+    faces: Tensor | None = None  # int64 (F, 3), corners of triangles; None without a surface
+    label: int = -1  # index of its class in `PointData.classes`; -1 if unknown
+    parts: Tensor | None = None  # int64 (N,), the part of each point, or None
+    name: str = ""  # its file, or another identifier
 
 
 def check_cloud(cloud: Cloud) -> Cloud:
@@ -83,21 +73,14 @@ def unit_ball(cloud: Cloud) -> Cloud:
 
 @dataclass(frozen=True, kw_only=True)
 class PackedClouds:
-    """Clouds of any size, concatenated in memory.
+    """Clouds of any size, concatenated in memory."""
 
-    Attributes:
-        points: floating (T, 3), of all clouds; `cloud` converts half precision to float32.
-        ends, labels: int64 (M,), end and class of each cloud.
-        names: name of each cloud, for messages.
-        normals, parts: floating (T, 3) and integers (T,), or None.
-    """
-
-    points: Tensor
-    ends: Tensor
-    labels: Tensor
-    names: Names
-    normals: Tensor | None = None
-    parts: Tensor | None = None
+    points: Tensor  # floating (T, 3), of all clouds; `cloud` converts half precision to float32
+    ends: Tensor  # int64 (M,), end of each cloud
+    labels: Tensor  # int64 (M,), class of each cloud
+    names: Names  # name of each cloud, for messages
+    normals: Tensor | None = None  # floating (T, 3)
+    parts: Tensor | None = None  # integers (T,)
 
     def __len__(self) -> int:
         return len(self.ends)

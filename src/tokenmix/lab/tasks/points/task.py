@@ -42,18 +42,12 @@ from tokenmix.registry import Arguments, is_foreign
 
 
 class PointTask(TaskModule):
-    """A task on point clouds, with a model of `tokenmix.models.points` or of a user's function.
-
-    Attributes:
-        want: level of labels and outputs, clouds or points.
-        outputs: model arguments that count names in the data's description.
-        usual_points: points per cloud in the data set on which such models are compared.
-    """
+    """A task on point clouds, with a model of `tokenmix.models.points` or of a user's function."""
 
     options: CloudOptions
-    want: ClassVar[Literal["class", "parts"]]
-    outputs: ClassVar[Mapping[str, str]]
-    usual_points: ClassVar[int]
+    want: ClassVar[Literal["class", "parts"]]  # level of labels and outputs, clouds or points
+    outputs: ClassVar[Mapping[str, str]]  # model arguments that count names in the data's description
+    usual_points: ClassVar[int]  # points per cloud in the data set on which such models are compared
     set_elsewhere: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("num_classes", "num_parts", "num_categories"), "--data"),
         "in_chans": "--features xyz",

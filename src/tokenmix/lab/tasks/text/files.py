@@ -245,26 +245,17 @@ def _value(scalar: "pa.Scalar") -> object:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows by column, for training and testing.
+    """Rows by column, for training and testing."""
 
-    Attributes:
-        name: requested data.
-        parts: functions that start reading: the training and the test rows, or all rows, of which a tenth is held out
-            by the contents of their texts.
-        columns: requested columns; empty if the user names none.
-        source: one line on the origin.
-        files: files with the contents.
-        types: types of hub columns, if known.
-        left_out: unusable rows.
-    """
-
-    name: str
+    name: str  # requested data
+    # Functions that start reading: the training and the test rows, or all rows, of which a tenth is held out by the
+    # contents of their texts.
     parts: tuple[Callable[[], Iterator[Row]], ...]
-    columns: tuple[str, ...]
-    source: str
-    files: tuple[Path, ...]
-    types: Values = field(default_factory=dict)
-    left_out: LeftOut = field(default_factory=LeftOut)
+    columns: tuple[str, ...]  # requested columns; empty if the user names none
+    source: str  # one line on the origin
+    files: tuple[Path, ...]  # files with the contents
+    types: Values = field(default_factory=dict)  # types of hub columns, if known
+    left_out: LeftOut = field(default_factory=LeftOut)  # unusable rows
 
     def texts(self, column: str, test: bool) -> Iterator[str]:
         """Texts of a column in the training or test rows, without blank ones."""
