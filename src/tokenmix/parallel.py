@@ -336,9 +336,6 @@ class TokenShard:
     All processes of the group must call `sum`, `gather` and `edges` together. Gradients are those of the sum of the
     processes' losses. DistributedDataParallel and FSDP2 average parameter gradients over all processes, which gives the
     gradient of the mean of the losses.
-
-    Args:
-        group: processes that share an image.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:

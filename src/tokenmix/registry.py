@@ -181,9 +181,7 @@ def _import(module: str) -> ModuleType:
 def import_object(target: str) -> Callable[..., Any]:
     """Import a user's class or function by `module:name`; the current folder is searched last.
 
-    Raises:
-        UserError: the import fails, the object is not callable, or a file gives the name and the module is not
-            imported.
+    `UserError` if that fails, the object is not callable, or a file gives the name and the module is not imported.
     """
     module_name, _, name = target.partition(":")
     if not module_name or not name:

@@ -205,12 +205,7 @@ def layer_loss(
         1/L sum_l |S_l(x_l) - A_l(x_l)|^2 / |A_l(x_l)|^2
 
     Layers learn independently, so errors of early layers do not disturb later layers. A layer that outputs 0 has error
-    1.
-
-    Args:
-        student: the model whose layers train.
-        calls: calls of the teacher's layers, from `watched_layers`.
-        mask: gives for an output (B, N, D) its mask (B, N), True = the token counts, or None.
+    1. `mask` gives for an output (B, N, D) its mask (B, N), True = the token counts, or None.
     """
     losses, carry = [], None
     for name, method, args, kwargs, wanted in calls:

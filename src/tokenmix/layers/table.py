@@ -191,16 +191,10 @@ def build_stack(
     mixer_kwargs: Arguments | None = None,
     **offered: object,
 ) -> list[Mixer]:
-    """Build one mixer per block, for blocks on the same token grid.
+    """Build one mixer per block, for blocks of width `dim` on the same token grid (height, width).
 
-    Args:
-        name, spec: the mixer's table entry; the name is for messages.
-        dim: width D.
-        grid: (height, width) of the tokens.
-        depth: number of blocks.
-        num_leading: number of leading blocks, which use the entry's leader if there is one.
-        mixer_kwargs: arguments of the mixer's class; unknown arguments raise `UserError`.
-        **offered: arguments passed only to layers that accept them, such as num_heads, device and dtype.
+    `name` and `spec` are the mixer's table entry; the `num_leading` first blocks use its leader if there is one.
+    Unknown `mixer_kwargs` raise `UserError`; `offered` only go to layers that accept them, such as num_heads.
     """
     asked, label = mixer_kwargs or {}, f"mixer {name!r}"
     if spec.leader is None:

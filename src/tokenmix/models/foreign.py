@@ -145,9 +145,7 @@ def load_foreign(name: str, sizes: Arguments, kind: Kind | None = None, /, **kwa
 def open_model(name: str, img_size: int | None = None) -> nn.Module:
     """Open a model by name, of ours, timm's or torchvision's, or from a user's "module:factory".
 
-    Raises:
-        UserError: as in `create_model` and `load_foreign`.
-        TypeError: an image size is given for a timm or torchvision network that does not accept one.
+    `UserError` as in `create_model` and `load_foreign`; `TypeError` for an image size that a network does not accept.
     """
     vision = name.startswith(TORCHVISION)
     size = {} if img_size is None else {"image_size" if vision else "img_size": img_size}
@@ -236,14 +234,8 @@ def with_fresh_head(
 ) -> tuple[dict[str, Tensor], int | None]:
     """The weights with the model's own head, if the models differ only in the number of classes.
 
-    Args:
-        weights: of another model, by name.
-        model: the model.
-        num_classes: classes of the model's head.
-        several: a head may have several rows per class, as a detector's head for boxes and anchors.
-
-    Returns:
-        The weights, and the number of classes of the dropped head; None if the head of `weights` is kept.
+    `num_classes` are those of the model's head; with `several`, it may have several rows per class, as a detector's
+    head for boxes and anchors. Returns also the number of classes of the dropped head; None if it is kept.
     """
     own = model.state_dict()
     other = {key: value for key, value in own.items() if key in weights and weights[key].shape != value.shape}

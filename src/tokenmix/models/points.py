@@ -29,8 +29,7 @@ class LBR(nn.Module):
 
         y = act(BN(X W^T + b))
 
-    Args:
-        slope: slope of the activation below 0; 0 is ReLU.
+    `slope` is that of the activation below 0; 0 is ReLU.
 
     Shape: (B, N, in_dim), mask (B, N) bool, to (B, N, out_dim); groups (B, M, k, in_dim) take the mask (B, M).
     """

@@ -228,16 +228,11 @@ def double_attention(
         L_j = logsumexp_i a_ij,   out_i = sum_j softmax_j(a_ij - L_j) v_j,   a = Q K^T
 
     L is computed for `chunk_size` keys at a time, and again in the backward pass. L becomes one more feature of the
-    keys, with a 1 in the queries. The rest is ordinary attention in fused kernels.
+    keys, with a 1 in the queries. The rest is ordinary attention in fused kernels. Half precision is computed in
+    float32.
 
-    Args:
-        query, key: Q and K, (B, H, N, d).
-        value: V, (B, H, N, d_v).
-        chunk_size: keys per chunk; the N logits of one chunk are in memory at a time.
-        mask: (B, N) bool, True = the token takes part; other rows are 0.
-
-    Returns:
-        (B, H, N, d_v) in the dtype of the query; half precision is computed in float32.
+    Shape: Q and K (B, H, N, d), V (B, H, N, d_v), mask (B, N) bool, True = the token takes part, other rows are 0; to
+    (B, H, N, d_v) in the dtype of the query.
 
     Reference: Guo et al., arXiv 2012.09688 and 2105.02358, for the normalisation.
     """

@@ -95,15 +95,11 @@ def external_by_blocks(
     merge: Merge | None = None,
     total: Merge | None = None,
 ) -> Tensor:
-    """External attention (..., N, d_v), with the query's memory layout.
+    """External attention (..., N, d_v), with the query's memory layout; its masked tokens are 0.
 
-    Args:
-        factors: masked tokens of the query are 0.
-        num_steps: Sinkhorn steps K; 0 for a plain softmax over slots.
-        chunk_size: tokens per chunk, with all heads; None for groups of heads with all tokens.
-        merge: combines this process's L with the others'; None if all tokens are in this process.
-        total: sums the gradient of L over the processes; required with `merge`. Only first derivatives in reverse mode
-            are then supported.
+    There are K = `num_steps` Sinkhorn steps, 0 for a plain softmax over slots, and `chunk_size` tokens per chunk with
+    all heads; None for groups of heads with all tokens. `merge` combines this process's L with the others', and
+    `total` then sums the gradient of L over them, in reverse mode for first derivatives only.
     """
     query, mask, leading = factors.query, factors.mask, factors.query.shape[:-2]
     if chunk_size is None and merge is None:

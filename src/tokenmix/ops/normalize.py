@@ -77,11 +77,7 @@ def entmax15(logits: Tensor) -> Tensor:
 
         p_j = max(a_j / 2 - tau, 0)^2,   tau such that sum_j p_j = 1
 
-    Args:
-        logits: a, (..., S).
-
-    Returns:
-        p (..., S), in the dtype of the logits. Rows sum to 1.
+    Shape: logits a (..., S) to p (..., S) in their dtype. Rows sum to 1.
 
     Reference: Peters, Niculae, Martins, Sparse Sequence-to-Sequence Models, 2019, arXiv 1905.05702, Algorithm 2.
     """

@@ -29,12 +29,9 @@ class Centres(NamedTuple):
 def sort_points(points: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """An order of a cloud that does not depend on array positions: by x, then y, z and further channels.
 
-    Args:
-        points: (B, N, C).
-        mask: (B, N) bool, True = the point takes part; all others come last.
+    `gather_points(points, order)` is the same for every permutation of the cloud.
 
-    Returns:
-        (B, N) int64: `gather_points(points, order)` is the same for every permutation of the cloud.
+    Shape: points (B, N, C), mask (B, N) bool, True = the point takes part, others come last; order (B, N) int64.
     """
     _check_points(points, mask)
     order = torch.arange(points.shape[1], device=points.device).expand(points.shape[:2])
@@ -53,13 +50,9 @@ def farthest_points(points: Tensor, count: int, *, mask: Tensor | None = None) -
     Published code starts at a random point and gives a different sample each time. Here the first point is the farthest
     from the centre, with ties broken by `sort_points`.
 
-    Args:
-        points: (B, N, C); the first three channels are coordinates, further channels break ties.
-        count: M, number of points to sample.
-        mask: (B, N) bool, True = the point takes part.
+    If a cloud has fewer than M = `count` different points, the remaining entries repeat one and are masked.
 
-    Returns:
-        `Centres`. If a cloud has fewer than M different points, the remaining entries repeat one and are masked.
+    Shape: points (B, N, C), coordinates and further channels that break ties, mask (B, N) bool, True = takes part.
 
     Reference: Qi et al., PointNet++, arXiv 1706.02413, section 3.3.
     """
@@ -89,17 +82,11 @@ def nearest_neighbours(
 ) -> Tensor:
     """The `count` points nearest to each query, nearest first; ties go to the lower index.
 
-    If a cloud has fewer points, the nearest one fills the rest, which does not change a maximum over neighbours.
+    If a cloud has fewer points, the nearest one fills the rest, which does not change a maximum over neighbours. A
+    chunk of queries needs chunk_size x N distances for each cloud (default: 3 MB of distances).
 
-    Args:
-        queries: (B, M, 3); further channels are ignored.
-        points: (B, N, 3).
-        count: k.
-        mask: (B, N) bool, True = the point may be a neighbour.
-        chunk_size: queries per chunk, which needs chunk_size x N distances for each cloud (default: 3 MB of distances).
-
-    Returns:
-        (B, M, k) int64, indices into the N points.
+    Shape: queries (B, M, 3), points (B, N, 3), further channels ignored, mask (B, N) bool, True = the point may be a
+    neighbour; returns (B, M, k = count) int64, indices into the N points.
     """
     _check_points(points, mask)
     check_whole(count=count)
@@ -133,13 +120,7 @@ def gather_points(values: Tensor, index: Tensor) -> Tensor:
 def group_points(values: Tensor, centres: Tensor, neighbours: Tensor) -> Tensor:
     """Each neighbour relative to its centre, and the centre: [v_j - v_i, v_i].
 
-    Args:
-        values: v, (B, N, C).
-        centres: i, (B, M) int64.
-        neighbours: j, (B, M, k) int64.
-
-    Returns:
-        (B, M, k, 2 C).
+    Shape: values v (B, N, C), centres i (B, M) and neighbours j (B, M, k), int64, to (B, M, k, 2 C).
 
     Reference: Guo et al., PCT: Point Cloud Transformer, arXiv 2012.09688, section 3.4 (neighbour embedding).
     """

@@ -129,15 +129,9 @@ def model_with_image(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> Measured:
-    """Build a model, or copy the given one, and make a square image of noise for it.
+    """Build a classifier (ours, timm's, torchvision's), or copy an image model, and make a square of noise for it.
 
-    Args:
-        model: name of a classifier (ours, timm's, torchvision's), or an image model.
-        size: side of the image (default: the model's own, or 224).
-        device, dtype: of weights and image.
-
-    Raises:
-        UserError: the model does not accept images of that size.
+    The default `size` is the model's own, or 224; `UserError` if the model does not accept the size.
     """
     from tokenmix.models.foreign import open_model
     from tokenmix.models.registry import of_size

@@ -60,10 +60,8 @@ def shared_mask(mask: Tensor | None, x: Tensor) -> Tensor | None:
     """Convert a mask of tokens (B, N) or of pairs (B, 1, 1 or N, N) to a mask of the tokens of x (B, N).
 
     As in SDPA, True = the token takes part, and numbers are additive; integers (B, N) are 1 or 0. All queries must see
-    the same tokens. A query may see none only if no query sees it, as in timm's NaFlex.
-
-    Raises:
-        UserError: queries see different tokens, which only attention over pairs can honour.
+    the same tokens, since only attention over pairs can honour others: they are a `UserError`. A query may see none
+    only if no query sees it, as in timm's NaFlex.
     """
     if mask is None:
         return None

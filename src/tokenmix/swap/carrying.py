@@ -81,12 +81,7 @@ def watch_blocks(layers: Sequence[tuple[nn.Module, "Carrying"]]) -> Callable[[],
 
 
 class Carrying(Mixer):
-    """A mixer that takes scores from the previous layer and passes its own to the next layer.
-
-    Args:
-        inner: the mixer.
-        before: source of the scores; None for the first layer.
-    """
+    """A mixer that takes scores from the previous layer, if there is one `before`, and passes its own to the next."""
 
     def __init__(self, inner: Mixer, before: Link | None) -> None:
         super().__init__()

@@ -158,8 +158,7 @@ def _spec_of(target: Target) -> tuple[str, MixerSpec | None]:
 def look_at(label: str, target: Target) -> Structure:
     """Measure which outputs of a new layer change with one token, the order of the tokens, or another sample.
 
-    Raises:
-        UserError: the layer cannot be built or run, or changes the shape.
+    `UserError` if the layer cannot be built or run, or changes the shape.
     """
     hybrid, num_tokens = parts_of(target), 16
     name, spec = (label, None) if hybrid else _spec_of(target)

@@ -31,10 +31,7 @@ def split_grid(config: CompareConfig) -> tuple[Path, dict[str, tuple[CompareConf
     """The folder, and by name each comparison of one data set, size, patch and image size, with its own folder.
 
     A single comparison has the name "" and the folder itself. Engine settings are removed from the comparisons because
-    they do not change results.
-
-    Raises:
-        UserError: an unknown size, or two data sets of one name.
+    they do not change results. `UserError` for an unknown size, or two data sets of one name.
     """
     config = dataclasses.replace(config, only=(), merge=None, engine=EngineConfig())
     pairs, inputs = list(product(data_sets(config.data.data), _models(config))), _inputs(config)

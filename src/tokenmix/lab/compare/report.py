@@ -163,8 +163,7 @@ def make_examples(
 def choose_images(right: Tensor, labels: Tensor, number: int) -> list[int]:
     """Half images that all variants predict correctly, half with most disagreement, from different classes.
 
-    Shape:
-        right (variants, images), whether a variant's prediction is correct, and labels (images,).
+    Shape: right (variants, images), whether a variant's prediction is correct, and labels (images,).
     """
     share, chosen = right.float().mean(0), list[int]()
     for size, rank in (((number + 1) // 2, -share), (number, (share - 0.5).abs())):

@@ -132,13 +132,10 @@ class Difference:
 def difference(
     a: Sequence[float], b: Sequence[float], covariance: Matrix | None = None, samples: int = 0
 ) -> Difference:
-    """The difference between the scores of two variants.
+    """The difference between the scores of two variants, those of k_A and k_B runs.
 
-    Args:
-        a, b: scores of the runs of each, k_A and k_B.
-        covariance: (k_A + k_B, k_A + k_B), of these scores under the draw of the test samples, see
-            `covariance_of_means` and `covariance_of_resamples`; None if unknown.
-        samples: number of test samples.
+    `covariance` (k_A + k_B, k_A + k_B) is that of these scores under the draw of the test samples, see
+    `covariance_of_means` and `covariance_of_resamples`; None if unknown.
     """
     counts, value = (len(a), len(b)), float(np.mean(a) - np.mean(b))
     several = [len(scores) > 1 for scores in (a, b)]

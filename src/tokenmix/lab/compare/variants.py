@@ -58,11 +58,7 @@ def plan_variants(config: CompareConfig) -> dict[str, Values]:
     With `insert_after` the mixers are inserted, and the model without a block comes first. A model with an argument
     `mixer` gets the mixers there. In any other model the mixers replace the attention layers, and the unchanged model
     comes first. The control without mixing comes last. The rows of `config.variants` follow; their model arguments are
-    added to the shared ones.
-
-    Raises:
-        UserError: no mixer, an option that does not apply to this model, or a row of `config.variants` with a name in
-            use or an option that all variants share.
+    added to the shared ones. `UserError` for a mistake in these options.
     """
     shared, own = config.model.model_kwargs, dict[str, Values]()
     rows = _mixer_variants(config) if config.mixers or not config.variants else {}

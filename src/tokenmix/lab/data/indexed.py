@@ -235,14 +235,10 @@ class DataSet(Generic[S]):
         validation: int | None = 0,
         seed: int = 0,
     ) -> Self:
-        """The data with held-out validation samples and limits; samples need a method `subset`.
+        """The data with held-out validation samples, and limits which keep the proportions of `labels` (train, test).
 
-        Args:
-            labels: labels of the training and test samples, whose proportions are kept.
-            limit: keep this many training samples, chosen by the seed, besides the held-out ones.
-            limit_eval: keep this many test samples, the same for every seed.
-            validation: as in `validation_size`.
-            seed: affects only the samples that `limit` keeps.
+        `limit` training samples, chosen by the seed, remain besides the held-out ones. `limit_eval` test samples and
+        those for validation, see `validation_size`, are the same for every seed. Samples need a method `subset`.
         """
         train: Any = self.train
         test: Any = self.test

@@ -167,16 +167,9 @@ def labelled_files(
 ) -> tuple[list[Item], list[Item], list[str]]:
     """Training files, test files and classes of a folder; `UserError` for another layout.
 
-    Args:
-        folder: has train/ and test/ with a sub-folder per class in each; or the class sub-folders themselves, without
-            test.
-        wanted: whether to use a file, given its path.
-        of: plural name of the files.
-        layout: description for messages.
-        least: smallest number of classes.
-        test_names: accepted names of test/.
-        hidden: prefixes of folders that are no classes.
-        whole: whether the test part may be missing; its list is then empty.
+    The folder has train/ and test/ with a sub-folder per class in each; or the class sub-folders themselves, without
+    test: if it may be `whole`, the list of test files is then empty. `wanted` chooses files by path, folders with a
+    `hidden` prefix are no classes, and there are at least `least`. `of` (plural) and `layout` name them in messages.
     """
     if not folder.is_dir():
         problem = "is a file" if folder.is_file() else "does not exist"

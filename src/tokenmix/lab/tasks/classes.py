@@ -123,8 +123,7 @@ class ClassTask(DistillingTask):
 def rank_area(weights: Tensor, positive: Tensor, place: Tensor) -> Tensor:
     """Probability that a positive sample ranks above a negative one (AUC); ties count half.
 
-    Shape:
-        weights (R, n), positive bool (n,), place int64 (n,), the rank of the sample's score; returns (R,).
+    Shape: weights (R, n), positive bool (n,), place int64 (n,), the rank of the sample's score; returns (R,).
     """
     empty = weights.new_zeros(len(weights), int(place.max()) + 1)
     above = empty.index_add(1, place, weights * positive)

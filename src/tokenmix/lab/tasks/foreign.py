@@ -51,10 +51,7 @@ def from_folder(kind: Any, folder: Path, **options: object) -> Any:
 def described_architecture(config: TrainConfig, like: Description | None) -> Values:
     """The part of a model's config.json that rebuilds it, for data.json; nothing if the model is not of transformers.
 
-    A run that is loaded or resumed uses its own part.
-
-    Raises:
-        UserError: the file is damaged or contains an implausible size.
+    A run that is loaded or resumed uses its own part. `UserError` for a damaged file, or an implausible size in it.
     """
     if not is_transformers(config.model.model):
         return {}
@@ -102,13 +99,9 @@ def model_from_elsewhere(
 def build_theirs(config: TrainConfig, data: Description, auto: str, **sizes: object) -> nn.Module:
     """A transformers model with the task's head, and new weights unless `--pretrained` requests the folder's.
 
-    Args:
-        auto: the automatic class of transformers that builds the model.
-        **sizes: sizes of the data, for the fields of these names in a new model's config, if present.
-
-    Raises:
-        UserError: an architecture that transformers does not know; or weights that are missing, pickled or, except for
-            the head, of other shapes.
+    `auto` is the automatic class that builds it; `sizes` of the data are set where a new model's config has them.
+    `UserError` for an unknown architecture; or weights that are missing, pickled or, except for the head, of other
+    shapes.
     """
     import transformers
 

@@ -33,8 +33,7 @@ class PeerFailure(SystemExit):
 def process_group(device: str) -> Iterator[None]:
     """Join the process group for the block; a single process does nothing.
 
-    Raises:
-        UserError: on rank 0, if another process ended without a message; the other ranks raise `PeerFailure`.
+    If another process ended without a message, rank 0 raises `UserError` and the other ranks `PeerFailure`.
     """
     here = distributed_info()
     if here.world_size == 1 or dist.is_initialized():

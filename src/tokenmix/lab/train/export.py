@@ -126,18 +126,10 @@ REPOSITORY = "OWNER/NAME"
 def export_to_hub(run: Path | RunFolder, out: Path | None = None, push: str | None = None) -> str:
     """Write config.json, model.safetensors, the library's other files and a model card; optionally upload them.
 
-    The library loads the written model, whose outputs are compared with those of the run's own model.
+    The library loads the written model, whose outputs are compared with those of the run's own model. The folder is
+    `hub` in the run folder by default. Returns it, or the address of the repository `push`, OWNER/NAME.
 
-    Args:
-        run: the run folder.
-        out: the folder; `hub` in the run folder if not given.
-        push: repository to upload to, OWNER/NAME.
-
-    Returns:
-        The folder, or the address of the repository `push`.
-
-    Raises:
-        UserError: no hub library loads the model, the run has not finished, or the upload failed.
+    `UserError` if no hub library loads the model, the run has not finished, or the upload failed.
     """
     folder = RunFolder.of(run)
     task, run = load_task(folder), folder.path

@@ -443,14 +443,9 @@ class TaskModule(nn.Module, ABC):
 
 
 class IndexedData(TaskData):
-    """Samples for training and testing.
+    """Samples for training and testing, within the config's limits; those for validation are read like `test`.
 
-    Args:
-        train, test: samples for training, and for the reported metrics.
-        validation: training samples held out to choose the best epoch, read like `test`; or None.
-        config: the run's config; its limits are applied here.
-        description: entries of the run's description, besides the numbers of samples.
-        test_batch: largest test batch.
+    `description` has the entries of the run's description besides the numbers of samples.
     """
 
     # The images of an image task, for a report that shows some.

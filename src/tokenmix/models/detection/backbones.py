@@ -121,9 +121,6 @@ class LaViTBackbone(nn.Module):
         backbone_kwargs: arguments of its constructor.
         img_size: side of the images.
         levels: which of the four stages to return.
-
-    Attributes:
-        widths, reductions: channels and strides of the maps, as in `ResNetBackbone`.
     """
 
     def __init__(

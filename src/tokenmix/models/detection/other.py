@@ -89,13 +89,7 @@ def other_detector(
 ) -> nn.Module:
     """A detector with torchvision's interface, by `load_foreign`; its function gets `num_classes` plus the background.
 
-    Args:
-        name: "torchvision:NAME", or "module:factory".
-        num_classes: without background.
-        masks: require masks.
-        score, nms, detections: as in `Detector`.
-        min_size, max_size: as in `Detector` (default: the detector's own).
-        **kwargs: further arguments of the detector.
+    Other arguments are those of `Detector`; without `min_size` and `max_size` the detector's own.
 
     Raises:
         UserError: as in `load_foreign`; the model is not a detector with torchvision's interface; or it lacks masks, or

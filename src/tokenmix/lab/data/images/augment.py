@@ -32,16 +32,12 @@ ERASE = 2
 def make_augment(
     name: str, *, seed: int, flip: bool, fill: int | None, color_jitter: float = 0.0, shift: bool = True
 ) -> Augment:
-    """The augmentation of this name.
+    """The augmentation of this name, a function of the seed, the epoch and the image's index.
 
-    Args:
-        name: `none`; `light` (shift by up to an eighth of the size, horizontal flip if `flip`); or a timm auto-augment
-            string such as `rand-m9-mstd0.5-inc1`, applied after `light`.
-        seed: with the epoch and the image's index, determines the augmentation.
-        flip: whether a mirrored image keeps its class.
-        fill: grey level that is shifted in; None repeats the edge.
-        color_jitter: largest relative change of brightness, contrast and saturation, after `light`.
-        shift: whether `light` shifts; not needed after a random crop.
+    `none`; `light`: a shift by up to an eighth of the size, unless a random crop makes it needless, and a horizontal
+    flip if a mirrored image keeps its class; or a timm auto-augment string such as `rand-m9-mstd0.5-inc1`, applied
+    after `light`. `fill` is the grey level that is shifted in; None repeats the edge. `color_jitter` is the largest
+    relative change of brightness, contrast and saturation, after `light`.
     """
     policy = name.split("-")[0] in POLICIES
     if color_jitter and (policy or name == "none"):

@@ -45,9 +45,7 @@ ANNOTATION = {"id": (int, str), "image_id": (int,), "category_id": (int,), "bbox
 class CocoScenes(Scenes[tuple[Values, list[Values]]]):
     """Images of an annotation file, each with its annotations of non-zero area; `UserError` names a wrong entry.
 
-    Attributes:
-        categories: number and name of each.
-        dropped: image files with their number of boxes without area inside the image.
+    `categories` has number and name of each, `dropped` image files with their boxes without area inside the image.
     """
 
     def __init__(self, path: Path, folder: Path, *, with_masks: bool) -> None:

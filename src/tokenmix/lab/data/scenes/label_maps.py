@@ -193,11 +193,9 @@ def checked_pairs(pairs: Sequence[tuple[Path, Path]]) -> Sequence[tuple[Path, Pa
 
 
 def pair_scenes(pairs: Sequence[tuple[Path, Path]], table: Tensor) -> Scenes[tuple[Path, Path]]:
-    """Images and their label images, opened on demand.
+    """Images and their label images, opened on demand; `UserError` if a file of the pairs (image, labels) is missing.
 
-    Args:
-        pairs: (image, label image); `UserError` if a file is missing.
-        table: int64 (L,): the class of each number in a label image, at most 255, or -1 for an unknown number.
+    `table` int64 (L,) is the class of each number in a label image, at most 255, or -1 for an unknown number.
     """
     return Scenes(checked_pairs(pairs), partial(_read_pair, table=table))
 

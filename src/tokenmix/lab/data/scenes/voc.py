@@ -199,14 +199,10 @@ class _NoEntities(ElementTree.TreeBuilder):
 
 
 def read_boxes(text: str | bytes, path: Path | str, *, first: int = 1, known: Sequence[str] | None = None) -> Boxes:
-    """Boxes of an XML file; `UserError` for invalid XML or an incomplete object.
+    """Boxes in the text of an XML file; `UserError`, with its path, for invalid XML or an incomplete object.
 
-    Args:
-        text: content of the file.
-        path: path for messages.
-        first: 1 if corners are pixel numbers from 1, with the last pixel inside the box, as in VOC; 0 if they are
-            edges.
-        known: allowed classes; None for any.
+    `first` is 1 if corners are pixel numbers from 1, with the last pixel inside the box, as in VOC; 0 if they are
+    edges. `known` are the allowed classes; None for any.
     """
     try:
         root = ElementTree.fromstring(text, ElementTree.XMLParser(target=_NoEntities()))

@@ -59,9 +59,8 @@ def match(overlap: Tensor, crowd: Tensor, counted: Tensor) -> tuple[Tensor, Tens
     A detection takes the free object with the largest overlap, else one that does not count. A crowd can match
     repeatedly.
 
-    Shape:
-        overlap (D, G) of detections by falling score, crowd bool (G,), counted bool (4, G), no crowd and of the size
-        class; returns right and ignored, bool (4, 10, D).
+    Shape: overlap (D, G) of detections by falling score, crowd bool (G,), counted bool (4, G), no crowd and of the size
+    class; returns right and ignored, bool (4, 10, D).
     """
     rows, columns = overlap.shape
     right, ignored = (torch.zeros(len(counted), len(OVERLAPS), rows, dtype=torch.bool) for _ in range(2))
@@ -117,15 +116,10 @@ def precision_recall(
 
         AP = 1/101 sum_r max_{r' >= r} precision(r'),   r = 0, 0.01, ..., 1
 
-    Args:
-        rows: rows of `matched_rows` for all images; column names start with `prefix`.
-        weights: float64 (R, n), weights of the images in the order of `index`.
-        classes: number of classes.
-        size: size class, an index of `SIZES`.
-        overlaps: the overlaps, of ten, to average over.
+    `rows` are those of `matched_rows` for all images, in columns that start with `prefix`; `size` is an index of
+    `SIZES`, and `overlaps`, of ten, are averaged over.
 
-    Returns:
-        Precision and recall (R, classes).
+    Shape: weights float64 (R, n), of the images in the order of `index`; returns (R, classes) twice.
     """
     found: list[tuple[Tensor, Tensor]] = []
     for label in range(classes):

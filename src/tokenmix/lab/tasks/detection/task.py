@@ -60,15 +60,8 @@ def find_in_windows(
     """Objects of an image, found in square windows that share `overlap` of their side.
 
     A box cut by a window's edge is kept if less than half of the box is inside a box of its class: then no other window
-    saw more of the object. NMS per class merges the others.
-
-    Args:
-        detect: images to detections of each; masks are `PlacedMasks`, also in the result.
-        image: (3, H, W).
-        window: side of a window; its `overlap` should exceed the largest object.
-        nms: IoU of two boxes above which the one with the lower score is dropped.
-        count: maximum number of objects.
-        at_once: windows per batch.
+    saw more of the object, so the overlap should exceed the largest object. NMS per class drops the one with the lower
+    score of two boxes of a larger IoU than `nms`, and at most `count` objects remain. Masks are `PlacedMasks`.
     """
     height, width = image.shape[1:]
     step = max(round(window * (1 - overlap)), 1)

@@ -36,8 +36,7 @@ def frechet_distance(real: Tensor, fake: Tensor) -> Tensor:
     Paper: Heusel et al., arXiv 1706.08500, with features of Inception. The trace of the root is computed from the
     symmetric S^(1/2) S' S^(1/2), which avoids complex numbers for singular covariances.
 
-    Shape:
-        real (N, d), fake (M, d); a number.
+    Shape: real (N, d), fake (M, d) to ().
     """
     if min(len(real), len(fake)) < 2:
         raise UserError(
@@ -58,8 +57,7 @@ def kernel_distance(real: Tensor, fake: Tensor) -> Tensor:
     Paper: Bińkowski et al., arXiv 1801.01401. Computed over all pairs in float64: deterministic, with the same
     expectation as the usual mean over random subsets.
 
-    Shape:
-        real (N, d), fake (M, d); a number.
+    Shape: real (N, d), fake (M, d) to ().
     """
     n, m = len(real), len(fake)
     if min(n, m) < 2:
@@ -87,8 +85,7 @@ def class_score(logits: Tensor, splits: int = 1) -> Tensor:
     1 if the classifier cannot distinguish the images, at most the number of classes. Paper: Salimans et al.,
     arXiv 1606.03498, with Inception as classifier.
 
-    Shape:
-        logits (N, K); a number.
+    Shape: logits (N, K) to ().
     """
     if len(logits) < splits:
         raise UserError(f"{len(logits)} generated images cannot be cut into {splits} parts; evaluate more images")

@@ -258,10 +258,7 @@ def keep_classes(
     """The images of the selected classes, numbered in their order; of all classes if None.
 
     One text may name several classes, separated by commas. The limits apply to the remaining images, as in
-    `load_images`.
-
-    Raises:
-        UserError: an unknown class, a class named twice, or fewer than two classes.
+    `load_images`. `UserError` for an unknown class, a class named twice, or fewer than two classes.
     """
     known = list(images.classes)
     names = known

@@ -179,11 +179,9 @@ class CloudSamples(IndexedDataset):
         return len(self.clouds)
 
     def read(self, indices: Tensor, epoch: int) -> dict[str, Tensor]:
-        """The batch of these clouds.
+        """`points` float32 (B, N, 3 or 6), `mask` bool (B, N), `label` and `index` int64 (B,) of these clouds.
 
-        Returns:
-            `points` float32 (B, N, 3 or 6), `mask` bool (B, N), `label` int64 (B,), `index` int64 (B,), and for `parts`
-            also `part` int64 (B, N), -100 at padding.
+        For `parts` also `part` int64 (B, N), -100 at padding.
         """
         clouds = [unit_ball(check_cloud(self.clouds.cloud(index))) for index in indices.tolist()]
         chosen = choose_points(

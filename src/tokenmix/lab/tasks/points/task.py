@@ -212,11 +212,7 @@ def cloud_iou(answered: Tensor, part: Tensor, label: Tensor, allowed: Tensor) ->
 
     As in ShapeNet-part, a part of its category that neither occurs nor is predicted counts as 1.
 
-    Args:
-        answered: (B, N), predicted parts.
-        part: (B, N), true parts, negative at padding.
-        label: (B,), categories.
-        allowed: (C, P) bool, the parts of each category.
+    Shape: answered and true parts (B, N), negative at padding, label (B,), allowed (C, P) bool, the categories' parts.
     """
     each = iou_of(class_counts(answered, part, allowed.shape[1], NO_PART)).nan_to_num(1.0)
     return (each * allowed[label]).sum(1) / allowed[label].sum(1)

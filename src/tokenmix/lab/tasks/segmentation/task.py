@@ -104,10 +104,7 @@ def tiles(model: Segmenter, size: tuple[int, int], how: Inference, *, shared: bo
     """Tiles of an image of this height and width; one tile up to `WHOLE`, with way=whole, and if ranks share images.
 
     Neighbours overlap by an eighth, and each is kept up to the middle of the overlap. Memory depends on the tile, not
-    on the image.
-
-    Raises:
-        UserError: way=whole with more than `MOST_WHOLE` pixels.
+    on the image. `UserError` for way=whole with more than `MOST_WHOLE` pixels.
     """
     pixels, whole = size[0] * size[1], (slice(0, size[0]), slice(0, size[1]))
     if how.way == "whole" and pixels > MOST_WHOLE and not shared:
@@ -133,10 +130,8 @@ def tiles(model: Segmenter, size: tuple[int, int], how: Inference, *, shared: bo
 def pixel_logits(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
     """Logits (B, classes, H, W) of images (B, C, H, W) of any size; under token parallelism, of this rank's rows.
 
-    With test-time augmentation the logits are logarithms of mean probabilities.
-
-    Raises:
-        UserError: the whole image is requested and the model takes only one size, or windows leave gaps.
+    With test-time augmentation the logits are logarithms of mean probabilities. `UserError` if the whole image is
+    requested and the model takes only one size, or if windows leave gaps.
     """
     looks = list(product(how.scales, (False, True) if how.mirror == "yes" else (False,)))
     if looks == [(1.0, False)]:
@@ -206,8 +201,7 @@ def _streaming(model: Segmenter, images: Tensor, chunk_size: int) -> Iterator[No
 def pixel_entropy(logits: Tensor, classes: Tensor, ignore: int) -> Tensor:
     """Cross-entropy over this rank's pixels that are not ignored; 0 if there are none.
 
-    Shape:
-        logits (B, C, H, W), classes (B, H, W) to ().
+    Shape: logits (B, C, H, W), classes (B, H, W) to ().
     """
     count = (classes != ignore).sum().float()
     return F.cross_entropy(logits, classes, ignore_index=ignore, reduction="sum") / count.clamp_min(1)
@@ -225,8 +219,7 @@ def soft_iou_loss(logits: Tensor, classes: Tensor, ignore: int) -> Tensor:
     Paper: Rahman and Wang, Optimizing Intersection-Over-Union in Deep Neural Networks for Image Segmentation, 2016, for
     one class.
 
-    Shape:
-        logits (B, C, H, W), classes (B, H, W) to ().
+    Shape: logits (B, C, H, W), classes (B, H, W) to ().
     """
     probabilities, counted = logits.softmax(1), classes != ignore
     labels = classes.where(counted, 0).flatten()

@@ -315,17 +315,8 @@ class PackedText(IndexedDataset):
     A batch: input_ids, attention_mask (0 at [PAD]) and labels (-100 at unmasked tokens), all int64 (B, n), and index
     int64 (B,).
 
-    Args:
-        tokens: one part of `tokenized`.
-        tokenizer: the tokenizer that made them.
-        length: n, with [CLS] and [SEP].
-        part: `train` changes cuts and masks in each epoch, `test` does not.
-        masking: mask single tokens, or all tokens of a word.
-        share: mean share of masked tokens.
-        seed: seed of cuts and masks in training.
-
-    Raises:
-        UserError: a length without room for tokens, or less text than one sequence.
+    `tokens` are one part of `tokenized`, `length` is n, and `share` the mean share of masked tokens, single ones or all
+    of a word. `UserError` for a length without room for tokens, or less text than one sequence.
     """
 
     unit = "sequences"
@@ -400,8 +391,7 @@ class PackedText(IndexedDataset):
         Paper: Devlin et al., "BERT", arXiv:1810.04805, section 3.1. BERT masks exactly 15 % of a sequence; here the
         share is a mean.
 
-        Shape:
-            ids and units int64 (B, N), units -1 at positions that are never chosen; indices (B,).
+        Shape: ids and units int64 (B, N), units -1 at positions that are never chosen; indices (B,).
         """
         rows = hash_indices(self.seed, epoch, indices, SEQUENCE)[:, None]
         chosen = (_uniform(self.seed, epoch, rows, units.numpy(), CHOICE) < self.share) & (units >= 0).numpy()

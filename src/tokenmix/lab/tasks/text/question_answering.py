@@ -222,8 +222,7 @@ def _question(line: Sentence) -> Question:
 def best_span(start: Tensor, end: Tensor, offsets: Tensor) -> Span:
     """Best pair of tokens in one question's parts: the end not before the start, at most 30 tokens.
 
-    Shape:
-        logits (P, N) of start and end, offsets (P, N, 2), negative outside the context.
+    Shape: logits (P, N) of start and end, offsets (P, N, 2), negative outside the context.
     """
     outside = offsets[..., 0] < 0
     none = float((start[:, 0] + end[:, 0]).min())

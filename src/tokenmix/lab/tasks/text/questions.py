@@ -136,14 +136,9 @@ class EncodedQuestions(IndexedDataset):
     index int64 (B,). Positions count tokens of the sequence, end included. Both are 0, [CLS], if the part lacks the
     whole answer, or if there is none. The first answer is learned.
 
-    Attributes:
-        questions: the given questions.
-        sample: int64 (number of parts,): the question of each part.
-        offsets: for each part int32 (N, 2): the characters of the context that a token covers; (-1, -1) outside it.
-        cut: number of questions with more than `max_question` tokens.
-
-    Raises:
-        UserError: the stride or length leaves no room for the context.
+    `sample` int64 (number of parts,) is the question of each part, and `offsets` has for each part int32 (N, 2), the
+    characters of the context that a token covers; (-1, -1) outside it. `cut` counts questions with more than
+    `max_question` tokens. `UserError` if the stride or length leaves no room for the context.
     """
 
     unit = "sequences"
