@@ -20,7 +20,7 @@ from tokenmix.layers.base import Mixer
 from tokenmix.layers.table import MixerSpec, build_on_grid, build_stack, get_spec, spec_of
 from tokenmix.registry import import_object
 from tokenmix.testing.harness import Builder, awake
-from tokenmix.testing.probe_tasks import TASKS, ProbeTask
+from tokenmix.testing.probe_tasks import TASKS, ProbeTask, guess_of
 from tokenmix.testing.properties.tokens import influence
 from tokenmix.trust import from_caller
 
@@ -375,12 +375,6 @@ def train_one(target: Target, task: ProbeTask, seed: int, *, steps: int, device:
         if task.double is not None and any_length:
             found[f"{task.name} x2"] = accuracy(net, task, task.double, device)
         return found
-
-
-def guess_of(task: str) -> float:
-    """Accuracy of guessing in a task, also with "x2" at the end."""
-    known = TASKS[task.removesuffix(" x2")]
-    return known.longer_guess if task.endswith(" x2") else known.guess
 
 
 @torch.no_grad()
