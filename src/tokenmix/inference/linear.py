@@ -236,7 +236,4 @@ AnyLinear = FusedLinear | Int8Linear
 
 def make_linear(dtype: Dtype) -> Callable[..., AnyLinear]:
     """The linear layer class for products of this type, with the first four arguments of `FusedLinear`."""
-    if dtype == "int8":
-        return Int8Linear
-
-    return functools.partial(FusedLinear, dtype=getattr(torch, dtype))
+    return Int8Linear if dtype == "int8" else functools.partial(FusedLinear, dtype=getattr(torch, dtype))

@@ -52,9 +52,7 @@ def input_precision(dtype: torch.dtype) -> str:
 
 def num_programs(device: torch.device, resident: int) -> int:
     """Number of concurrent programs: `resident` on each multiprocessor."""
-    if device.type != "cuda":
-        return 3
-    return resident * torch.cuda.get_device_properties(device).multi_processor_count
+    return 3 if device.type != "cuda" else resident * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def shared_bytes(device: torch.device) -> int | None:

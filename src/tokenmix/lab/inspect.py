@@ -169,9 +169,7 @@ def _distance(rows: Tensor, previous: Tensor) -> float | None:
     norms = [(f.transpose(1, 2) @ f).square().sum((1, 2)).sqrt() for f in (mine, other)]
     scale = norms[0] * norms[1]
     # Equal rows leave only rounding errors after centring.
-    if (scale < 1e-20).any():
-        return None
-    return (1 - shared / scale).mean().item()
+    return None if (scale < 1e-20).any() else (1 - shared / scale).mean().item()
 
 
 SIGNED = "coolwarm"

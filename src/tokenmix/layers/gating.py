@@ -139,9 +139,7 @@ class SpatialGatingUnit(Mixer):
     def macs(self, num_tokens: int) -> int:
         """N^2 out_dim, or N log N by FFT (`fft_macs`); the elementwise product is not counted."""
         check_whole(num_tokens=num_tokens)
-        if self.gate == "toeplitz-fft":
-            return fft_macs(num_tokens, self.out_dim)
-        return num_tokens**2 * self.out_dim
+        return fft_macs(num_tokens, self.out_dim) if self.gate == "toeplitz-fft" else num_tokens**2 * self.out_dim
 
 
 class TinyAttention(Mixer):
@@ -186,10 +184,7 @@ class TinyAttention(Mixer):
         """Attend over the tokens of x (B, N, D); `weights` (B, 1, N, N) replaces the layer's attention map."""
         x, mask = self.checked(x, mask)
         query, key, value = self.qkv(x).unsqueeze(1).chunk(3, dim=-1)
-        if weights is None:
-            mixed = attention(query, key, value, mask=mask, causal=self.causal)
-        else:
-            mixed = weights @ value
+        mixed = attention(query, key, value, mask=mask, causal=self.causal) if weights is None else weights @ value
         return masked_output(self.proj(mixed.squeeze(1)), None if self.inside else mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -124,8 +124,7 @@ def gate_matrix(weight: Tensor, n: int, *, causal: bool = False) -> Tensor:
         _check_length(weight, n)
         # The strides of a view depend on whether n is the full size. torch.export then rejects a range of n that
         # includes it.
-        exporting = torch.compiler.is_exporting()
-        columns = torch.arange(n, device=weight.device) if exporting else None
+        columns = torch.arange(n, device=weight.device) if torch.compiler.is_exporting() else None
         matrix = weight[:n, :n] if columns is None else weight[:n].index_select(1, columns)
     return matrix.tril() if causal else matrix
 

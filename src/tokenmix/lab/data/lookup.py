@@ -348,8 +348,7 @@ def short_name(spec: str) -> str:
 
 def cache_root(root: str | Path | None = None) -> Path:
     """Folder of fetched data: `root`, else $TOKENMIX_DATA, else ~/.cache/tokenmix/data."""
-    chosen = root or os.environ.get("TOKENMIX_DATA") or "~/.cache/tokenmix/data"
-    return user_path(chosen)
+    return user_path(root or os.environ.get("TOKENMIX_DATA") or "~/.cache/tokenmix/data")
 
 
 def stored_path(name: str, root: str | Path | None = None) -> Path:
