@@ -49,16 +49,12 @@ def fused_external_attention(
     backward reads the tokens once more for each. The goal is 70 % of the memory bandwidth forward from N = 16,384 on;
     not yet measured on a GPU.
 
-    Args:
-        query: F, (B, H, N, d) or other leading axes; any strides, such as a transposed (B, N, H, d).
-        key_memory: M_k, (S, d), S at most 256.
-        value_memory: M_v, (S, d_v).
-        key_bias, value_bias, mask: see `tokenmix.ops.external_blocks.Factors`.
-        double: double normalisation; the softmax over slots has no L and one pass forward.
+    Without `double` normalisation, the softmax over slots has no L and one pass forward. Sums and normalisation are in
+    float32; float32 products follow `torch.set_float32_matmul_precision`. Only first derivatives are supported.
 
-    Returns:
-        (..., N, d_v) in the query's dtype and layout. Sums and normalisation are in float32; float32 products follow
-        `torch.set_float32_matmul_precision`. Only first derivatives are supported.
+    Shape: F (B, H, N, d) or other leading axes, any strides, such as a transposed (B, N, H, d), M_k (S, d) with S at
+    most 256, M_v (S, d_v), the others as in `tokenmix.ops.external_blocks.Factors`; to (..., N, d_v) in the query's
+    dtype and layout.
     """
     if key_memory.shape[0] > MAX_SLOTS:
         raise UserError(

@@ -32,12 +32,6 @@ def create_foreign(
     entry counts, are unwrapped. Coarse pixel logits are interpolated to the image size. Grey images are repeated for
     three channels.
 
-    Args:
-        name: "torchvision:NAME", or "module:factory".
-        kind: the required kind of model.
-        num_classes, in_chans, img_size: as in the data.
-        **kwargs: further arguments of the model.
-
     Shape: images (B, in_chans, H, W) to (B, num_classes); for a segmenter (B, num_classes, H, W).
     """
     sizes = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size}
@@ -78,12 +72,8 @@ def create_foreign_points(
     Modules and weights keep their names. Its forward gets `category` and `mask` if it has arguments of these names.
     Without `mask`, a cloud's points are repeated up to the batch's length. Of a tuple the first entry counts.
 
-    Args:
-        name: "module:factory"; its function gets the following arguments that it accepts.
-        in_chans, num_points: features of a point, points of a cloud.
-        outputs: `num_classes`; per point also `num_parts`, the same number, and `num_categories`.
-        per_point: require an output for each point.
-        **kwargs: further arguments of the model.
+    The function gets those of the other arguments that it accepts. `outputs` are `num_classes`; with an output
+    `per_point` also `num_parts`, the same number, and `num_categories`.
 
     Shape: points (B, N, in_chans), category (B,), mask (B, N) bool to (B, num_classes), or (B, N, num_parts).
     """
@@ -119,11 +109,9 @@ def _points_as_taken(
 def load_foreign(name: str, sizes: Arguments, kind: Kind | None = None, /, **kwargs: object) -> nn.Module:
     """Build a model of torchvision or of a user's factory, without changes.
 
-    Args:
-        name: "torchvision:NAME"; or "module:factory", a function or class that builds an `nn.Module`.
-        sizes: `num_classes`, `in_chans` and `img_size`, passed on if the model accepts them.
-        kind: restricts torchvision's models to this kind (default: all).
-        **kwargs: further arguments of the model; for torchvision also `pretrained=True`, or `weights=NAME`.
+    `name` is "torchvision:NAME", of this `kind` if given; or "module:factory", which builds an `nn.Module`.
+    `sizes` are `num_classes`, `in_chans` and `img_size`, passed on if the model accepts them. torchvision also takes
+    `pretrained=True`, or `weights=NAME`.
 
     Raises:
         UserError: the model or an argument is unknown; weights cannot be loaded or do not fit; or a file names a

@@ -127,9 +127,7 @@ class Generator(nn.Module):
     embedding, and its shifts are an embedding. Here they are tables that start at 1 and 0. Spectral norm applies to all
     convolutions and projections, not to these tables.
 
-    Args:
-        widths: channels at 4 x 4 pixels and after each block.
-        attention_after: number of the block before attention, from 1.
+    `widths` are the channels at 4 x 4 pixels and after each block; attention follows block `attention_after`, from 1.
 
     Shape: noise (B, latent_dim), labels (B,) int64; image (B, channels, S, S) in -1 .. 1, S = 4 * 2^blocks.
 
@@ -194,9 +192,7 @@ class Discriminator(nn.Module):
 
     As in SAGAN, spectral norm applies to all convolutions, to w and to the class embeddings e.
 
-    Args:
-        widths: channels after each block.
-        num_halvings: leading blocks that halve the sides.
+    `widths` are the channels after each block; the first `num_halvings` blocks halve the sides.
 
     Shape: image (B, channels, S, S), labels (B,) int64; score (B,).
 

@@ -109,13 +109,8 @@ class NeighbourEmbedding(nn.Module):
     first points of earlier stages, the result of sampling again with the same start. The entry has two layers, because
     only then does the network have the reported 2.88 M parameters; variants with one layer also exist.
 
-    Args:
-        in_chans: channels of a point; the first three are its coordinates.
-        dim: width of the tokens.
-        stem_dim: width of the first layers.
-        stage_dims: width after each stage.
-        centres: number of points after each stage; `"all"` keeps every point, for part segmentation.
-        num_neighbours: k.
+    The first three of `in_chans` are coordinates. `centres` are the numbers of points after the stages; `"all"` keeps
+    every point, for part segmentation.
 
     Reference: PCT, section 3.4, and the released code.
     """

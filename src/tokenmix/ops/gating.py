@@ -172,10 +172,7 @@ def toeplitz_by_fft(weight: Tensor, z: Tensor, *, causal: bool = False) -> Tenso
     On 2 CPU cores (one sample, 256 channels, forward and backward) the FFT and the matrix tie at N = 256. At N = 4,096
     the FFT is 17 times faster.
 
-    Args:
-        weight: (2n-1,) with n >= N, see `toeplitz_matrix`.
-        z: (B, N, C); half precision is computed in float32.
-        causal: use the lower triangle of W only.
+    Shape: weight (2n-1,) with n >= N, see `toeplitz_matrix`, z (B, N, C); half precision is computed in float32.
     """
     n = z.shape[1]
     if weight.dim() != 1:

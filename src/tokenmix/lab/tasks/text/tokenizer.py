@@ -46,15 +46,9 @@ def train_tokenizer(
     bpe and wordpiece are the same for the same texts in every process. unigram is not: the library sums in the order of
     a hash table, so scores and numbers of rare pieces differ from process to process; keep the folder.
 
-    Args:
-        texts: documents; or a value of --data, such as `text:PATH`, whose training part is used.
-        kind: type of the model.
-        vocab_size: number of pieces, including the five special ones; fewer if the text has fewer.
-        lowercase: yes ignores case; BERT's wordpiece then also drops accents.
-        max_length: stored as the tokenizer's `model_max_length`.
-
-    Raises:
-        UserError: no text, or a vocabulary too small for the characters.
+    `texts` are documents; or a value of --data, such as `text:PATH`, whose training part is used. `vocab_size` includes
+    the five special pieces, and is less if the text has fewer. With `lowercase`, BERT's wordpiece also drops accents.
+    `UserError` for no text, or a vocabulary too small for the characters.
     """
     if kind not in get_args(TokenizerKind):
         raise UserError(f"the kind of a tokenizer must be bpe, wordpiece or unigram, got {kind!r}")
