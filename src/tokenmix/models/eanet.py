@@ -227,10 +227,8 @@ class MixerBlock2d(Mixer):
     The mixer receives the pixels as tokens, row by row, or the map itself if it takes maps. The mixer `identity` gives
     the block without mixing. Residual, norm and ReLU belong to the block, so variants differ only in their mixing.
 
-    Args:
-        mixer: a mixer without a learned matrix over tokens, because map sizes vary.
-        conv: use the 1 x 1 convolution. Without it, one-head self-attention has four D x D projections, as the
-            "self-attention" row in Guo et al., arXiv 2105.02358.
+    A mixer with a learned matrix over tokens does not fit, because map sizes vary. Without the convolution, one-head
+    self-attention has four D x D projections, as the "self-attention" row in Guo et al., arXiv 2105.02358.
 
     Shape: x (B, dim, H, W); mask (B, H * W) bool.
     """

@@ -25,19 +25,16 @@ class DistillingTask(TaskModule, ABC):
 
     With `distill_from="layers"` the loss is `layer_loss` over the swapped layers, without labels. `layer_loss` on the
     validation samples then picks the best checkpoint, unless `--monitor` is given.
-
-    Attributes:
-        same_inputs: entries of a description that a teacher's inputs must match, with the option that sets each.
-        teacher: frozen trained task with its model; None without a teacher, and when a run is only evaluated.
-        swapped: names of the swapped layers.
     """
 
+    # Entries of a description that a teacher's inputs must match, with the option that sets each.
     same_inputs: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, model: nn.Module, config: TrainConfig, data: Description) -> None:
         super().__init__(model, config, data)
+        # The frozen trained task with its model; None without a teacher, and when a run is only evaluated.
         self.teacher: DistillingTask | None = None
-        self.swapped: Sequence[str] = ()
+        self.swapped: Sequence[str] = ()  # names of the swapped layers
 
     @abstractmethod
     def teacher_logits(self, teacher: "DistillingTask", batch: Batch) -> Tensor:

@@ -114,13 +114,7 @@ class LaViTBackbone(nn.Module):
     """A LaViT without its head, with a norm after each returned stage.
 
     Images must have the size `img_size`, because Theta and Psi are matrices over grid positions. `set_input_size`
-    interpolates both over the query and key grids, scaled by the ratio of tokens.
-
-    Args:
-        backbone: name of a LaViT.
-        backbone_kwargs: arguments of its constructor.
-        img_size: side of the images.
-        levels: which of the four stages to return.
+    interpolates both over the query and key grids, scaled by the ratio of tokens. `levels` are the stages to return.
     """
 
     def __init__(
