@@ -216,8 +216,15 @@ class Generate(Printed):
         self.run_folder.config  # noqa: B018  report a damaged config now
         from tokenmix.lab.tasks.generation.task import generate
 
-        options = {name: value for name, value in vars(self).items() if name not in ("run_folder", "json")}
-        self.print(generate(self.run_folder.path, **options))
+        made = generate(
+            self.run_folder.path,
+            self.out,
+            classes=self.classes,
+            num=self.num,
+            seed=self.seed,
+            interpolate=self.interpolate,
+        )
+        self.print(made)
 
 
 @dataclass(frozen=True)
