@@ -90,6 +90,24 @@ def test_a_file_is_as_readable_as_any_other(tmp_path: Path):
     assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("file", "folder")] == [0o640, 0o750]
 
 
+def test_a_disk_that_refuses_a_library_s_files_is_an_os_error_with_the_folder(tmp_path: Path):
+    """safetensors and tokenizers raise `Exception` with a number in its text."""
+    with pytest.raises(OSError, match="out") as caught, files.new_folder(tmp_path / "new" / "out"):
+        raise Exception("Error while serializing: I/O error: No space left on device (os error 28)")
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "new" / "out"))
+    with pytest.raises(ValueError, match="other"), files.new_folder(tmp_path / "out"):
+        raise ValueError("other")
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "access", lambda place, mode: place != tmp_path)
+    with pytest.raises(files.DiskError, match=r"cannot write .*new/out \(Permission denied\); give another --out"):
+        files.check_new(tmp_path / "new" / "out")
+    monkeypatch.undo()
+    files.check_new(tmp_path / "new" / "out")
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_guessed_name_of_a_partial_folder_is_not_followed(tmp_path: Path):
     victim = tmp_path / "victim"
     victim.mkdir()

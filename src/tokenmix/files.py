@@ -36,7 +36,7 @@ DISK_ERRORS = {
     errno.ENOSPC: "free space on the disk",
     errno.EDQUOT: "free space in your quota",
     errno.EFBIG: "raise the limit on file sizes (ulimit -f)",
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "give as out a folder that you may write"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "change its permissions, or give another path"),
     errno.ENOTDIR: "give another folder as out",
 }
 
@@ -93,18 +93,20 @@ class DiskError(OSError, UserError):
     """The disk refuses writes; later runs would also fail."""
 
 
-def check_new(folder: Path) -> None:
-    """`UserError` unless a folder to write is empty or does not exist."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} exists and is not empty; remove it, or give another --out")
-
-
 def make_folder(path: Path) -> None:
     """Make a folder and its parents; `DiskError` if that fails."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DiskError(f"cannot make the folder {path} ({error.strerror}); give another as out") from None
+
+
+def check_new(folder: Path) -> None:
+    """`UserError` unless a folder to write is empty or can be made."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists and is not empty; remove it, or give another --out")
+    if not os.access(next(place for place in (folder, *folder.absolute().parents) if place.exists()), os.W_OK):
+        raise DiskError(f"cannot write {folder} (Permission denied); give another --out")
 
 
 # Files left by `one_writer`, and the prefix of half-written files.
@@ -297,8 +299,9 @@ def new_folder(path: Path) -> Iterator[Path]:
     if path.is_symlink():
         raise UserError(f"{path} is a link to {os.readlink(path)}, which is not replaced; give the folder itself")
     partial, aside = path.with_name(f"{PARTIAL}{secrets.token_hex(8)}"), _aside(path)
-    partial.mkdir()
+    make_folder(path.parent)
     try:
+        partial.mkdir()
         yield partial
         _sync_folder(partial)
         if path.exists() and any(path.iterdir()):
@@ -307,6 +310,15 @@ def new_folder(path: Path) -> Iterator[Path]:
         partial.replace(path)
         _sync_folder(path.parent)
         shutil.rmtree(aside, ignore_errors=True)
+    except OSError as error:
+        # Show the user's folder instead of the random one.
+        error.filename = str(path) if str(error.filename) == str(partial) else error.filename
+        raise
+    except Exception as error:
+        # safetensors and tokenizers have no class for a refusing disk.
+        if code := re.search(r"\(os error (\d+)\)", str(error)):
+            raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from None
+        raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -18,6 +18,7 @@ from PIL import Image
 
 import tokenmix
 from tokenmix.errors import UserError
+from tokenmix.files import DISK_ERRORS
 from tokenmix.lab.cli import main
 from tokenmix.lab.cli.command import VERBS, parse
 from tokenmix.lab.cli.listing import print_result
@@ -463,7 +464,7 @@ def test_a_disk_that_refuses_a_write_is_one_line(number: int, monkeypatch: pytes
     monkeypatch.setattr("tokenmix.lab.cli.command.parse", fail)
     assert main(["train"]) == 2
     said = capsys.readouterr().err
-    assert said == f"tokenmix: {os.strerror(number)}: while writing; free space or give another --out\n"
+    assert said == f"tokenmix: {os.strerror(number)}: while writing; {DISK_ERRORS[number]}\n"
 
 
 def test_control_characters_of_classes_and_files_are_not_printed(capsys: pytest.CaptureFixture[str]):

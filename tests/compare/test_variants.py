@@ -13,7 +13,7 @@ from torch import nn
 import tokenmix
 from tokenmix.errors import UserError
 from tokenmix.lab.cli.command import parse
-from tokenmix.lab.compare.baselines import fit_baselines, frequencies, nearest_mean
+from tokenmix.lab.compare.baselines import by_sklearn, fit_baselines, frequencies, nearest_mean
 from tokenmix.lab.compare.report import ComparisonResult
 from tokenmix.lab.compare.results import load_results
 from tokenmix.lab.compare.variants import plan_variants, reference_of
@@ -160,6 +160,22 @@ def test_a_baseline_that_cannot_be_fitted_is_left_out(capsys: pytest.CaptureFixt
     task = config.task_class(nn.Identity(), config, data.describe())
     assert list(fit_baselines(task, data)) == ["majority", "random forest"]
     assert "the baseline logistic regression is left out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("classes", [3, 30])
+def test_a_forest_of_few_or_many_classes_finds_each(classes: int) -> None:
+    labels = torch.arange(classes).repeat(4)
+    features = torch.stack([labels.float(), -labels.float()], 1)
+    found = by_sklearn("random forest", features, labels, classes)(features, labels)
+    assert torch.equal(found.argmax(1), labels)
+
+
+def test_a_forest_of_many_samples_and_classes_has_fewer_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr("sklearn.ensemble.ExtraTreesClassifier.fit", lambda forest, *_: made.append(forest))
+    for samples, classes in ((10_000, 1000), (40, 30)):
+        by_sklearn("random forest", torch.zeros(samples, 1), torch.zeros(samples), classes)
+    assert [forest.n_estimators for forest in made] == [5, 200]
 
 
 def test_nearest_mean_finds_the_class_of_the_nearest_centre() -> None:

@@ -39,4 +39,4 @@ def test_a_write_that_fails_names_the_folder(
     Image.new("L", (8, 8)).save(image)
     assert main(["predict", str(tmp_path), str(image), "--out", str(tmp_path / "answers")]) == 2
     told = capsys.readouterr().err
-    assert told == f"tokenmix: No space left on device: {tmp_path / 'answers'}; free space or give another --out\n"
+    assert told == f"tokenmix: No space left on device: {tmp_path / 'answers'}; free space on the disk\n"

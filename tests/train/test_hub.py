@@ -342,7 +342,7 @@ def test_a_disk_that_refuses_is_one_line_and_nothing_is_left(run: Path, tmp_path
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     try:
-        with pytest.raises(OSError, match=r"cannot write .*hub .*free space|File too large"):
+        with pytest.raises(OSError, match=r"File too large: .*hub"):
             export_to_hub(run, tmp_path / "hub")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -157,6 +158,13 @@ def test_a_run_that_is_told_to_stop_saves_and_says_how_to_go_on(whole, tmp_path,
     assert meta["progress"]["step"] == 7, "the step in which it was reported is saved"
     assert f"tokenmix train --resume {run}" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+    damaged = shutil.copytree(run, tmp_path / "damaged")
+    del meta["sha256"]
+    for change, message in (({"best": {}}, "accuracy of the best epoch"), ({"best_epoch": 99}, "beyond its config")):
+        told = {**meta, "progress": {**meta["progress"], **change}}
+        (damaged / "checkpoints" / "last" / "meta.json").write_text(json.dumps(told))
+        with pytest.raises(UserError, match=message):
+            runs.train(make_config(resume=damaged), quiet=True)
     runs.train(make_config(resume=run), quiet=True)
     assert_equal_runs(whole, run)
 

@@ -190,7 +190,6 @@ def convert_folder(
         seed=seed,
         progress=progress,
     )
-    out.parent.mkdir(parents=True, exist_ok=True)
     with new_folder(out) as partial:
         with quiet_transformers():
             student.save_pretrained(partial)

@@ -108,15 +108,12 @@ def run_command(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     except OSError as error:
-        disk = error.errno in DISK_ERRORS
-        if not disk and error.filename is None:
+        if error.errno not in DISK_ERRORS and error.filename is None:
             raise
         # A failed write, unlike a failed open, does not name the file.
         place = str(error.filename or getattr(command, "out", None) or "while writing")
         shown = place if len(place) < 300 else f"{place[:300]}..."
-        return _fail(
-            f"{error.strerror}: {shown}; {'free space or give another --out' if disk else 'give another path'}"
-        )
+        return _fail(f"{error.strerror}: {shown}; {DISK_ERRORS.get(error.errno or 0, 'give another path')}")
 
 
 def _without_imports(words: Sequence[str]) -> list[str]:

@@ -18,6 +18,10 @@ from tokenmix.lab.train.task import TaskData, TaskModule
 MOST = 10_000
 """Largest number of training samples for a baseline."""
 MOST_TREES = 200
+FEW_CLASSES = 20
+"""With more, the forest is of extremely randomised trees."""
+MOST_COUNTS = 100_000_000
+"""Largest number of class counts, of 8 bytes, in a forest."""
 SMALLEST = 1e-6
 """Probability of a class without training samples, for a finite logarithm."""
 
@@ -103,17 +107,20 @@ def nearest_mean(features: Features, targets: Tensor, classes: int) -> Predictor
 
 def by_sklearn(name: str, features: Features, targets: Tensor, classes: int) -> Predictor:
     """Logistic regression on standardised features, or on TF-IDF of words and word pairs; or a random forest."""
-    from sklearn.ensemble import RandomForestClassifier
+    from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
     from threadpoolctl import threadpool_limits
 
+    # Splits of a random forest take samples times classes, those at random thresholds the sum; nodes hold all classes.
+    forest = RandomForestClassifier if classes <= FEW_CLASSES else ExtraTreesClassifier
+    trees = max(1, min(MOST_TREES, MOST_COUNTS // (2 * len(targets) * classes)))
     words = TfidfVectorizer(ngram_range=(1, 2), max_features=50_000, sublinear_tf=True)
     model: Any = {
         "logistic regression": make_pipeline(StandardScaler(), LogisticRegression(max_iter=100, C=0.1)),
-        "random forest": RandomForestClassifier(MOST_TREES, random_state=0),
+        "random forest": forest(trees, random_state=0),
         "TF-IDF": make_pipeline(words, LogisticRegression(max_iter=200, C=10)),
     }[name]
 

@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.files import Values, copy_folder, inside, make_folder, new_folder, replace_file
+from tokenmix.files import Values, copy_folder, inside, new_folder, replace_file
 from tokenmix.lab.compare.report import write_page
 from tokenmix.lab.compare.results import Heading, Results, Row, Table, TableCell, Variant
 from tokenmix.lab.compare.variants import FREE
@@ -152,7 +152,6 @@ def copy_runs(folders: Sequence[Path], cells: Sequence[Cell]) -> None:
             if (run / "result.json").is_file() and not cell.is_finished:
                 # For a finished run this only compares the config.
                 finish_run(cell.config.replace(out=run))
-                make_folder(cell.folder.parent)
                 with new_folder(cell.folder) as partial:
                     copy_folder(run, partial)
 

@@ -24,7 +24,6 @@ from tokenmix.errors import UserError, as_user_error
 from tokenmix.files import (
     Values,
     latest_complete_checkpoint,
-    make_folder,
     new_folder,
     open_regular,
     read_bytes,
@@ -75,7 +74,6 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     state = io.BytesIO()
     torch.save(checkpoint.state, state)
     weights, weights_sha256 = _serialized(checkpoint.weights, checkpoint.run)
-    make_folder(folder.parent)
     with new_folder(folder) as partial:
         write_bytes(partial / WEIGHTS, weights)
         write_bytes(partial / STATE, state.getvalue())
@@ -92,7 +90,6 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
 
 def copy_checkpoint(source: Path, folder: Path) -> None:
     """Copy a checkpoint; files are hard links if the file system supports them."""
-    make_folder(folder.parent)
     with new_folder(folder) as partial:
         for file in sorted(source.iterdir()):
             # Checkpoint files never change in place, so two folders can share one.

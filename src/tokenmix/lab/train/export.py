@@ -12,13 +12,11 @@ from typing import Any, Literal
 
 import torch
 from huggingface_hub import EvalResult, HfApi, ModelCardData
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.export import Dim
 
 from tokenmix.errors import UserError, as_user_error, needs, one_line, printable
 from tokenmix.files import (
-    DiskError,
     Values,
     check_new,
     make_folder,
@@ -151,20 +149,16 @@ def export_to_hub(run: Path | RunFolder, out: Path | None = None, push: str | No
     kinds = AttributeError, LookupError, StopIteration, TypeError, ValueError
     with as_user_error(lacking, "); restore them from a copy", *kinds):
         card = _card(task, form, folder.result, folder.setup["command"], push)
-    make_folder(out.parent)
-    try:
-        with new_folder(out) as partial:
-            loaded, example = task.save_for_hub(partial), task.example().values()
-            with torch.no_grad():
-                error = (loaded.eval()(*example) - task.inference_module().eval().cpu()(*example)).abs().max().item()
-            if not error <= TOLERANCE:
-                raise UserError(
-                    f"{name} as loaded from the written folder differs from the run's by {error:.1e}; the library has "
-                    "no form for this model"
-                )
-            replace_file(partial / "README.md", card.encode())
-    except SafetensorError as error:  # safetensors has no class for a refusing disk
-        raise DiskError(f"cannot write {out} ({error}); free space, or give another folder with --out") from None
+    with new_folder(out) as partial:
+        loaded, example = task.save_for_hub(partial), task.example().values()
+        with torch.no_grad():
+            error = (loaded.eval()(*example) - task.inference_module().eval().cpu()(*example)).abs().max().item()
+        if not error <= TOLERANCE:
+            raise UserError(
+                f"{name} as loaded from the written folder differs from the run's by {error:.1e}; the library has "
+                "no form for this model"
+            )
+        replace_file(partial / "README.md", card.encode())
     if push is None:
         return str(out)
     api = HfApi(library_name="tokenmix")

@@ -67,6 +67,7 @@ from tokenmix.lab.train.plan import (
     seed_everything,
     with_epochs,
 )
+from tokenmix.lab.train.schema import fitted
 from tokenmix.lab.train.task import input_sizes, size_note
 from tokenmix.lab.train.trainer import Engine, Session, finite_outputs, training
 from tokenmix.registry import Arguments, is_transformers
@@ -280,9 +281,7 @@ def _held(run: Path, *, new: bool) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            rows = run / "metrics.csv"
-            begun = (run / "checkpoints").exists() or (rows.exists() and rows.stat().st_size > 0)
-            if new and first and not begun:
+            if new and first and not _has_rows(run) and not any(run.glob("checkpoints/*/meta.json")):
                 shutil.rmtree(run, ignore_errors=True)
             raise
 
@@ -353,7 +352,9 @@ def _prepare(config: TrainConfig, run: RunFolder) -> Session:
         task.watch(run.setup.get("monitor", task.monitor))
         put_weights(task.model, checkpoint.weights, run.path / "checkpoints" / "last", stored_types(config))
         at = checkpoint.progress
-        if at.epoch > plan.epochs or at.batch > plan.batches(0) or at.step > plan.total_steps:
+        if at.best_epoch is not None and data.num_validation:
+            fitted(float | None, at.best.get(task.monitor, "nothing"), f"{task.monitor} of the best epoch")
+        if max(at.epoch, at.best_epoch or 0) > plan.epochs or at.batch > plan.batches(0) or at.step > plan.total_steps:
             raise UserError(
                 f"{run.path} stopped at a step beyond its config; restore config.json and meta.json from a copy"
             )
@@ -461,10 +462,15 @@ def _one_line_errors(run: Path) -> Iterator[None]:
         ) from None
 
 
+def _has_rows(run: Path) -> bool:
+    file = run / "metrics.csv"
+    return file.exists() and file.stat().st_size > 0
+
+
 def _kept(run: Path) -> str:
     last = latest_complete_checkpoint(run / "checkpoints" / "last")
     if not (last / "meta.json").is_file():
-        return "no checkpoint was written yet"
+        return "no checkpoint was written yet" + (f"; remove {run} to start again" if _has_rows(run) else "")
     try:
         step = read_json(last / "meta.json")["progress"]["step"]
     except (LookupError, TypeError, ValueError, RecursionError):

@@ -88,7 +88,6 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> Path:
     """Write a tokenizer atomically as a folder of three JSON files; `UserError` if the folder is not empty."""
     folder = user_path(folder)
     check_new(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     with new_folder(folder) as partial:
         tokenizer.save_pretrained(partial)
         # transformers 5 omits this file; older versions and other libraries read it.
