@@ -95,8 +95,10 @@ def test_a_disk_that_refuses_a_library_s_files_is_an_os_error_with_the_folder(tm
     with pytest.raises(OSError, match="out") as caught, files.new_folder(tmp_path / "new" / "out"):
         raise Exception("Error while serializing: I/O error: No space left on device (os error 28)")
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "new" / "out"))
-    with pytest.raises(ValueError, match="other"), files.new_folder(tmp_path / "out"):
-        raise ValueError("other")
+    for error in (ValueError("other"), OSError("other"), UserError("other (os error 2)")):
+        with pytest.raises(type(error), match="other") as same, files.new_folder(tmp_path / "out"):
+            raise error
+        assert same.value is error
 
 
 def test_a_folder_that_cannot_be_made_is_told_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -104,6 +106,11 @@ def test_a_folder_that_cannot_be_made_is_told_before_the_work(tmp_path: Path, mo
     with pytest.raises(files.DiskError, match=r"cannot write .*new/out \(Permission denied\); give another --out"):
         files.check_new(tmp_path / "new" / "out")
     monkeypatch.undo()
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("new")
+    for name, message in (("file/x", "file is not a folder"), ("link", "link is a link to new")):
+        with pytest.raises(UserError, match=message):
+            files.check_new(tmp_path / name)
     files.check_new(tmp_path / "new" / "out")
     assert not (tmp_path / "new").exists()
 

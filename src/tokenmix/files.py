@@ -102,11 +102,16 @@ def make_folder(path: Path) -> None:
 
 
 def check_new(folder: Path) -> None:
-    """`UserError` unless a folder to write is empty or can be made."""
+    """`UserError` unless `new_folder` can write a folder, which is empty or does not exist."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not empty; remove it, or give another --out")
-    if not os.access(next(place for place in (folder, *folder.absolute().parents) if place.exists()), os.W_OK):
-        raise DiskError(f"cannot write {folder} (Permission denied); give another --out")
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a link to {os.readlink(folder)}, which is not replaced; give the folder itself")
+    # It is written beside its place, and renamed.
+    above = next(place for place in folder.absolute().parents if os.path.lexists(place))
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        problem = "Permission denied" if above.is_dir() else f"{above} is not a folder"
+        raise DiskError(f"cannot write {folder} ({problem}); give another --out")
 
 
 # Files left by `one_writer`, and the prefix of half-written files.
@@ -209,7 +214,8 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.replace(path)
     except OSError as error:
         # Show the user's file name instead of the random one.
-        error.filename = str(path) if str(error.filename) == str(partial) else error.filename
+        if str(error.filename) == str(partial):  # Setting it to None would remove the error's text.
+            error.filename = str(path)
         raise
     finally:
         with contextlib.suppress(OSError):
@@ -312,7 +318,10 @@ def new_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         # Show the user's folder instead of the random one.
-        error.filename = str(path) if str(error.filename) == str(partial) else error.filename
+        if str(error.filename) == str(partial):
+            error.filename = str(path)
+        raise
+    except UserError:
         raise
     except Exception as error:
         # safetensors and tokenizers have no class for a refusing disk.

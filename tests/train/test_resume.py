@@ -160,7 +160,7 @@ def test_a_run_that_is_told_to_stop_saves_and_says_how_to_go_on(whole, tmp_path,
     assert "Traceback" not in done.stderr
     damaged = shutil.copytree(run, tmp_path / "damaged")
     del meta["sha256"]
-    for change, message in (({"best": {}}, "accuracy of the best epoch"), ({"best_epoch": 99}, "beyond its config")):
+    for change, message in (({"best": {}}, "no accuracy of its best epoch"), ({"best_epoch": 99}, "beyond its config")):
         told = {**meta, "progress": {**meta["progress"], **change}}
         (damaged / "checkpoints" / "last" / "meta.json").write_text(json.dumps(told))
         with pytest.raises(UserError, match=message):

@@ -72,8 +72,8 @@ def create_foreign_points(
     Modules and weights keep their names. Its forward gets `category` and `mask` if it has arguments of these names.
     Without `mask`, a cloud's points are repeated up to the batch's length. Of a tuple the first entry counts.
 
-    The function gets those of the other arguments that it accepts. `outputs` are `num_classes`; with an output
-    `per_point` also `num_parts`, the same number, and `num_categories`.
+    `name` is "module:factory", whose function gets those of the other arguments that it accepts. `per_point` requires
+    an output for each point: then `outputs` has, besides `num_classes`, `num_parts`, the same, and `num_categories`.
 
     Shape: points (B, N, in_chans), category (B,), mask (B, N) bool to (B, num_classes), or (B, N, num_parts).
     """

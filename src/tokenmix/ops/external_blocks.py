@@ -95,11 +95,11 @@ def external_by_blocks(
     merge: Merge | None = None,
     total: Merge | None = None,
 ) -> Tensor:
-    """External attention (..., N, d_v), with the query's memory layout; its masked tokens are 0.
+    """External attention (..., N, d_v), with the query's memory layout; the query must be 0 at masked tokens.
 
     There are K = `num_steps` Sinkhorn steps, 0 for a plain softmax over slots, and `chunk_size` tokens per chunk with
-    all heads; None for groups of heads with all tokens. `merge` combines this process's L with the others', and
-    `total` then sums the gradient of L over them, in reverse mode for first derivatives only.
+    all heads; None for groups of heads with all tokens. `merge` combines this process's L with the others';
+    it requires `total`, which sums the gradient of L over them, in reverse mode for first derivatives only.
     """
     query, mask, leading = factors.query, factors.mask, factors.query.shape[:-2]
     if chunk_size is None and merge is None:

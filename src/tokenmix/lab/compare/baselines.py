@@ -116,7 +116,7 @@ def by_sklearn(name: str, features: Features, targets: Tensor, classes: int) -> 
 
     # Splits of a random forest take samples times classes, those at random thresholds the sum; nodes hold all classes.
     forest = RandomForestClassifier if classes <= FEW_CLASSES else ExtraTreesClassifier
-    trees = max(1, min(MOST_TREES, MOST_COUNTS // (2 * len(targets) * classes)))
+    trees = max(1, min(MOST_TREES, MOST_COUNTS // max(1, 2 * len(targets) * classes)))
     words = TfidfVectorizer(ngram_range=(1, 2), max_features=50_000, sublinear_tf=True)
     model: Any = {
         "logistic regression": make_pipeline(StandardScaler(), LogisticRegression(max_iter=100, C=0.1)),

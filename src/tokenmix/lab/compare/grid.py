@@ -77,11 +77,12 @@ def _models(config: CompareConfig) -> list[str]:
 def choose_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
     """The cells that `--only` selects, all if it is empty; `UserError` for a name or pattern without a cell.
 
-    A name without its seed selects all seeds.
+    A name without its seed, which no run has, selects all seeds.
     """
 
     def selected(cell: Cell, pattern: str) -> bool:
-        return any(fnmatchcase(name, pattern) for name in (cell.name, cell.name.rpartition("-seed")[0]))
+        whole = any(fnmatchcase(one.name, pattern) for one in cells)
+        return fnmatchcase(cell.name if whole else cell.name.rpartition("-seed")[0], pattern)
 
     for pattern in only:
         if not any(selected(cell, pattern) for cell in cells):

@@ -52,8 +52,8 @@ def run_seconds(pace: Pace, variant: str, cell: Cell, data: TaskData) -> float:
     The test samples are evaluated once, or twice if an earlier epoch was better.
     """
     plan = make_plan(cell.config, data.num_train)
-    tested = math.ceil(data.num_validation / plan.batch_size) * plan.epochs
-    tested += 1.5 * math.ceil(data.num_test / plan.batch_size)
+    size = min(plan.batch_size, getattr(data, "test_batch", None) or plan.batch_size)
+    tested = math.ceil(data.num_validation / size) * plan.epochs + 1.5 * math.ceil(data.num_test / size)
     batches = plan.total_steps * plan.accumulate
     return pace.read + SETUP + batches * pace.step.get(variant, 0.0) + tested * pace.evaluate.get(variant, 0.0)
 

@@ -167,8 +167,8 @@ def labelled_files(
 ) -> tuple[list[Item], list[Item], list[str]]:
     """Training files, test files and classes of a folder; `UserError` for another layout.
 
-    The folder has train/ and test/ with a sub-folder per class in each; or the class sub-folders themselves, without
-    test: if it may be `whole`, the list of test files is then empty. `wanted` chooses files by path, folders with a
+    The folder has train/ and test/ with a sub-folder per class in each. If it may be `whole`, it can also have the
+    class sub-folders themselves, and the list of test files is empty. `wanted` chooses files by path, folders with a
     `hidden` prefix are no classes, and there are at least `least`. `of` (plural) and `layout` name them in messages.
     """
     if not folder.is_dir():

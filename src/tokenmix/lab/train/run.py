@@ -67,7 +67,6 @@ from tokenmix.lab.train.plan import (
     seed_everything,
     with_epochs,
 )
-from tokenmix.lab.train.schema import fitted
 from tokenmix.lab.train.task import input_sizes, size_note
 from tokenmix.lab.train.trainer import Engine, Session, finite_outputs, training
 from tokenmix.registry import Arguments, is_transformers
@@ -352,8 +351,9 @@ def _prepare(config: TrainConfig, run: RunFolder) -> Session:
         task.watch(run.setup.get("monitor", task.monitor))
         put_weights(task.model, checkpoint.weights, run.path / "checkpoints" / "last", stored_types(config))
         at = checkpoint.progress
-        if at.best_epoch is not None and data.num_validation:
-            fitted(float | None, at.best.get(task.monitor, "nothing"), f"{task.monitor} of the best epoch")
+        chosen = at.best_epoch is not None and data.num_validation
+        if chosen and not isinstance(at.best.get(task.monitor, ""), int | float | None):
+            raise UserError(f"{run.path} has no {task.monitor} of its best epoch; restore meta.json from a copy")
         if max(at.epoch, at.best_epoch or 0) > plan.epochs or at.batch > plan.batches(0) or at.step > plan.total_steps:
             raise UserError(
                 f"{run.path} stopped at a step beyond its config; restore config.json and meta.json from a copy"
@@ -468,8 +468,9 @@ def _has_rows(run: Path) -> bool:
 
 
 def _kept(run: Path) -> str:
-    last = latest_complete_checkpoint(run / "checkpoints" / "last")
-    if not (last / "meta.json").is_file():
+    places = (latest_complete_checkpoint(run / "checkpoints" / name) for name in ("last", "best"))
+    last = next((place for place in places if (place / "meta.json").is_file()), None)
+    if last is None:
         return "no checkpoint was written yet" + (f"; remove {run} to start again" if _has_rows(run) else "")
     try:
         step = read_json(last / "meta.json")["progress"]["step"]

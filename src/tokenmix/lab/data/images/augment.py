@@ -34,10 +34,10 @@ def make_augment(
 ) -> Augment:
     """The augmentation of this name, a function of the seed, the epoch and the image's index.
 
-    `none`; `light`: a shift by up to an eighth of the size, unless a random crop makes it needless, and a horizontal
-    flip if a mirrored image keeps its class; or a timm auto-augment string such as `rand-m9-mstd0.5-inc1`, applied
-    after `light`. `fill` is the grey level that is shifted in; None repeats the edge. `color_jitter` is the largest
-    relative change of brightness, contrast and saturation, after `light`.
+    `light` shifts by up to an eighth of the size, unless a random crop makes it needless, and flips if a mirrored image
+    keeps its class. A timm auto-augment string such as `rand-m9-mstd0.5-inc1` comes after `light`. `fill` is the grey
+    level that is shifted in; None repeats the edge. `color_jitter` is the largest relative change of brightness,
+    contrast and saturation, after `light`.
     """
     policy = name.split("-")[0] in POLICIES
     if color_jitter and (policy or name == "none"):

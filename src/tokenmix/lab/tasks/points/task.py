@@ -184,7 +184,8 @@ class PointClassification(PointTask, ClassTask):
     def plain_samples(self, data: IndexedData, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
         """Ten quantiles of each cloud's distances from the centre and the axes."""
         shares = torch.linspace(0.05, 0.95, 10)
-        data = self.load_data(self.config.replace(augment="none"), like=self.data)
+        if part == "train":
+            data = self.load_data(self.config.replace(augment="none"), like=self.data)
         for batch in data.batches_of(part, 64):
             xyz = batch["points"][..., :3].float().masked_fill(~batch["mask"].bool()[..., None], torch.nan)
             sizes = torch.cat([xyz.abs(), xyz.norm(dim=-1, keepdim=True)], -1)
@@ -258,12 +259,12 @@ class PointSegmentation(PointTask):
 
     def plain_answers(self, data: IndexedData) -> dict[str, Rows]:
         """For each point the most frequent part of its category."""
-        counts = torch.zeros(self.allowed.shape)
+        counts = torch.zeros(self.allowed.shape, dtype=torch.float64)
         for batch in data.batches_of("train", 64):
             known = batch["part"] != NO_PART
             places = batch["label"][:, None].expand_as(known)[known], batch["part"][known].long()
-            counts.index_put_(places, torch.ones(()), accumulate=True)
-        logs = (counts.clamp_min(1) / counts.sum(1, keepdim=True).clamp_min(1)).log()[:, None]
+            counts.index_put_(places, counts.new_ones(()), accumulate=True)
+        logs = (counts.clamp_min(1) / counts.sum(1, keepdim=True).clamp_min(1)).log().float()[:, None]
         tests = data.test_batches(batch_size=64)
         rows = [self._judged_parts(logs[some["label"]].expand(*some["part"].shape, -1), some) for some in tests]
         return {"majority": joined(rows)}

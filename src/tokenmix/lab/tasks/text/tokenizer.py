@@ -48,7 +48,7 @@ def train_tokenizer(
 
     `texts` are documents; or a value of --data, such as `text:PATH`, whose training part is used. `vocab_size` includes
     the five special pieces, and is less if the text has fewer. With `lowercase`, BERT's wordpiece also drops accents.
-    `UserError` for no text, or a vocabulary too small for the characters.
+    `max_length` becomes its `model_max_length`. `UserError` for no text, or a vocabulary too small for the characters.
     """
     if kind not in get_args(TokenizerKind):
         raise UserError(f"the kind of a tokenizer must be bpe, wordpiece or unigram, got {kind!r}")
