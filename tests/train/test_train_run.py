@@ -328,7 +328,7 @@ def test_refused_permission_is_one_line(tmp_path, monkeypatch):
         raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     monkeypatch.setattr("tokenmix.files.write_bytes", refused)
-    with pytest.raises(DiskError, match=r"Permission denied: .*config\.json.* as out a folder"):
+    with pytest.raises(DiskError, match=r"Permission denied: .*config\.json; change its permissions"):
         train(config(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
