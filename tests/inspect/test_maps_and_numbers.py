@@ -104,6 +104,40 @@ def test_gates_are_read_by_size():
     assert (numbers.saturation, numbers.diagonality) == (1, 1)
 
 
+class Padded(nn.Module):
+    def __init__(self, mixer: str) -> None:
+        super().__init__()
+        self.first, self.second = (tokenmix.create_mixer(mixer, 16) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = x.abs().sum(-1) > 0
+        return self.second(self.first(x, mask), mask)
+
+
+@pytest.mark.parametrize("mixer", ["self", "external", "multihead-external"])
+def test_masked_tokens_do_not_count(mixer: str):
+    torch.manual_seed(0)
+    model, x = Padded(mixer).eval(), torch.randn(1, 20, 16)
+    alone, padded = (
+        map_numbers(attention_maps(model, some)) for some in (x, torch.cat([x, torch.zeros(1, 20, 16)], 1))
+    )
+    for one, other in zip(alone, padded, strict=True):
+        for field in ("entropy", "effective_columns", "saturation", "diagonality", "distance"):
+            expected = getattr(one, field)
+            assert getattr(other, field) == (None if expected is None else pytest.approx(expected, rel=1e-4)), field
+    nothing = BlockMap("block", "tokens", torch.zeros(1, 1, 4, 4), (2, 2))
+    assert map_numbers([nothing])[0].entropy == 0
+
+
+@pytest.mark.parametrize("side", [(28, 28), (12, 20), (4, 4), (8, 16)])
+def test_tiles_of_pooled_keys_on_odd_grids(side: tuple[int, int]):
+    """The last window of an odd side is smaller."""
+    model = tokenmix.create_model("mixer_nano", mixer="sagan", img_size=side, in_chans=1, num_classes=3).eval()
+    (block, *_) = attention_maps(model, torch.randn(1, 1, *side))
+    height, width = (-(-size // 2) for size in block.grid)
+    assert {tile.values.shape for tile in tiles_of(block)} == {(height, width)}
+
+
 def test_tiles_of_self_attention_lie_where_the_tokens_do():
     values = torch.zeros(1, 1, 9, 9)
     values[0, 0, 4, 5] = 1

@@ -133,20 +133,23 @@ def map_numbers(maps: list[BlockMap]) -> list[MapNumbers]:
     found: list[MapNumbers] = []
     previous: Tensor | None = None
     for block in maps:
-        # Nonnegative, each row summing to 1 (a masked token's row of zeros stays).
+        # Nonnegative, each row summing to 1; a masked token's row is 0 and does not count.
         values = block.map.detach().double().abs()
         values = values[None, None] if values.dim() == 2 else values
         total = values.sum(-1, keepdim=True)
-        rows = values / total.where(total > 0, 1.0)
+        rows, live = values / total.where(total > 0, 1.0), total.squeeze(-1) > 0
         square = block.kind != "slots" and rows.shape[-1] == rows.shape[-2]
+        live |= ~live.any()
+        tokens = live.sum(-1, keepdim=True, dtype=rows.dtype).clamp_min(1)
+        columns = tokens if square else torch.full_like(tokens, rows.shape[-1])
         numbers = MapNumbers(
             name=block.name,
             kind=block.kind,
             shape=tuple(block.map.shape),
-            entropy=_entropy(rows).mean().item() / math.log(max(2, rows.shape[-1])),
-            effective_columns=_entropy(rows.mean(-2)).exp().mean().item(),
-            saturation=rows.amax(-1).mean().item(),
-            diagonality=rows.diagonal(dim1=-2, dim2=-1).mean().item() if square else None,
+            entropy=(_entropy(rows) / columns.clamp_min(2).log())[live].mean().item(),
+            effective_columns=_entropy(rows.sum(-2) / tokens).exp().mean().item(),
+            saturation=rows.amax(-1)[live].mean().item(),
+            diagonality=rows.diagonal(dim1=-2, dim2=-1)[live].mean().item() if square else None,
             distance=None if previous is None else _distance(rows, previous),
         )
         found.append(numbers)
@@ -163,8 +166,14 @@ def _distance(rows: Tensor, previous: Tensor) -> float | None:
     size = max(rows.shape[0], previous.shape[0])
     if rows.shape[-2] != previous.shape[-2] or not {rows.shape[0], previous.shape[0]} <= {1, size}:
         return None
-    flat = (r.permute(0, 2, 1, 3).flatten(2) for r in (rows, previous))
-    mine, other = ((f - f.mean(1, keepdim=True)).expand(size, -1, -1) for f in flat)
+
+    def centred(maps: Tensor) -> Tensor:
+        flat = maps.permute(0, 2, 1, 3).flatten(2)
+        live = flat.sum(2, keepdim=True) > 0
+        mean = flat.sum(1, keepdim=True) / live.sum(1, keepdim=True).clamp_min(1)
+        return ((flat - mean) * live).expand(size, -1, -1)
+
+    mine, other = centred(rows), centred(previous)
     shared = (mine.transpose(1, 2) @ other).square().sum((1, 2))
     norms = [(f.transpose(1, 2) @ f).square().sum((1, 2)).sqrt() for f in (mine, other)]
     scale = norms[0] * norms[1]
@@ -235,9 +244,9 @@ def tiles_of(block: BlockMap, image: int = 0, limit: int = 8) -> list[Tile]:
             Tile("whole matrix", values, signed=True, on_image=False),
             *(Tile(f"row of token {i}", values[i].view(block.grid), True, divmod(i, width)) for i in chosen),
         ]
-    # The keys may be pooled: both sides of their grid are then those of the tokens' divided by one factor.
-    factor = round((height * width / values.shape[-1]) ** 0.5)
-    keys = height // factor, width // factor
+    # The keys may be pooled: both sides of their grid are those of the tokens' divided by one factor, rounded up.
+    factor = math.ceil((height * width / values.shape[-1]) ** 0.5)
+    keys = -(-height // factor), -(-width // factor)
     mark = divmod(centre, width) if keys == block.grid else None
     heads = range(min(values.shape[0], max(1, limit // 2)))
     looks = [Tile(f"head {h}, centre token", values[h, centre].view(keys), mark=mark) for h in heads]
