@@ -307,7 +307,7 @@ better, the difference is B minus A. Intervals are at 95 %, over seeds and test 
 - `depth`: how far an attention map is from that of the block before (1 - CKA), first third of the blocks less last.
 - `one-head-external`: multi-head external attention with all its width in one head. Its memories are wider, so it has
   nearly twice the parameters.
-- Test predictions stand beside the results (`.npz`); those of `depth` and the probe are gone.
+- Test predictions stand beside the results (`.npz`); those of the probe are gone.
 
 ## Without rows
 
