@@ -9,7 +9,7 @@ import pytest
 from tokenmix.errors import UserError
 from tokenmix.lab.cli.command import parse
 from tokenmix.lab.compare.compare import compare
-from tokenmix.lab.compare.grid import merge_settings, split_grid
+from tokenmix.lab.compare.grid import choose_cells, merge_settings, split_grid
 from tokenmix.lab.compare.results import load_results
 from tokenmix.lab.compare.variants import plan_runs, read_run
 from tokenmix.lab.data.lookup import data_sets
@@ -135,6 +135,21 @@ def test_a_grid_has_a_report_for_each_pair_and_a_table(tmp_path: Path, capsys: p
         compare(config=small(out, **GRID, epochs=2), quiet=True)
     with pytest.raises(UserError, match="holds a grid of comparisons; give another --out, then join"):
         compare(config=small(out), quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("only", "chosen"),
+    [
+        ("*1", ["self-seed1", "ext-1-seed1"]),
+        ("*[!1]", ["self-seed0", "ext-1-seed0"]),
+        ("ext-1", ["ext-1-seed0", "ext-1-seed1"]),
+        ("self-seed1", ["self-seed1"]),
+    ],
+)
+def test_a_name_without_its_seed_is_taken_if_no_run_has_it(only: str, chosen: list[str]) -> None:
+    config = CompareConfig().replace(mixers=("self",), controls=False, variants={"ext-1": {}}, seeds=(0, 1))
+    cells = plan_runs(config, Path())
+    assert sorted(cell.name for cell in choose_cells(cells, [only])) == sorted(chosen)
 
 
 def test_folders_of_two_machines_are_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,15 +79,14 @@ def choose_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
 
     A name without its seed, which no run has, selects all seeds.
     """
-
-    def selected(cell: Cell, pattern: str) -> bool:
-        whole = any(fnmatchcase(one.name, pattern) for one in cells)
-        return fnmatchcase(cell.name if whole else cell.name.rpartition("-seed")[0], pattern)
-
+    names, chosen = [cell.name for cell in cells], set[str]()
     for pattern in only:
-        if not any(selected(cell, pattern) for cell in cells):
-            raise unknown_name("run", pattern, [cell.name for cell in cells])
-    return [cell for cell in cells if not only or any(selected(cell, pattern) for pattern in only)]
+        found = [name for name in names if fnmatchcase(name, pattern)]
+        found = found or [name for name in names if fnmatchcase(name.rpartition("-seed")[0], pattern)]
+        if not found:
+            raise unknown_name("run", pattern, names)
+        chosen.update(found)
+    return [cell for cell in cells if not only or cell.name in chosen]
 
 
 def merge_settings(config: CompareConfig, folders: Sequence[Path]) -> CompareConfig:
