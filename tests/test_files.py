@@ -95,6 +95,9 @@ def test_a_disk_that_refuses_a_library_s_files_is_an_os_error_with_the_folder(tm
     with pytest.raises(OSError, match="out") as caught, files.new_folder(tmp_path / "new" / "out"):
         raise Exception("Error while serializing: I/O error: No space left on device (os error 28)")
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "new" / "out"))
+    with pytest.raises(OSError, match="file") as caught, files.replacing(tmp_path / "file"):
+        raise Exception("I/O error: No space left on device (os error 28)")
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "file"))
     for error in (ValueError("other"), OSError("other"), UserError("other (os error 2)")):
         with pytest.raises(type(error), match="other") as same, files.new_folder(tmp_path / "out"):
             raise error

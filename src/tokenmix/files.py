@@ -105,13 +105,34 @@ def check_new(folder: Path) -> None:
     """`UserError` unless `new_folder` can write a folder, which is empty or does not exist."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not empty; remove it, or give another --out")
-    if folder.is_symlink():
-        raise UserError(f"{folder} is a link to {os.readlink(folder)}, which is not replaced; give the folder itself")
+    _refuse_link(folder)
     # It is written beside its place, and renamed.
     above = next(place for place in folder.absolute().parents if os.path.lexists(place))
     if not above.is_dir() or not os.access(above, os.W_OK):
         problem = "Permission denied" if above.is_dir() else f"{above} is not a folder"
         raise DiskError(f"cannot write {folder} ({problem}); give another --out")
+
+
+def _refuse_link(folder: Path) -> None:
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a link to {os.readlink(folder)}, which is not replaced; give the folder itself")
+
+
+@contextmanager
+def _shown_as(path: Path, partial: Path) -> Iterator[None]:
+    """Errors of the disk with the user's path instead of the random one."""
+    try:
+        yield
+    except OSError as error:
+        if str(error.filename) == str(partial):  # Setting it to None would remove the error's text.
+            error.filename = str(path)
+        raise
+    except Exception as error:
+        # safetensors and tokenizers have no class for a refusing disk.
+        code = re.search(r"\(os error (\d+)\)", str(error))
+        if code is None or isinstance(error, UserError):
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from None
 
 
 # Files left by `one_writer`, and the prefix of half-written files.
@@ -203,20 +224,16 @@ def replacing(path: Path) -> Iterator[Path]:
         raise UserError(f"{path} is a folder, a pipe or a device; give another name for the file")
     partial = path.with_name(f"{PARTIAL}{secrets.token_hex(8)}{path.suffix}")
     try:
-        handle = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        mode = stat.S_IMODE(os.fstat(handle).st_mode)
-        os.close(handle)
-        yield partial
-        with open_regular(partial) as file:
-            # A library may have put another file in its place.
-            os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        # Show the user's file name instead of the random one.
-        if str(error.filename) == str(partial):  # Setting it to None would remove the error's text.
-            error.filename = str(path)
-        raise
+        with _shown_as(path, partial):
+            handle = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            mode = stat.S_IMODE(os.fstat(handle).st_mode)
+            os.close(handle)
+            yield partial
+            with open_regular(partial) as file:
+                # A library may have put another file in its place.
+                os.fchmod(file.fileno(), mode)
+                os.fsync(file.fileno())
+            partial.replace(path)
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
@@ -302,32 +319,20 @@ def new_folder(path: Path) -> Iterator[Path]:
     A full folder cannot be renamed over, so the old folder is first renamed aside. If the process is killed between the
     two renames, `latest_complete_checkpoint` finds the old folder. Raises `UserError` if `path` is a link.
     """
-    if path.is_symlink():
-        raise UserError(f"{path} is a link to {os.readlink(path)}, which is not replaced; give the folder itself")
+    _refuse_link(path)
     partial, aside = path.with_name(f"{PARTIAL}{secrets.token_hex(8)}"), _aside(path)
     make_folder(path.parent)
     try:
-        partial.mkdir()
-        yield partial
-        _sync_folder(partial)
-        if path.exists() and any(path.iterdir()):
-            shutil.rmtree(aside, ignore_errors=True)
-            path.rename(aside)
-        partial.replace(path)
+        with _shown_as(path, partial):
+            partial.mkdir()
+            yield partial
+            _sync_folder(partial)
+            if path.exists() and any(path.iterdir()):
+                shutil.rmtree(aside, ignore_errors=True)
+                path.rename(aside)
+            partial.replace(path)
         _sync_folder(path.parent)
         shutil.rmtree(aside, ignore_errors=True)
-    except OSError as error:
-        # Show the user's folder instead of the random one.
-        if str(error.filename) == str(partial):
-            error.filename = str(path)
-        raise
-    except UserError:
-        raise
-    except Exception as error:
-        # safetensors and tokenizers have no class for a refusing disk.
-        if code := re.search(r"\(os error (\d+)\)", str(error)):
-            raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from None
-        raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

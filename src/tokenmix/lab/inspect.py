@@ -104,7 +104,7 @@ def grid_of(num_tokens: int, aspect: float, known: int | None = None) -> tuple[i
 
 @dataclass(frozen=True)
 class MapNumbers:
-    """Numbers of one block's map, means over images, heads and tokens. Gates are read as |W| with rows summing to 1.
+    """Numbers of one block's map, means over images, heads and unmasked tokens. Gates are |W| with rows summing to 1.
 
     Attributes:
         name: the mixer's path in the model.

@@ -280,7 +280,7 @@ def _held(run: Path, *, new: bool) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            if new and first and not _has_rows(run) and not any(run.glob("checkpoints/*/meta.json")):
+            if new and first and not _has_rows(run) and not _checkpoints(run):
                 shutil.rmtree(run, ignore_errors=True)
             raise
 
@@ -467,9 +467,14 @@ def _has_rows(run: Path) -> bool:
     return file.exists() and file.stat().st_size > 0
 
 
-def _kept(run: Path) -> str:
+def _checkpoints(run: Path) -> list[Path]:
+    """The complete ones, the last before the best."""
     places = (latest_complete_checkpoint(run / "checkpoints" / name) for name in ("last", "best"))
-    last = next((place for place in places if (place / "meta.json").is_file()), None)
+    return [place for place in places if (place / "meta.json").is_file()]
+
+
+def _kept(run: Path) -> str:
+    last = next(iter(_checkpoints(run)), None)
     if last is None:
         return "no checkpoint was written yet" + (f"; remove {run} to start again" if _has_rows(run) else "")
     try:
