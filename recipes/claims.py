@@ -24,13 +24,13 @@ from recipes.program import run_program
 from tokenmix.errors import UserError
 from tokenmix.files import read_json, write_json
 from tokenmix.lab.compare.results import Results, load_results
-from tokenmix.lab.compare.statistics import Difference, difference, holm
+from tokenmix.lab.compare.statistics import Difference, covariance_of_means, difference, holm
 from tokenmix.lab.train.metrics import read_predictions
 from tokenmix.lab.train.run import evaluate
+from tokenmix.testing.probe_tasks import guess_of
 
 ROOT = Path(__file__).parents[1]
-PAGE, PROBE = ROOT / "docs" / "claims.md", ROOT / "dev" / "probe.json"
-MORE_SEEDS = ROOT / "recipes" / "probe_seeds.json"
+PAGE, PROBE = ROOT / "docs" / "claims.md", ROOT / "recipes" / "probe_seeds.npz"
 LEDGER: dict[str, Any] = tomllib.loads((ROOT / "recipes" / "claims.toml").read_text())
 CLAIMS: list[dict[str, Any]] = LEDGER["claims"]
 NOTES: dict[str, str] = LEDGER["notes"]
@@ -140,23 +140,28 @@ def other_options(command: str) -> str:
 
 
 def probed(task: str) -> dict[str, Any] | None:
-    """A task of the probe in the form of a kept result, of the mixers that have five seeds or more."""
-    told = read_json(PROBE)
-    scores = [one for one in told["scores"] if one["task"] == task and one["half_width"] is not None]
-    if not scores:
+    """A task of the probe in the form of a kept result, from what each run had right in each sample."""
+    with np.load(PROBE) as kept:
+        right = {name: kept[name] for name in kept.files if name.startswith(f"{task}/")}
+    if not right:
         return None
-    values = {one["mixer"]: [*one["values"]] for one in scores}
-    later = read_json(MORE_SEEDS)
-    for mixer, more in later["scores"].get(task, {}).items():
-        values.setdefault(mixer, []).extend(more)
-    variants = [
-        {"name": mixer, "runs": [{"seed": i, "score": value} for i, value in enumerate(some)]}
-        for mixer, some in values.items()
-    ]
-    when = f"further seeds {later['environment']['date'][:10]}, {later['environment']['cpu']}"
-    note = f"guessing {scores[0]['guess']:.2f}; {when}"
-    where = {"metric": "accuracy", "higher": True, "samplings": [], "note": note}
-    return {**where, "minutes": None, **told["environment"], "variants": variants}
+    asked = right.pop(f"{task}/asked")
+    variants: dict[str, list[dict[str, Any]]] = {}
+    means = []
+    for folder, hits in right.items():
+        mixer, _, seed = folder.removeprefix(f"{task}/").rpartition("-seed")
+        score = float(hits.sum() / asked.sum())
+        variants.setdefault(mixer, []).append({"seed": int(seed), "folder": folder, "score": score})
+        means.append((hits - score * asked) / asked.mean())  # a ratio of sums, to first order
+    return {
+        **read_json(PROBE.with_suffix(".json")),
+        "metric": "accuracy",
+        "higher": True,
+        "minutes": None,
+        "note": f"guessing {guess_of(task):.2f}",
+        "variants": [{"name": mixer, "runs": runs} for mixer, runs in variants.items()],
+        "samplings": [{"samples": len(asked), "runs": [*right], "covariance": covariance_of_means(np.stack(means))}],
+    }
 
 
 @cache
@@ -284,12 +289,12 @@ def rule() -> str:
     return f"""## How to read it
 
 `python -m recipes.claims` writes this page from `recipes/claims.toml`, the kept results of `recipes/*/compare_*.toml`,
-three small programs, and `dev/probe.json`. The probe has ten seeds here, and five on
+and three small programs. The probe has ten seeds here, and five on
 [the pages of the mechanisms](mechanisms/index.md#what-each-can-do-measured).
 
 Each row asks whether A is better than B, or worse by less than a margin, which is ours. For perplexity, where less is
 better, the difference is B minus A. Intervals are at 95 %, over seeds and test samples, and
-[paired](guides/report.md#intervals). *Seeds alone*: predictions were not kept, so the draw of samples is not in them.
+[paired](guides/report.md#intervals).
 
 - **p**: the probability of such a difference from 0, or from the margin, by chance; adjusted by Holm for the number of
   rows of the claim. Intervals are not adjusted.
@@ -307,7 +312,7 @@ better, the difference is B minus A. Intervals are at 95 %, over seeds and test 
 - `depth`: how far an attention map is from that of the block before (1 - CKA), first third of the blocks less last.
 - `one-head-external`: multi-head external attention with all its width in one head. Its memories are wider, so it has
   nearly twice the parameters.
-- Test predictions stand beside the results (`.npz`); those of the probe are gone.
+- What each network said of each test sample stands beside the results (`.npz`).
 
 ## Without rows
 
@@ -389,8 +394,7 @@ def _source(name: str, found: Mapping[str, Any]) -> str:
     scores = {name: np.mean([run["score"] for run in runs]) for name, runs in controls.items()}
     simple = {**scores, **(found.get("baselines") or {})}.items()
     control = ", ".join(f"{name} {score:,.{0 if score >= 100 else 3}f}" for name, score in simple)
-    alone = "" if found["samplings"] else "seeds alone"
-    note = "; ".join(filter(None, [_fewer_seeds(name, found), found["note"], tie_of(found), NOTES.get(name), alone]))
+    note = "; ".join(filter(None, [_fewer_seeds(name, found), found["note"], tie_of(found), NOTES.get(name)]))
     facts = (f"`{name}`", found["metric"], control or "–", found.get("minutes") or "–", when, note)
     return f"| {' | '.join(facts)} |"
 

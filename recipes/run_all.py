@@ -39,7 +39,7 @@ ORDER = (
     "compare_swap",
 )
 JOBS = {name: f"-m tokenmix compare --config {name} --out {{out}}/{name} --jobs {{jobs}}" for name in ORDER}
-JOBS["probe_seeds"] = "-m recipes.probe_seeds"
+JOBS["probe_seeds"] = "-m recipes.probe_seeds --jobs {jobs} --runs {out}/probe"
 JOBS["slots"] = "-m recipes.segmentation.slots --runs {out}/compare_climates"
 JOBS["depth"] = "-m recipes.classification.depth --runs {out}/compare_depth"
 LEDGER = "-m recipes.claims"

@@ -226,30 +226,45 @@ def test_a_kept_result_says_which_options_were_changed(claims: Any) -> None:
     assert claims.other_options("tokenmix compare --config compare_pairs --jobs 2") == ""
 
 
-def test_more_seeds_of_the_probe_go_on_where_they_stopped(
+def test_the_probe_of_the_ledger_goes_on_where_it_stopped(
     claims: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seeds = import_module("recipes.probe_seeds")
     asked: list[tuple[Any, int]] = []
 
-    def train_one(target: Any, task: Any, seed: int, *, steps: int) -> dict[str, float]:
+    def train_one(target: Any, task: Any, seed: int, *, steps: int) -> dict[str, torch.Tensor]:
+        if len(asked) == 12:
+            raise KeyboardInterrupt
         asked.append((target, seed))
-        return {task.name: 0.5}
+        return {task.name: torch.tensor([[1, seed % 3, 0], [2, 2, 1]])}
 
-    monkeypatch.setattr(seeds, "RESULTS", tmp_path / "seeds.json")
-    monkeypatch.setattr(claims, "MORE_SEEDS", tmp_path / "seeds.json")
+    monkeypatch.setattr(seeds, "RESULTS", tmp_path / "seeds.npz")
+    monkeypatch.setattr(claims, "PROBE", tmp_path / "seeds.npz")
     monkeypatch.setattr(seeds, "train_one", train_one)
     rows = [{"comparison": "probe recall", "a": "self", "b": "one-head-external"}]
     monkeypatch.setattr(seeds, "CLAIMS", [{"rows": rows}])
-    seeds.main(seeds.Args())
-    assert asked == [*(("self", seed) for seed in range(5, 10)), *((seeds.OneHead, seed) for seed in range(10))]
+    args = seeds.Args(runs=tmp_path / "runs")
+    with pytest.raises(KeyboardInterrupt):
+        seeds.main(args)
+    asked.append(("", 0))
+    seeds.main(args)
+    assert asked.pop(12) == ("", 0)
+    assert asked == [(target, seed) for seed in range(10) for target in ("identity", seeds.OneHead, "self")]
     block, x = seeds.OneHead(64), torch.randn(2, 5, 64)
     assert block.query.out_features == 4 * 64
     assert block(x).shape == x.shape
     assert block.attention_map(x).shape == (2, 1, 5, 64)
     assert block.macs(5) == MultiHeadExternalAttention(64, num_heads=4).macs(5)
-    seeds.main(seeds.Args())
-    assert len(asked) == 15
-    runs = {one["name"]: len(one["runs"]) for one in claims.probed("recall")["variants"]}
-    assert runs["self"] == runs["one-head-external"] == 10
-    assert runs["gating"] == 5
+    seeds.main(args)
+    assert len(asked) == 30
+    found = claims.probed("recall")
+    assert [run["score"] for run in found["variants"][0]["runs"]] == pytest.approx([0.2, 0.4, 0.6] * 3 + [0.2])
+    # Without the sample that it never has right, a score of 3/5 would be 3/4.
+    (sampling,) = found["samplings"]
+    right, positions = np.array([1, 2, 0]), np.array([2, 2, 1])
+    without = np.array([(3 - right[i]) / (5 - positions[i]) for i in range(3)])
+    jackknife = 2 / 3 * ((without - without.mean()) ** 2).sum()
+    place = sampling["runs"].index("recall/self-seed2")
+    assert sampling["covariance"][place, place] == pytest.approx(jackknife, rel=0.5)
+    assert claims.difference_of(found, "self", "identity")[0].samples == 3
+    assert claims.probed("copy") is None

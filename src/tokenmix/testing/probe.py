@@ -351,8 +351,8 @@ STEPS: dict[str, int] = {
 """Training steps of a task, at which self-attention's learning curve is flat."""
 
 
-def train_one(target: Target, task: ProbeTask, seed: int, *, steps: int, device: str = "cpu") -> dict[str, float]:
-    """Train one network from scratch; return test accuracies at the training length and at twice the length."""
+def train_one(target: Target, task: ProbeTask, seed: int, *, steps: int, device: str = "cpu") -> dict[str, Tensor]:
+    """Train one network from scratch; return what it has `right` at the training length and at twice the length."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         net = ProbeNet(make_mixers(target, task.grid, DIM, DEPTH), task, DIM).to(device)
@@ -369,22 +369,28 @@ def train_one(target: Target, task: ProbeTask, seed: int, *, steps: int, device:
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             optimizer.step()
             schedule.step()
-        found = {task.name: accuracy(net, task, task.grid, device)}
+        found = {task.name: right(net, task, task.grid, device)}
         declared: list[Any] = [getattr(mixer, "capabilities", None) for mixer in net.mixers]
         any_length = all(known is not None and (known.length, known.layout) == ("any", "tokens") for known in declared)
         if task.double is not None and any_length:
-            found[f"{task.name} x2"] = accuracy(net, task, task.double, device)
+            found[f"{task.name} x2"] = right(net, task, task.double, device)
         return found
 
 
 @torch.no_grad()
-def accuracy(net: nn.Module, task: ProbeTask, grid: tuple[int, int], device: str) -> float:
+def right(net: nn.Module, task: ProbeTask, grid: tuple[int, int], device: str) -> Tensor:
+    """How many positions of each test sample are right, and how many were asked for: (2, samples) int64."""
     tokens, answers = task.batch(EVAL, 2**41, grid)
     net.eval()
     found = torch.cat([net(part.to(device)).argmax(2).cpu() for part in tokens.split(256)])
     net.train()
-    asked = answers >= 0
-    return float((found[asked] == answers[asked]).double().mean())
+    return torch.stack([found == answers, answers >= 0]).sum(2)
+
+
+def accuracy(counts: Tensor) -> float:
+    """Accuracy over all positions of all samples, from `right`."""
+    hits, asked = counts.double().sum(1)
+    return float(hits / asked)
 
 
 @from_caller
@@ -438,8 +444,8 @@ def probe(
             for seed in SEEDS if full else SEEDS[:1]:
                 with as_user_error(f"{label} fails in training on {name}: ", "; tokenmix doctor says more"):
                     found = train_one(target, TASKS[name], seed, steps=STEPS[name], device=device)
-                for task, value in found.items():
-                    scores[label].setdefault(task, []).append(value)
+                for task, counts in found.items():
+                    scores[label].setdefault(task, []).append(accuracy(counts))
             if progress is not None:
                 progress(f"{label}, {name}: {statistics.fmean(scores[label][name]):.2f}")
         seconds[label] = round(time.perf_counter() - start, 1)
