@@ -153,11 +153,12 @@ def probed(task: str) -> dict[str, Any] | None:
         score = float(hits.sum() / asked.sum())
         variants.setdefault(mixer, []).append({"seed": int(seed), "folder": folder, "score": score})
         means.append((hits - score * asked) / asked.mean())  # a ratio of sums, to first order
+    told = read_json(PROBE.with_suffix(".json"))
     return {
-        **read_json(PROBE.with_suffix(".json")),
+        **told,
         "metric": "accuracy",
         "higher": True,
-        "minutes": None,
+        "minutes": f"{told['minutes'][task]:.1f}",
         "note": f"guessing {guess_of(task):.2f}",
         "variants": [{"name": mixer, "runs": runs} for mixer, runs in variants.items()],
         "samplings": [{"samples": len(asked), "runs": [*right], "covariance": covariance_of_means(np.stack(means))}],

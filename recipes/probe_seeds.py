@@ -7,7 +7,10 @@ attention with all its width in one head. The same command goes on where it stop
 which the ledger reads, and recipes/probe_seeds.json, which says when and where.
 """
 
+import math
 import signal
+import time
+from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -64,10 +67,12 @@ def train(run: tuple[str, str, int, Path]) -> str:
     """Train one network, write its file, and say what it reached."""
     task, mixer, seed, file = run
     torch.set_num_threads(1)
+    started = time.monotonic()
     hits, asked = train_one(OTHERS.get(mixer, mixer), TASKS[task], seed, steps=STEPS[task])[task]
     where = {key: environment()[key] for key in ("date", "cpu", "commit")}
     make_folder(file.parent)
-    write_json(file, {**where, "right": hits.tolist(), "asked": asked.tolist()})
+    seconds = time.monotonic() - started
+    write_json(file, {**where, "seconds": seconds, "right": hits.tolist(), "asked": asked.tolist()})
     return f"{task}, {mixer}, seed {seed}: {hits.sum() / asked.sum():.3f}"
 
 
@@ -83,14 +88,16 @@ def main(args: Args) -> None:
         except KeyboardInterrupt:
             pool.shutdown(cancel_futures=True)
             raise
-    columns, told = {}, []
+    columns, told, seconds = {}, [], defaultdict[str, list[float]](list)
     for task, mixer, seed, file in runs_of(args.runs):
         told.append(read_json(file))
+        seconds[task].append(told[-1].get("seconds", math.nan))
         columns[f"{task}/asked"] = np.array(told[-1]["asked"], np.uint8)
         columns[f"{task}/{mixer}-seed{seed}"] = np.array(told[-1]["right"], np.uint8)
     np.savez_compressed(RESULTS, **columns)
     where = {key: ", ".join(dict.fromkeys(one[key] for one in told)) for key in ("cpu", "commit")}
-    write_json(RESULTS.with_suffix(".json"), {"date": max(one["date"] for one in told), **where})
+    minutes = {task: float(np.nanmedian(times)) / 60 for task, times in seconds.items()}
+    write_json(RESULTS.with_suffix(".json"), {"date": max(one["date"] for one in told), **where, "minutes": minutes})
 
 
 if __name__ == "__main__":
