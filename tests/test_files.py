@@ -116,6 +116,15 @@ def test_a_folder_that_cannot_be_made_is_told_before_the_work(tmp_path: Path, mo
             files.check_new(tmp_path / name)
     files.check_new(tmp_path / "new" / "out")
     assert not (tmp_path / "new").exists()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for name in (".", "../here"):
+        with pytest.raises(UserError, match="is the current folder or a mount, which is not replaced"):
+            files.check_new(Path(name))
+    monkeypatch.setattr(os.path, "ismount", lambda place: place == tmp_path / "mount")
+    (tmp_path / "mount").mkdir()
+    with pytest.raises(UserError, match="mount is the current folder or a mount"):
+        files.check_new(tmp_path / "mount")
 
 
 def test_a_guessed_name_of_a_partial_folder_is_not_followed(tmp_path: Path):

@@ -107,6 +107,8 @@ def check_new(folder: Path) -> None:
         raise UserError(f"{folder} exists and is not empty; remove it, or give another --out")
     _refuse_link(folder)
     # It is written beside its place, and renamed.
+    if folder.exists() and (os.path.ismount(folder) or folder.samefile(Path.cwd())):
+        raise UserError(f"{folder} is the current folder or a mount, which is not replaced; give --out a folder in it")
     above = next(place for place in folder.absolute().parents if os.path.lexists(place))
     if not above.is_dir() or not os.access(above, os.W_OK):
         problem = "Permission denied" if above.is_dir() else f"{above} is not a folder"
