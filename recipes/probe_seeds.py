@@ -7,7 +7,6 @@ attention with all its width in one head. The same command goes on where it stop
 which the ledger reads, and recipes/probe_seeds.json, which says when and where.
 """
 
-import math
 import signal
 import time
 from collections import defaultdict
@@ -91,12 +90,12 @@ def main(args: Args) -> None:
     columns, told, seconds = {}, [], defaultdict[str, list[float]](list)
     for task, mixer, seed, file in runs_of(args.runs):
         told.append(read_json(file))
-        seconds[task].append(told[-1].get("seconds", math.nan))
+        seconds[task].append(told[-1]["seconds"])
         columns[f"{task}/asked"] = np.array(told[-1]["asked"], np.uint8)
         columns[f"{task}/{mixer}-seed{seed}"] = np.array(told[-1]["right"], np.uint8)
     np.savez_compressed(RESULTS, **columns)
     where = {key: ", ".join(dict.fromkeys(one[key] for one in told)) for key in ("cpu", "commit")}
-    minutes = {task: float(np.nanmedian(times)) / 60 for task, times in seconds.items()}
+    minutes = {task: float(np.median(times)) / 60 for task, times in seconds.items()}
     write_json(RESULTS.with_suffix(".json"), {"date": max(one["date"] for one in told), **where, "minutes": minutes})
 
 
