@@ -25,6 +25,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **unused: object) -> str:
-    """Fences without the mark of the tests (`no-run`), which would end the fence; commands as shell."""
+    """Commands as shell, notebooks as pages, fences without the tests' mark (`no-run`), which would end the fence."""
+    markdown = re.sub(r"(notebooks/\w+)\.ipynb\)", r"\1.md)", markdown)
     unmarked = re.sub(r"^(```\w+) no-run$", r"\1", markdown, flags=re.MULTILINE)
     return re.sub(r"^```console$", "```bash", unmarked, flags=re.MULTILINE)

@@ -141,8 +141,6 @@ def test_links_lead_somewhere(page):
             continue
         path, _, anchor = target.partition("#")
         file = (page.parent / path).resolve() if path else page
-        if re.fullmatch(r"(?:\.\./)?notebooks/\w+\.md", path) and file.stem != "index":
-            file = file.with_suffix(".ipynb")
         assert file.exists(), f"{page}: {target}"
         if anchor:
             assert anchor in anchors(file), f"{page}: {target}"

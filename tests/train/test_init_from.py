@@ -12,7 +12,7 @@ from tokenmix.checkpoints import resize
 from tokenmix.errors import UserError
 from tokenmix.lab.train.checkpoint import initial_weights
 from tokenmix.lab.train.run import train
-from tokenmix.lab.train.sources import make_config
+from tokenmix.lab.train.sources import base_comparison, make_config
 from tokenmix.models import create_model
 
 CONFIG = make_config(
@@ -47,6 +47,15 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 def continued(start: Path, out: Path, **changes: Any) -> dict[str, torch.Tensor]:
     return weights(train(CONFIG.replace(init_from=start, out=out, **changes), quiet=True))
+
+
+def test_a_run_brings_its_data_to_the_same_task(start: Path):
+    for given in ({}, {"model": "vit_nano"}):
+        assert make_config(init_from=start, **given).data.data == "digits"
+        assert base_comparison("image-classification", start, **given).data.data == "digits"
+    assert make_config(init_from=start, data="emoji").data.data == "emoji"
+    assert make_config(init_from=start).data.limit is None
+    assert make_config("semantic-segmentation", init_from=start, model="eanet_seg_nano").data.data != "digits"
 
 
 @pytest.mark.parametrize("model", ["gmlp_nano", "vit_nano"])

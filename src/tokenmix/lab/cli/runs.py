@@ -38,7 +38,7 @@ class Train:
         """A run with its task's options; other options come from the recipe or the resumed run."""
         task = _task(prog, args)
         source = parse_known(Source, prog, args)
-        base = base_config(task, source.recipe, source.resume, None if source.model else source.init_from)
+        base = base_config(task, source.recipe, source.resume, source.init_from, source.model)
         return cls(merge_kwargs(base, _parse_config(TrainConfig, prog, args, base, cls.__doc__ or "")))
 
     def run(self) -> None:
@@ -77,11 +77,10 @@ class Compare:
         task = _task(prog, args)
         args = [_axis(word, after) for word, after in zip(args, [*args[1:], ""])]
         source = parse_known(Source, prog, args)
-        start = None if source.model else source.init_from
         if source.config:
             base = load_comparison(source.config, task)
         else:
-            base = base_comparison(task or CompareConfig.task, start)
+            base = base_comparison(task or CompareConfig.task, source.init_from, source.model)
         given = _parse_config(CompareConfig, prog, args, base, cls.__doc__ or "")
         # The file has them, not the parser.
         return cls(given.replace(variants=base.variants))

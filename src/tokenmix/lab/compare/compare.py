@@ -132,7 +132,8 @@ def compare(
         task: a name of `tokenmix.list_tasks()`; default: the config's task, else image classification.
         config: all options in one object, or their TOML file; options given separately override it.
         mixers: names of `tokenmix.list_mixers()`, or "module:Class".
-        data: a data set of `tokenmix list data`, or your files, such as "folder:photos".
+        data: a data set of `tokenmix list data`, or your files, such as "folder:photos"; default: that of `init_from`,
+            else Fashion-MNIST for images.
         model: the network; default: the model of `init_from`, else a small model of the task.
         model_kwargs: arguments of the model.
         seeds: each variant has one run per seed.
@@ -167,7 +168,7 @@ def compare(
     if model_kwargs is not None:
         given["model_kwargs"] = dict(model_kwargs)
     if config is None:
-        config = base_comparison(task or CompareConfig.task, None if model else init_from)
+        config = base_comparison(task or CompareConfig.task, init_from, model)
     config = config.replace(**given, task=task or config.task)
     # A file has room for every column.
     console = Console(quiet=quiet, width=None if sys.stdout.isatty() else WIDE)

@@ -212,7 +212,7 @@ class BudgetConfig(Section):
     init_from: Path | None = None
     """Start from the weights of a safetensors file or run folder; image size and classes may differ.
     Positions of your own models are interpolated if they have the shape (1, h*h, D) or (1, 1 + h*h, D).
-    A run folder also sets the model, its arguments and its swap, unless --model or --recipe is given."""
+    A run folder also sets data, model, its arguments and its swap, unless you give others or a --recipe."""
 
 
 @dataclass(frozen=True, kw_only=True)

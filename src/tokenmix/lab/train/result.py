@@ -130,7 +130,8 @@ def train(
     Args:
         task: a name of `tokenmix.list_tasks()`; default: the recipe's or run's task, else image classification.
         config: all options in one object; options given separately override it.
-        data: a data set of `tokenmix list data`, or your files, such as "folder:photos".
+        data: a data set of `tokenmix list data`, or your files, such as "folder:photos"; default: that of `init_from`,
+            else Fashion-MNIST for images.
         model: the network's name; default: the model of `init_from`, else the task's default.
         model_kwargs: arguments of the model.
         pretrained: start from the published weights of a model of timm or torchvision.

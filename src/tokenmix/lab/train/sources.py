@@ -47,20 +47,26 @@ def load_comparison(name: str, task: str | None = None) -> CompareConfig:
     return config.replace(config=name)
 
 
-def base_comparison(task: str, init_from: str | Path | None = None) -> CompareConfig:
-    """The config that given options change: the task's defaults, with the model of the run folder `init_from`."""
+def base_comparison(task: str, init_from: str | Path | None = None, model: str | None = None) -> CompareConfig:
+    """The config that given options change: the task's defaults, or data and model of the run folder `init_from`."""
     config = comparison_config(task)
-    start = _start(config, init_from)
-    return config if start is None else dataclasses.replace(config, model=start.model)
+    return dataclasses.replace(config, **_of_start(config, init_from, model))
 
 
-def _start(config: TrainConfig | CompareConfig, init_from: str | Path | None) -> TrainConfig | None:
-    """The config of the run folder `init_from`, if the task trains its model."""
+def _of_start(config: TrainConfig | CompareConfig, init_from: str | Path | None, model: str | None) -> dict[str, Any]:
+    """Sections from the run folder `init_from`: its data if it has the same task, its model unless one is named."""
     source = None if init_from is None else RunFolder.of_weights(Path(init_from))
     start = None if source is None else source.saved_config
-    if start is None or (start.task != config.task and start.model.model not in list_models(task=config.task)):
-        return None
-    return start
+    if start is None:
+        return {}
+    found: dict[str, Any] = {}
+    if start.task == config.task:
+        found["data"] = dataclasses.replace(config.data, data=start.data.data)
+    if model is None and (start.task == config.task or start.model.model in list_models(task=config.task)):
+        found["model"] = start.model
+        if isinstance(config, TrainConfig):  # Not which part of it was trained.
+            found["swap"] = dataclasses.replace(start.swap, train_only="all")
+    return found
 
 
 def _load(kind: str, name: str, known: list[str], default: Callable[..., D], task: str | None = None) -> D:
@@ -80,8 +86,8 @@ def _load(kind: str, name: str, known: list[str], default: Callable[..., D], tas
         values.setdefault("task", task)
     if "variants" in values:
         values.setdefault("mixers", [])
-    if kind == "comparison" and "model" not in values and isinstance(values.get("init_from"), str):
-        default = functools.partial(default, init_from=values["init_from"])
+    if kind == "comparison" and isinstance(values.get("init_from"), str):
+        default = functools.partial(default, init_from=values["init_from"], model=values.get("model"))
     config = read_document(values, f"the {kind} {path}", default)
     for key in NOT_HERE:
         if config.flat().get(key) is not None:
@@ -117,13 +123,15 @@ def make_config(
     Raises:
         UserError: the task lacks an option, or a value has a wrong type or is out of range.
     """
-    base = base_config(task, recipe, resume, None if "model" in values else values.get("init_from"))
+    base = base_config(task, recipe, resume, values.get("init_from"), values.get("model"))
     values |= {} if resume is None else {"resume": resume}
     return merge_kwargs(base, base.replace(**values))
 
 
-def base_config(task: str | None, recipe: str | None, resume: Path | None, init_from: Path | None) -> TrainConfig:
-    """The config that given options change: the saved run's, the recipe's, or the task's, with `init_from`'s model."""
+def base_config(
+    task: str | None, recipe: str | None, resume: Path | None, init_from: Path | None, model: str | None
+) -> TrainConfig:
+    """The config that given options change: the saved run's, the recipe's, or the task's with what `init_from` has."""
     if resume is not None:
         return RunFolder(resume).config
     if recipe is not None:
@@ -132,11 +140,7 @@ def base_config(task: str | None, recipe: str | None, resume: Path | None, init_
             raise UserError(f"the recipe {recipe} is for {config.task}, got the task {task}; leave the task out")
         return config
     config = default_config(task or TrainConfig.task)
-    start = _start(config, init_from)
-    if start is None:
-        return config
-    # The model, not which part of it was trained.
-    return dataclasses.replace(config, model=start.model, swap=dataclasses.replace(start.swap, train_only="all"))
+    return dataclasses.replace(config, **_of_start(config, init_from, model))
 
 
 def merge_kwargs(recipe: TrainConfig, given: TrainConfig) -> TrainConfig:
