@@ -174,6 +174,19 @@ def test_the_start_is_neither_uniform_nor_saturated() -> None:
         assert layer.memory.key_memory.std().item() == pytest.approx(std, rel=0.05)
 
 
+def test_a_printed_layer_has_what_is_not_usual() -> None:
+    assert "num_steps" not in repr(ExternalAttention(16))
+    assert "num_steps=3, chunk_size=5" in repr(ExternalAttention(16, num_steps=3, chunk_size=5))
+
+
+def test_autocast_leaves_float64_alone() -> None:
+    layer = ExternalAttention(16, num_slots=4, chunk_size=3).double()
+    x = torch.randn(2, 7, 16, dtype=torch.float64)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = layer(x)
+    torch.testing.assert_close(out, layer(x))
+
+
 def test_ties() -> None:
     none, init, hard = (ExternalAttention(16, num_slots=8, tie=tie).memory for tie in TIES)
     assert none.value_memory is not None

@@ -175,6 +175,15 @@ def test_em_attention_of_one_head_is_the_published_unit() -> None:
     torch.testing.assert_close(layer(X), layer.proj((bases @ shares.mT).mT), atol=1e-5, rtol=1e-5)
 
 
+def test_second_derivatives_of_a_sample_without_tokens() -> None:
+    layer, x = EMAttention(8, num_heads=2, num_slots=3).double(), X.clone().requires_grad_()
+    mask = torch.ones(X.shape[:2], dtype=torch.bool)
+    mask[1] = False
+    (gradient,) = torch.autograd.grad(layer(x, mask).square().sum(), x, create_graph=True)
+    gradient.square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in layer.parameters() if p.grad is not None)
+
+
 def test_bases_depend_on_the_sample() -> None:
     """The difference to external attention, whose memory is the same for every sample."""
     layer = EMAttention(8, num_heads=2, num_slots=3).double()

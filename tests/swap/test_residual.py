@@ -3,6 +3,8 @@
 import copy
 import json
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -282,3 +284,18 @@ def test_layers_without_scores_of_their_own() -> None:
     assert [row.kept for row in report.rows] == [("query", "key", "value", "out"), (), ()]
     model(images()).sum().backward()
     assert all(p.grad is not None for p in model.blocks.parameters())
+
+
+@torch.no_grad()
+def test_threads_do_not_take_each_other_s_scores() -> None:
+    model, (x, y) = timm_vit(depth=2), (images(), images() * 2)
+    swap(model, mixer_kwargs={"scores_from": "previous"})
+    expected, both = [model(x), model(y)], threading.Barrier(2, timeout=60)
+
+    def wait(*_: object) -> None:
+        both.wait()
+
+    model.blocks[0].register_forward_hook(wait)
+    with ThreadPoolExecutor(2) as pool:
+        for out, alone in zip(pool.map(torch.no_grad()(lambda x: model(x)), (x, y)), expected, strict=True):
+            torch.testing.assert_close(out, alone)

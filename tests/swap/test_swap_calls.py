@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 import tokenmix
 from tokenmix.errors import UserError
+from tokenmix.swap import AttentionLayout, register_adapter, registry
 from tokenmix.swap.adapter import shared_mask
 from tokenmix.swap.coded_adapters import MixerInTorch
 
@@ -117,6 +119,8 @@ def test_timm_s_masks(make: Callable[..., Any]) -> None:
         torch.testing.assert_close(new(x, attn_mask=mask)[:, :5], old(x, attn_mask=mask)[:, :5], rtol=1e-4, atol=1e-5)
     with pytest.raises(UserError, match="pairs of tokens"):
         new(x, attn_mask=torch.ones(3, 1, 7, 7, dtype=torch.bool).tril())
+    with pytest.raises(UserError, match="pairs of tokens"):  # two axes are pairs
+        new(x, attn_mask=torch.ones(7, 7, dtype=torch.bool).tril())
     with pytest.raises(UserError, match="is_causal=True"):
         new(x, is_causal=True)
 
@@ -253,6 +257,51 @@ def test_a_wrapped_projection_is_refused_in_one_line():
     encoder.self_attn.out_proj = wrapped
     with pytest.raises(UserError, match=r"Sequential, not nn\.Linear"):
         tokenmix.swap_attention(encoder, "self", example_inputs=(torch.randn(1, 5, 16),))
+
+
+def test_a_linear_layer_that_does_more_is_refused(make: Callable[..., Any]):
+    class LowRank(nn.Linear):  # as loralib has it
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + x.mean(-1, keepdim=True)
+
+    model = make()
+    model.blocks[0].attn.qkv = LowRank(32, 96)
+    with pytest.raises(UserError, match=r"LowRank, not nn\.Linear"):
+        tokenmix.swap_attention(model, "self", ["blocks.0.attn"])
+
+
+def test_a_mask_that_the_adapter_does_not_name_is_refused(monkeypatch: pytest.MonkeyPatch):
+    class Masked(nn.Module):
+        num_heads = 4
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv, self.proj = nn.Linear(16, 48), nn.Linear(16, 16)
+
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            q, k, v = self.qkv(x).unflatten(2, (3, 4, 4)).permute(2, 0, 3, 1, 4)
+            bias = None if mask is None else mask[:, None, None]
+            return self.proj(nn.functional.scaled_dot_product_attention(q, k, v, bias).transpose(1, 2).flatten(2))
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attn = Masked()
+
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            return self.attn(x, mask)
+
+    monkeypatch.setattr(registry, "ADAPTERS", [*registry.ADAPTERS])
+    layout = register_adapter(AttentionLayout(classes=[Masked], qkv="qkv", out="proj"))
+    assert isinstance(layout, AttentionLayout)
+    x, mask = torch.randn(2, 5, 16), torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    net = Net().eval()
+    expected = net(x, mask)
+    with pytest.raises(UserError, match="mask is given, and the adapter does not name it"):
+        tokenmix.swap_attention(net, "self", example_inputs=(x, mask))
+    register_adapter(replace(layout, mask="mask"))
+    tokenmix.swap_attention(net, "self", example_inputs=(x, mask))
+    torch.testing.assert_close(net(x, mask)[mask], expected[mask])
 
 
 def test_masks_of_older_code():

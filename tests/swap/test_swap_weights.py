@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import tokenmix
+from tokenmix.layers import LinearAttention, MultiHeadExternalAttention
 from tokenmix.swap import SwapReport, SwapRow
 
 
@@ -104,6 +105,16 @@ def test_dropout_goes_over_where_there_is_a_place_for_it(make: Callable[..., Any
     layer, row = swapped(make(attn_drop_rate=0.1, proj_drop_rate=0.2), "external")
     assert layer.dropout.p == 0.2
     assert "dropout of 0.1" in row.why
+    _, row = swapped(make(attn_drop_rate=0.1, proj_drop_rate=0.2), "depthwise")
+    assert "the dropout of 0.1 on the map has no place in it; the dropout of 0.2 on the output has no place" in row.why
+
+
+def test_dropout_of_our_own_mixers_goes_over() -> None:
+    ours = MultiHeadExternalAttention(16, num_heads=4, num_slots=5, dropout=0.3, attention_dropout=0.2)
+    for mixer, of_map in ((ours, 0.2), (LinearAttention(16, num_heads=4, dropout=0.3), 0.0)):
+        model = nn.ModuleDict({"attn": mixer})
+        tokenmix.swap_attention(model, "self")
+        assert (model["attn"].dropout.p, model["attn"].attention_dropout) == (0.3, of_map)
 
 
 def test_what_is_asked_for_comes_first(make: Callable[..., Any]) -> None:

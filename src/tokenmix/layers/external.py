@@ -86,7 +86,9 @@ class Memory(nn.Module):
     def extra_repr(self) -> str:
         slots, width = self.key_memory.shape
         kind, drop = self.options["normalization"], f", dropout={self.dropout}" if self.dropout else ""
-        return f"num_slots={slots}, width={width}, tie={self.tie!r}, normalization={kind!r}{drop}"
+        usual = {"normalization": kind, "num_steps": 1}
+        other = "".join(f", {name}={value!r}" for name, value in self.options.items() if value != usual.get(name))
+        return f"num_slots={slots}, width={width}, tie={self.tie!r}, normalization={kind!r}{other}{drop}"
 
 
 class ExternalAttention(Mixer):

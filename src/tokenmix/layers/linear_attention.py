@@ -164,8 +164,8 @@ class EMAttention(Mixer):
                 weights = weights.masked_fill(~mask[:, None, :, None], 0.0)
             with full_precision(x):  # A sum over many tokens exceeds the range of float16.
                 sums = widen(weights).transpose(-2, -1) @ widen(features)
-            # The normalised sum equals the normalised mean.
-            bases = F.normalize(sums, dim=-1, eps=1e-6).to(features.dtype)
+            # The normalised sum equals the normalised mean. The norm of F.normalize has no second derivative at 0.
+            bases = (sums * sums.square().sum(-1, keepdim=True).clamp_min(1e-12).rsqrt()).to(features.dtype)
         return weights, bases
 
     def macs(self, num_tokens: int) -> int:

@@ -51,7 +51,8 @@ class Factors(NamedTuple):
     def in_autocast_type(self) -> "Factors":
         """The tensors in autocast's dtype if autocast is on; autocast does not know our operators."""
         kind = self.query.device.type
-        if kind == "meta" or not torch.is_autocast_enabled(kind):
+        # Autocast leaves float64 alone.
+        if self.query.dtype == torch.float64 or kind == "meta" or not torch.is_autocast_enabled(kind):
             return self
         dtype = torch.get_autocast_dtype(kind)
         memories = self.key_memory.to(dtype), self.value_memory.to(dtype)

@@ -77,6 +77,8 @@ def shared_mask(mask: Tensor | None, x: Tensor) -> Tensor | None:
         raise UserError(message)
     pairs = (pairs if pairs.dtype == torch.bool else from_added(pairs))[:, 0]
     seen = pairs.any(1)
+    if seen.shape[0] not in (1, x.shape[0]):
+        raise UserError(message)
     if pairs.shape[1] > 1:
         padding = ~(seen.unsqueeze(2) | pairs.any(2, keepdim=True))
         check_values((pairs == seen.unsqueeze(1)) | padding, message)
@@ -102,7 +104,7 @@ class Affine(NamedTuple):
 
     @staticmethod
     def of(layer: nn.Module) -> "Affine":
-        if not isinstance(layer, nn.Linear):
+        if not isinstance(layer, nn.Linear) or type(layer).forward is not nn.Linear.forward:
             kind = f"{type(layer).__module__}.{type(layer).__qualname__}"
             raise SwapError(
                 f"a projection is {kind}, not nn.Linear; take out what wraps it, in PEFT by merge_and_unload"
@@ -275,7 +277,8 @@ class AttentionLayout(AttentionAdapter):
         three = [_part(module, name) for name in (self.query, self.key, self.value)]
         if isinstance(stored, nn.Linear):
             biases = [b for name in self.biases if (b := _part(module, name)) is not None]
-            projections = Affine.parts(stored.weight, torch.cat(biases) if biases else stored.bias)
+            weight, bias = Affine.of(stored)
+            projections = Affine.parts(weight, torch.cat(biases) if biases else bias)
         else:
             projections = [Affine.of(part) for part in three if isinstance(part, nn.Linear)]
         if len(projections) < 3 or not isinstance(out, nn.Linear):
@@ -306,8 +309,8 @@ class AttentionLayout(AttentionAdapter):
             qkv_bias=query.bias is not None,
             causal=bool(_part(module, self.causal)),
             positions=_present(module, self.positions),
-            dropout=_rate(_part(module, self.dropout)),
-            attention_dropout=_rate(_part(module, self.attention_dropout)),
+            dropout=rate_of(_part(module, self.dropout)),
+            attention_dropout=rate_of(_part(module, self.attention_dropout)),
             remark="; ".join(filter(None, remarks)),
         )
 
@@ -342,6 +345,12 @@ class AttentionLayout(AttentionAdapter):
         if other is not None:
             raise UserError(
                 f"{other} is given, and a mixer mixes one set of tokens; leave this attention out by where="
+            )
+        known = {self.tokens or next(iter(given), ""), self.mask, *self.positions}
+        unknown = next((name for name, value in given.items() if isinstance(value, Tensor) and name not in known), None)
+        if unknown is not None:
+            raise UserError(
+                f"{unknown} is given, and the adapter does not name it; if it masks tokens, register mask={unknown!r}"
             )
         if given.get("output_attentions"):
             raise UserError(NO_ATTENTIONS)
@@ -428,6 +437,6 @@ def _present(module: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name, part in parts.items() if part is not None and not isinstance(part, nn.Identity))
 
 
-def _rate(dropout: object) -> float:
+def rate_of(dropout: object) -> float:
     rate = getattr(dropout, "p", dropout)
     return float(rate) if isinstance(rate, float | int) else 0.0

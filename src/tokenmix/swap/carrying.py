@@ -1,6 +1,7 @@
 """Pass scores between attention layers of models from other libraries, whose blocks only pass tokens."""
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 
 import torch
@@ -19,16 +20,22 @@ LOST = (
 )
 
 
+class _Here(threading.local):
+    scores: Scores | None = None  # of the previous layer, until the next layer takes them
+    entered: tuple[TensorWeakRef, ...] = ()  # inputs of the next layer's block, and of its parts, since then
+
+
 class Link:
     """Scores on their way from one layer to the next. They belong to a forward pass, so copies have none."""
 
-    scores: Scores | None = None  # of the previous layer, until the next layer takes them
-    entered: tuple[TensorWeakRef, ...] = ()  # inputs of the next layer's block, and of its parts, since then
     # Block inputs of unfinished passes, with the scores taken in them.
     taken: tuple[tuple[TensorWeakRef, Scores], ...] = ()
 
-    def __getstate__(self) -> dict[str, object]:
-        return {}
+    def __init__(self) -> None:
+        self.here = _Here()  # of this thread: several may call one model
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return Link, ()
 
     def take(self, x: Tensor) -> Scores:
         """The scores of this pass for the layer's tokens x.
@@ -36,8 +43,8 @@ class Link:
         Gradient checkpointing calls a block again with the same tensor, possibly after later passes. The layer then
         takes the scores of the block's first call. transformers calls `forward` directly, without hooks of the block.
         """
-        scores, entered = self.scores, self.entered
-        self.scores, self.entered = None, ()
+        scores, entered = self.here.scores, self.here.entered
+        self.here.scores, self.here.entered = None, ()
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             inputs = [given for ref in entered if (given := ref()) is not None]
             self.taken = tuple((ref, old) for ref, old in self.taken if ref() is not None)
@@ -56,10 +63,10 @@ class Link:
 def note_call(link: Link, first: bool, part: nn.Module, args: tuple[object, ...], kwargs: Arguments) -> None:
     """Forward pre-hook of a layer's block (`first`) and of the parts of that block."""
     if first:
-        link.entered = ()
+        link.here.entered = ()
     x = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
     if x is not None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        link.entered = (*link.entered, TensorWeakRef(x))
+        link.here.entered = (*link.here.entered, TensorWeakRef(x))
 
 
 def watch_blocks(layers: Sequence[tuple[nn.Module, "Carrying"]]) -> Callable[[], None]:
@@ -96,18 +103,18 @@ class Carrying(Mixer):
         return self.inner.num_tokens
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        out, self.after.scores = self.inner.mix(x, None if self.before is None else self.before.take(x), mask)
+        out, self.after.here.scores = self.inner.mix(x, None if self.before is None else self.before.take(x), mask)
         if self.last and torch.compiler.is_compiling():
-            self.after.scores = None
+            self.after.here.scores = None
         return out
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The map of the last call, for a forward hook; available until the next layer takes the scores."""
         if self.before is None:
             return self.inner.attention_map(x, mask)
-        if self.after.scores is None:
+        if self.after.here.scores is None:
             raise UserError(f"{LOST}; a forward hook may ask for its map")
-        query, key, dense, _, _ = self.after.scores.joined()
+        query, key, dense, _, _ = self.after.here.scores.joined()
         return attention_probabilities(query, key, mask=mask, bias=dense, scale=1.0)
 
     def macs(self, num_tokens: int) -> int:

@@ -21,6 +21,7 @@ from tokenmix.swap.adapter import (
     check_causal,
     from_added,
     is_causal,
+    rate_of,
 )
 from tokenmix.swap.carrying import Carrying
 
@@ -152,7 +153,15 @@ class TokenmixAdapter(AttentionAdapter):
         assert isinstance(module, Mixer)
         heads: Any = getattr(module, "num_heads", None)
         like, causal = next(module.parameters(), None), is_causal(module)
-        found = AttentionWeights(dim=module.dim, num_heads=heads, like=like, causal=causal)
+        memory = getattr(module, "memory", None)
+        found = AttentionWeights(
+            dim=module.dim,
+            num_heads=heads,
+            like=like,
+            causal=causal,
+            dropout=rate_of(getattr(module, "dropout", 0.0)),
+            attention_dropout=rate_of(getattr(module, "attention_dropout", getattr(memory, "dropout", 0.0))),
+        )
         if type(module) is not SelfAttention:
             remark = f"{type(module).__name__} has no projections of attention"
             if type(module) is OffsetAttention:
@@ -166,8 +175,6 @@ class TokenmixAdapter(AttentionAdapter):
             value=value,
             out=Affine.of(module.proj),
             qkv_bias=module.qkv.bias is not None,
-            dropout=module.dropout.p,
-            attention_dropout=module.attention_dropout,
         )
 
     def observe(self, module: nn.Module, arguments: Arguments) -> ObservedCall:

@@ -146,8 +146,9 @@ def _plan_one(site: AttentionSite, request: SwapRequest, before: Replacement | N
             f"it is this {label} already, and would lose its weights; name it in a list where=[...] for that"
         )
     why += "; as self, which makes the scores of the layers after it" if first else ""
-    if old.attention_dropout and "attention_dropout" not in inspect.signature(request.layer).parameters:
-        why += f"; the dropout of {old.attention_dropout:g} on the map has no place in it"
+    for name, rate, of in (("attention_dropout", old.attention_dropout, "map"), ("dropout", old.dropout, "output")):
+        if rate and name not in inspect.signature(request.layer).parameters:
+            why += f"; the dropout of {rate:g} on the {of} has no place in it"
     mixer = built
     if built.capabilities.layout == "2d":
         if request.grid is None or not counts:
