@@ -330,7 +330,7 @@ class AttentionLayout(AttentionAdapter):
         if causal and "is_causal" not in kinds:
             return ObservedCall(x.shape[1], refusal="it is causal by a mask of pairs, which a mixer has no place for")
         try:
-            self.check_call(given)
+            self.check_call(given, x)
             shared_mask(mask, x)
         except UserError as refusal:
             return ObservedCall(x.shape[1], causal, str(refusal), positions)
@@ -339,15 +339,15 @@ class AttentionLayout(AttentionAdapter):
     def brought_positions(self, given: Arguments) -> tuple[str, ...]:
         return tuple(name for name in self.positions if given.get(name) is not None)
 
-    def check_call(self, given: Arguments) -> None:
+    def check_call(self, given: Arguments, x: Tensor) -> None:
         """Raise `UserError` for arguments, other than masks, that no mixer can honour."""
         other = next((name for name in self.others if given.get(name) is not None), None)
         if other is not None:
             raise UserError(
                 f"{other} is given, and a mixer mixes one set of tokens; leave this attention out by where="
             )
-        known = {self.tokens or next(iter(given), ""), self.mask, *self.positions}
-        unknown = next((name for name, value in given.items() if isinstance(value, Tensor) and name not in known), None)
+        tensors = (name for name, value in given.items() if isinstance(value, Tensor) and value is not x)
+        unknown = next((name for name in tensors if name not in (self.mask, *self.positions)), None)
         if unknown is not None:
             raise UserError(
                 f"{unknown} is given, and the adapter does not name it; if it masks tokens, register mask={unknown!r}"
@@ -401,12 +401,12 @@ class SwappedAttention(nn.Module):
     def forward(self, *args: object, **kwargs: object) -> Tensor | tuple[Tensor | None, ...]:
         """Tokens (B, N, D) to the same; a mask (B, 1, 1, N), True = the token takes part."""
         given: Values = {**dict(zip(self.parameter_names, args, strict=False)), **kwargs}
-        self.layout.check_call(given)
+        x = given[self.layout.tokens or self.parameter_names[0]]
+        self.layout.check_call(given, x)
         brought = self.layout.brought_positions(given)
         if brought and not self.drop_positions:
             raise UserError(f"{', '.join(brought)} brings positions; swap with drop='positions' to leave them out")
         check_causal(self.mixer, bool(given.get("is_causal")))
-        x = given[self.layout.tokens or self.parameter_names[0]]
         out = self.mixer(x, shared_mask(given.get(self.layout.mask), x))
         if self.norm is not None:
             out = self.norm(x + out)
