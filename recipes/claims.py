@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ ROOT = Path(__file__).parents[1]
 PAGE, PROBE = ROOT / "docs" / "claims.md", ROOT / "recipes" / "probe_seeds.npz"
 LEDGER: dict[str, Any] = tomllib.loads((ROOT / "recipes" / "claims.toml").read_text())
 CLAIMS: list[dict[str, Any]] = LEDGER["claims"]
+ABOUT: dict[str, str] = LEDGER["about"]
 NOTES: dict[str, str] = LEDGER["notes"]
 AGREES, DISAGREES, NOT_SEEN, CANNOT_TELL, NOT_RUN = "agrees", "disagrees", "not seen", "cannot tell", "not yet run"
 MIXED, SEEDS = "mixed", 10
@@ -145,50 +146,67 @@ def probed(task: str) -> dict[str, Any] | None:
         right = {name: kept[name] for name in kept.files if name.startswith(f"{task}/")}
     if not right:
         return None
-    asked = right.pop(f"{task}/asked")
+    asked, told = right.pop(f"{task}/asked"), read_json(PROBE.with_suffix(".json"))
+    told |= {"minutes": f"{told['minutes'][task]:.1f}", "note": f"guessing {guess_of(task):.2f}"}
+    return by_accuracy(told, right, asked)
+
+
+def by_accuracy(told: Mapping[str, Any], right: Mapping[str, np.ndarray], asked: np.ndarray) -> dict[str, Any]:
+    """A result in the form of a kept one, from how many answers each run (.../NAME-seedK) had right in each sample."""
     variants: dict[str, list[dict[str, Any]]] = {}
     means = []
     for folder, hits in right.items():
-        mixer, _, seed = folder.removeprefix(f"{task}/").rpartition("-seed")
+        name, _, seed = Path(folder).name.rpartition("-seed")
         score = float(hits.sum() / asked.sum())
-        variants.setdefault(mixer, []).append({"seed": int(seed), "folder": folder, "score": score})
+        variants.setdefault(name, []).append({"seed": int(seed), "folder": folder, "score": score})
         means.append((hits - score * asked) / asked.mean())  # a ratio of sums, to first order
-    told = read_json(PROBE.with_suffix(".json"))
     return {
         **told,
         "metric": "accuracy",
         "higher": True,
-        "minutes": f"{told['minutes'][task]:.1f}",
-        "note": f"guessing {guess_of(task):.2f}",
-        "variants": [{"name": mixer, "runs": runs} for mixer, runs in variants.items()],
+        "variants": [{"name": name, "runs": runs} for name, runs in variants.items()],
         "samplings": [{"samples": len(asked), "runs": [*right], "covariance": covariance_of_means(np.stack(means))}],
     }
 
 
 @cache
 def document(comparison: str) -> dict[str, Any] | None:
-    """The kept result of a comparison, or of "probe TASK"; None if it has not been run."""
+    """The kept result of a comparison, of one "by accuracy" or of "probe TASK"; None if it has not been run."""
     if comparison.startswith("probe "):
         return probed(comparison.removeprefix("probe "))
-    file = file_of(comparison)
-    return read_json(file) if file.exists() else None
+    name, _, accuracy = comparison.partition(" ")
+    file = file_of(name)
+    if not file.exists() or not accuracy:
+        return read_json(file) if file.exists() else None
+    with np.load(file.with_suffix(".npz")) as kept:
+        labels = kept["label"]
+        answers = {key.removesuffix("/predicted"): kept[key] for key in kept.files if key.endswith("/predicted")}
+    told = {**read_json(file), "baselines": {"majority": float(np.bincount(labels).max() / len(labels))}}
+    return by_accuracy(told, {run: given == labels for run, given in answers.items()}, np.ones(len(labels)))
 
 
 def difference_of(found: Mapping[str, Any], a: str, b: str) -> tuple[Difference, tuple[float, float]] | None:
-    """How much better `a` is than `b`, and their means; None if one of them has no runs."""
+    """How much better `a` is than `b`, of perplexities in logarithms, and their means; None if one has no runs."""
     runs = [next((v["runs"] for v in found["variants"] if v["name"] == name), []) for name in (a, b)]
     if not all(runs):
         return None
-    sign = 1 if found["higher"] else -1
+    sign, ratio = 1 if found["higher"] else -1, found.get("metric") == "perplexity"
+
+    def values(side: Sequence[Mapping[str, Any]]) -> Any:
+        scores = np.array([run["score"] for run in side])
+        return sign * (np.log(scores) if ratio else scores)
+
     gaps = []
     for sampling in found["samplings"]:
         sides = [[run for run in every if run["folder"] in sampling["runs"]] for every in runs]
         places = [sampling["runs"].index(run["folder"]) for side in sides for run in side]
         covariance = np.array(sampling["covariance"])[np.ix_(places, places)]
-        ours, theirs = ([sign * run["score"] for run in side] for side in sides)
-        gaps.append(difference(ours, theirs, covariance, sampling["samples"]))
+        if ratio:
+            scores = np.array([run["score"] for side in sides for run in side])
+            covariance = covariance / np.outer(scores, scores)
+        gaps.append(difference(*map(values, sides), covariance, sampling["samples"]))
     if not gaps:
-        gaps = [difference(*([sign * run["score"] for run in every] for every in runs))]
+        gaps = [difference(*map(values, runs))]
     first, second = (float(np.mean([run["score"] for run in every])) for every in runs)
     return mean_of(gaps), (first, second)
 
@@ -239,7 +257,7 @@ def judge(rows: Sequence[Mapping[str, Any]], documents: Mapping[str, dict[str, A
         power = power_at(gap, effect := effect_of(row), 0.05 / len(got))
         if adjusted[i] < 0.05:
             verdict = AGREES if beyond[i].value > 0 else DISAGREES
-        elif "non_inferior" not in row and power >= 0.5 and gap.interval()[1] < effect:
+        elif "effect" in row and power >= 0.5 and gap.interval()[1] < effect:
             verdict = NOT_SEEN
         else:
             verdict = CANNOT_TELL
@@ -248,7 +266,7 @@ def judge(rows: Sequence[Mapping[str, Any]], documents: Mapping[str, dict[str, A
 
 
 def effect_of(row: Mapping[str, Any]) -> float:
-    """The effect that a row should find: its own, its margin, or a small one in the unit of its comparison."""
+    """The effect at which a row's power is told: the paper's, its margin, or a small one in its comparison's unit."""
     small = 0.01 if row["comparison"].startswith("compare_") else 0.05
     return row.get("effect", row.get("non_inferior", small))
 
@@ -268,68 +286,66 @@ def verdict_of(found: Sequence[Found]) -> tuple[str, bool]:
 
 HEAD = """# Small replications
 
-What the papers claim, and what small networks show: minutes of training on two CPU cores. A verdict holds *at this
-scale*; [how to read it](#how-to-read-it) has the rule. *Exploratory*: fewer than ten seeds. *Mixed*: rows that decide
-differ. The papers' figures are from a primary source [V], a secondary one [V2], or an article by or about the authors
-[S].
+What the papers claim, and what small networks show that train for minutes. A verdict holds *at this scale*; [how to
+read it](#how-to-read-it) has the rule. *Exploratory*: fewer than ten seeds. *Mixed*: some rows agree, others do
+not. The papers' figures are from a primary source [V], a secondary one [V2], or an article by or about the authors
+[S]; [?]: not known to us.
 """
 
 
 def rule() -> str:
     """How to read the page, and the results that have no rows."""
-
-    def mean(comparison: str, variant: str) -> str:
-        runs = next(one["runs"] for one in kept[comparison]["variants"] if one["name"] == variant)
-        return f"{np.mean([run['score'] for run in runs]):.3f}"
-
-    kept = {name: read_json(file_of(name)) for name in ("slots", "compare_lavit_pairs")}
-    slots, pairs = partial(mean, "slots"), partial(mean, "compare_lavit_pairs")
-    loss = difference_of(kept["compare_lavit_pairs"], "diagonality", "lavit")
+    lavit = read_json(file_of("compare_lavit_pairs"))
+    loss = difference_of(lavit, "diagonality", "lavit")
     assert loss is not None
     low, high = loss[0].interval()
+    pairs = {one["name"]: f"{scores_of(lavit, [one['name']])[one['name']]:.3f}" for one in lavit["variants"]}
     return f"""## How to read it
 
-`python -m recipes.claims` writes this page from `recipes/claims.toml`, the kept results of `recipes/*/compare_*.toml`,
-and three small programs. The probe has ten seeds here, and five on
-[the pages of the mechanisms](mechanisms/index.md#what-each-can-do-measured).
+`python -m recipes.claims` writes this page from `recipes/claims.toml` and the kept results: the files `.json`, and
+`.npz` with what each network said of each test sample, next to `recipes/*/compare_*.toml`. `python -m
+recipes.run_all --budget HOURS` repeats them all. The probe has ten seeds here, and five on [the pages of the
+mechanisms](mechanisms/index.md#what-each-can-do-measured).
 
-Each row asks whether A is better than B, or worse by less than a margin, which is ours. For perplexity, where less is
-better, the difference is B minus A. Intervals are at 95 %, over seeds and test samples, and
-[paired](guides/report.md#intervals).
-
-- **p**: the probability of such a difference from 0, or from the margin, by chance; adjusted by Holm for the number of
-  rows of the claim. Intervals are not adjusted.
-- A row **agrees** or **disagrees** where p is below 0.05. It says **not seen** if its interval excludes an effect that
-  it would find at least half the time, and else **cannot tell**. The effect is the paper's if it has the same unit
-  (of gates: that of tiny attention). Else it is 0.01 in `compare`, and 0.05 in the others.
-- *Equal found in*: how often the row would agree if A and B were equal.
-- A claim is **mixed** if rows that decide differ, and *exploratory* if no row with its verdict has ten seeds.
-- *Control*: `none` and `identity` are the same network with no mixing; with `mean` every token gets the mean of all.
-  The others are the simplest methods of the task. A dash: none was run.
-- The probe gives each mixer one learning rate, and the steps after which self-attention's curve is flat. More steps may
-  change what others can do.
-- `slots`: what a slot, or a k-means cluster, tells of the class. Clusters made anew for each tile, whose numbers mean
-  nothing in other tiles, tell {slots("double-own-clusters")} instead of {slots("double-slots")}.
+- **A, B**: each row asks whether A is better than B, or *worse by less* than a margin. Margins are ours, at most a
+  quarter of what self-attention gains over the control.
+- **Control**: the same network with no mixing (`none`, `identity`), or where every token gets the mean of all
+  (`mean`). Else the simplest method of the task.
+- **A less B**: over seeds and test samples, with the interval at 95 %, [paired](guides/report.md#intervals). For
+  perplexity, where less is better, it is the logarithm of B's less that of A's (0.05: B has 5 % more).
+- **p**: the probability of such a difference from 0, or from the margin, by chance. It is adjusted by Holm for the
+  rows of the claim; intervals are not.
+- **Power**: how often such a row would find this effect, or would agree if A and B were equal. The effect is the
+  paper's (*paper*) if it has the same unit, else a small one.
+- A row **agrees** or **disagrees** where p is below 0.05. It says **not seen** if its interval excludes the paper's
+  effect and the power is at least 50 %, and else **cannot tell**.
+- A claim is **mixed** if some rows agree and others disagree or have not seen it. It is *exploratory* if no row
+  with its verdict has ten seeds.
+- The probe gives each mixer one learning rate, and the steps after which self-attention's curve is flat. More steps
+  may change what others can do.
+- `slots`: what a slot, or a k-means cluster, tells of the class. `own-clusters` are made anew for each tile, so
+  their numbers mean nothing in other tiles.
 - `depth`: how far an attention map is from that of the block before (1 - CKA), first third of the blocks less last.
-- `one-head-external`: multi-head external attention with all its width in one head. Its memories are wider, so it has
-  nearly twice the parameters.
-- What each network said of each test sample stands beside the results (`.npz`).
+- `one-head-external`: multi-head external attention with all its width in one head. Its memories are wider, so it
+  has nearly twice the parameters. `em`: [EM attention](mechanisms/external.md).
 
 ## Without rows
 
 Where no mixer is ahead of the same network without attention, data cannot tell mixers apart.
 
 - [Detection](guides/detection.md#cost-and-results), and [point clouds](guides/points.md#cost-and-results).
-- LaViT on pairs (`compare_lavit_pairs`, eight seeds): {pairs("one-key")} with one key, so that all tokens get the same
-  mean. {pairs("lavit")} with less-attention, {pairs("no-residual")} without the residual, {pairs("diagonality")} with
-  diagonality loss ({low:.3f} to {high:.3f} more). {pairs("vanilla")} with self-attention everywhere. In segmentation
-  and instance segmentation one key does as well as attention: mean IoU 0.555 and 0.550, mask AP 0.117 and 0.126.
+- LaViT on pairs (`compare_lavit_pairs`, eight seeds): {pairs["one-key"]} with one key, so that all tokens get the
+  same mean. {pairs["lavit"]} with less-attention, {pairs["no-residual"]} without the residual,
+  {pairs["diagonality"]} with diagonality loss ({low:.3f} to {high:.3f} more). {pairs["vanilla"]} with
+  self-attention everywhere.
+- LaViT in segmentation and instance segmentation (2026-11-29, three to ten seeds, predictions not kept): mean IoU
+  0.555 with one key, 0.550 with self-attention, 0.549 with less-attention; mask AP 0.117 with one key, 0.126 with
+  self-attention.
 - [Solar cells](guides/data.md#cost-and-results): `identity` is as good as any mixer.
 - [A text encoder that is distilled](guides/swap.md#a-text-model-of-hugging-face): one seed. Linear attention is
   ahead of `identity` there, external attention is not.
 
-[?]: the paper's figure is not known to us. To cite a result, name its comparison, the commit in its JSON file, which is
-the code's, and the commit of this page, with `CITATION.cff`.
+To cite a result, name the number of its claim, the comparison, and the commit of its runs, with `CITATION.cff`.
 """
 
 
@@ -339,65 +355,89 @@ ORDER = (MIXED, DISAGREES, AGREES, NOT_SEEN, CANNOT_TELL, NOT_RUN)
 def page() -> str:
     """The whole page, with the papers' claims first on which something is decided."""
     judged = [
-        (claim, judge(claim["rows"], {r["comparison"]: document(r["comparison"]) for r in claim["rows"]}))
-        for claim in CLAIMS
+        (number, claim, judge(claim["rows"], {r["comparison"]: document(r["comparison"]) for r in claim["rows"]}))
+        for number, claim in enumerate(CLAIMS, 1)
     ]
-    judged.sort(key=lambda one: (ORDER.index(verdict_of(one[1])[0]), one[0].get("ours", False)))
+    judged.sort(key=lambda one: (ORDER.index(verdict_of(one[2])[0]), one[1].get("ours", False)))
     lines = [HEAD, "| | verdict | claim | the paper |", "|---:|---|---|---|"]
-    for i, (claim, found) in enumerate(judged, 1):
+    for number, claim, found in judged:
         verdict, enough = verdict_of(found)
         weak = "" if enough or verdict in (CANNOT_TELL, NOT_RUN) else ", exploratory"
-        lines.append(f"| {i} | **{verdict}**{weak} | {claim['text']} | {claim['paper']} |")
-    lines += ["", "## Comparisons", "", "| claim | verdict | A | B | difference and interval | p | comparison |"]
-    lines.append("|---:|---|---|---|---:|---:|---|")
-    for i, (_, found) in enumerate(judged, 1):
-        lines += [f"| {i} | {_line(one)} |" for one in found if one.difference is not None]
+        lines.append(f"| {number} | **{verdict}**{weak} | {claim['text']} | {claim['paper']} |")
+    lines += ["", "## Comparisons", "", "| claim | verdict | A | B | control | A less B | p | power | comparison |"]
+    lines.append("|---:|---|---|---|---|---:|---:|---|---|")
+    for number, _, found in judged:
+        lines += [f"| {number} | {_line(one)} |" for one in found if one.difference is not None]
     missing = [
-        f"`{one.row['comparison']}`: {one.row['a']} against {one.row['b']} (claim {i})"
-        for i, (_, found) in enumerate(judged, 1)
+        f"`{one.row['comparison']}`: {one.row['a']} against {one.row['b']} (claim {number})"
+        for number, _, found in judged
         for one in found
         if one.difference is None
     ]
     if missing:
         lines += ["", f"Not yet run: {'; '.join(missing)}."]
+    lines += ["", "## Data and networks", "", "| comparison | what is asked, of how many tokens, by which network |"]
+    lines += ["|---|---|", *(f"| `{name}` | {about} |" for name, about in ABOUT.items())]
     lines += ["", "## Run one", "", "```console", "tokenmix compare --config compare_climates --jobs 2"]
     lines += [
         "tokenmix probe external --tasks recall --full    # five seeds; recipes.probe_seeds has more",
         "```",
         "",
+        "| comparison | metric | controls | runs × minutes | measured | commit | note |",
+        "|---|---|---|---:|---|---|---|",
     ]
-    lines += ["| comparison | metric | control | minutes a run | measured | note |", "|---|---|---|---:|---|---|"]
-    names = dict.fromkeys(row["comparison"] for claim in CLAIMS for row in claim["rows"])
+    names = dict.fromkeys(row["comparison"].removesuffix(" accuracy") for claim in CLAIMS for row in claim["rows"])
     lines += [_source(name, kept) for name in names if (kept := document(name)) is not None]
     return "\n".join([*lines, "", rule()])
 
 
+CONTROLS = ("none", "identity", "mean")
+
+
 def _line(found: Found) -> str:
-    row, gap = found.row, found.difference
-    name = f"`{row['comparison']}`" + (f", worse by less than {m:g}" if (m := row.get("non_inferior")) else "")
+    row, gap, kept = found.row, found.difference, document(found.row["comparison"]) or {}
+    name, margin = f"`{row['comparison']}`", row.get("non_inferior")
     assert gap is not None
     low, high = gap.interval()
     digits = 2 if max(map(abs, found.means)) >= 10 else 3
     a, b = (f"{row[side]} {mean:.{digits}f}" for side, mean in zip("ab", found.means))
-    told = f"{gap.value:z.{digits}f} ({low:z.{digits}f}\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}{high:z.{digits}f})"
+    told = f"{gap.value:z.3f} ({low:z.3f}\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}{high:z.3f})"
     p = "<0.001" if found.probability < 0.001 else f"{found.probability:.3f}"
-    power = ""
-    if found.verdict in (NOT_SEEN, CANNOT_TELL):
-        power = f", {'equal' if m else f'{effect_of(row):g}'} found in {100 * found.power:.0f} %"
-    parts = len((document(row["comparison"]) or {}).get("samplings", ()))
+    effect = f"paper {row['effect']:g}" if "effect" in row else "equal" if margin else f"{effect_of(row):g}"
+    power = f"{effect}: {100 * found.power:.0f}\N{NO-BREAK SPACE}%"
+    power = "–" if effect[0].isdigit() and found.verdict in (AGREES, DISAGREES) else power
+    parts = len(kept.get("samplings", ()))
     seeds = f"{min(gap.seeds)} seeds" if parts < 2 else f"{min(gap.seeds) // parts} seeds on each of {parts} parts"
-    return f"**{found.verdict}** | {a} | {b} | {told} | {p} | {name}, {seeds}{power}"
+    asked = f"{name}, worse by less than {margin:g}" if margin else name
+    return f"**{found.verdict}** | {a} | {b} | {control_of(kept, row)} | {told} | {p} | {power} | {asked}, {seeds}"
+
+
+def control_of(found: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    """The row's control, else the best network without attention, else the simplest method, with its mean score."""
+    scores = scores_of(found, (row["control"],) if "control" in row else CONTROLS) or found["baselines"]
+    best = max(scores, key=scores.__getitem__)
+    return f"{best} {_digits(scores[best])}"
+
+
+def _digits(score: float) -> str:
+    return f"{score:,.{0 if score >= 100 else 3}f}"
+
+
+def scores_of(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, float]:
+    """Mean scores of those of the variants that were run."""
+    variants = [one for one in found["variants"] if one["runs"] and one["name"] in names]
+    return {one["name"]: float(np.mean([run["score"] for run in one["runs"]])) for one in variants}
 
 
 def _source(name: str, found: Mapping[str, Any]) -> str:
-    when, mixes_nothing = f"{found['date'][:10]}, {found['cpu']}", ("none", "identity", "mean")
-    controls = {one["name"]: one["runs"] for one in found["variants"] if one["runs"] and one["name"] in mixes_nothing}
-    scores = {name: np.mean([run["score"] for run in runs]) for name, runs in controls.items()}
-    simple = {**scores, **(found.get("baselines") or {})}.items()
-    control = ", ".join(f"{name} {score:,.{0 if score >= 100 else 3}f}" for name, score in simple)
+    when = f"{found['date'][:10]}, {found['cpu']}"
+    simple = {**scores_of(found, CONTROLS), **(found.get("baselines") or {})}.items()
+    control = ", ".join(f"{name} {_digits(score)}" for name, score in simple)
     note = "; ".join(filter(None, [_fewer_seeds(name, found), found["note"], tie_of(found), NOTES.get(name)]))
-    facts = (f"`{name}`", found["metric"], control or "–", found.get("minutes") or "–", when, note)
-    return f"| {' | '.join(facts)} |"
+    runs = sum(len(variant["runs"]) for variant in found["variants"])
+    times = f"{runs} × {found['minutes']}" if found.get("minutes") else "–"
+    commit = f"`{found['commit'][:8]}`"
+    return f"| {' | '.join((f'`{name}`', found['metric'], control or '–', times, when, commit, note))} |"
 
 
 def tie_of(found: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Whether attention maps saturate with depth: how far each block's map is from the map of the block before it.
 
-    python -m recipes.classification.depth --runs runs/all/compare_depth
+    python -m recipes.classification.depth
 
 The distance of `tokenmix inspect`, 1 - linear CKA, on test images: 0 if two blocks distinguish tokens in the same way.
 `fall` is the mean over the first third of the blocks less that over the last third. The control is the same network
@@ -30,7 +30,7 @@ MEASURES = ("distance", "entropy", "saturation")
 class Args:
     """Measure the maps of the runs of compare_depth, and of networks with random weights."""
 
-    runs: Path
+    runs: Path = Path("runs/all/compare_depth")
     """Folder of compare_depth, of which all runs are taken."""
     images: int = 64
     """Test images."""

@@ -1,6 +1,6 @@
 """Whether a memory slot means the same in all pictures: what it tells of the class, over all test tiles.
 
-    python -m recipes.segmentation.slots --runs runs/all/compare_climates
+    python -m recipes.segmentation.slots
 
 Each position of a tile gets the slot with the largest weight. A score is the mutual information of slot and class, over
 the entropy of the class. Two controls are k-means clusters of the features that the memory compares with its slots, as
@@ -36,7 +36,7 @@ Array = NDArray[Any]
 class Args:
     """Read the slots of the segmenters of compare_climates, and write what they tell."""
 
-    runs: Path
+    runs: Path = Path("runs/all/compare_climates")
     """Folder of compare_climates, of which all seeds are taken."""
 
 

@@ -40,8 +40,10 @@ def test_every_row_is_of_a_comparison_that_has_both_sides(claims: Any) -> None:
                 assert row["comparison"].removeprefix("probe ") in TASKS
                 assert {row["a"], row["b"]} <= {*MIXERS, *import_module("recipes.probe_seeds").OTHERS}, row
                 continue
-            if row["comparison"].startswith("compare_"):
-                config = load_comparison(row["comparison"])
+            name, _, kind = row["comparison"].partition(" ")
+            assert kind in ("", "accuracy")
+            if name.startswith("compare_"):
+                config = load_comparison(name)
                 names = {cell.folder.name.rpartition("-seed")[0] for cell in plan_runs(config, Path())}
             elif (kept := claims.document(row["comparison"])) is None:
                 continue
@@ -93,6 +95,43 @@ def test_worse_by_less_than_a_margin(claims: Any) -> None:
     assert verdict(claims, [x + 0.03 for x in runs], runs, non_inferior=0.001) == "agrees"
     assert verdict(claims, [x - 0.04 for x in runs], runs, non_inferior=0.01) == "disagrees"
     assert verdict(claims, [x - 0.03 for x in runs], runs, non_inferior=0.01) == "cannot tell"
+
+
+def test_margins_are_small_beside_what_mixing_gains(claims: Any) -> None:
+    for row in (
+        row for claim in claims.CLAIMS for row in claim["rows"] if row["b"] == "self" and "non_inferior" in row
+    ):
+        found = claims.document(row["comparison"])
+        gain = claims.scores_of(found, ["self"])["self"] - max(claims.scores_of(found, claims.CONTROLS).values())
+        assert row["non_inferior"] <= gain / 4, row
+
+
+def test_perplexities_are_compared_in_logarithms(claims: Any) -> None:
+    """Also their covariance under the draw of the samples: 1 % of the score, the same in all runs of a variant."""
+    a, b = [20.0, 22.0], [40.0, 44.0]
+    found = {**document(a, b, higher=False), "metric": "perplexity"}
+    for runs in found["variants"]:
+        for run in runs["runs"]:
+            run["folder"] = runs["name"] + run["folder"]
+    alone, means = claims.difference_of(found, "a", "b")
+    assert alone.value == pytest.approx(np.log(2))
+    assert means == (21.0, 42.0)
+    spread = 0.01 * np.array([[*a, 0, 0], [0, 0, *b]])
+    drawn = {"samples": 9, "runs": ["a0", "a1", "b0", "b1"], "covariance": (spread.T @ spread).tolist()}
+    sampled, _ = claims.difference_of({**found, "samplings": [drawn]}, "a", "b")
+    assert sampled.value == pytest.approx(np.log(2))
+    assert sampled.sample_variance == pytest.approx(2 * 0.01**2)
+
+
+def test_the_same_runs_by_plain_accuracy(claims: Any) -> None:
+    """Most drawings are of one class, of which gates answer fewer; balanced accuracy has another order."""
+    balanced, plain = (claims.document(f"compare_emoji{kind}") for kind in ("", " accuracy"))
+    for found, sign in ((balanced, 1), (plain, -1)):
+        gap, means = claims.difference_of(found, "gating", "self")
+        assert gap.value * sign > 0
+        assert means[0] - means[1] == pytest.approx(gap.value)
+    assert plain["metric"] == "accuracy"
+    assert set(plain["baselines"]) == {"majority"}
 
 
 def test_several_rows_of_a_claim_are_adjusted(claims: Any) -> None:
