@@ -2,7 +2,7 @@
 
     python -m recipes.run_all --budget 6 [--jobs 2]
 
-Each job is `tokenmix compare --config NAME`, which goes on where it stopped; the last three are programs. A job
+Each job is `tokenmix compare --config NAME`, which goes on where it stopped; the last four are programs. A job
 that has ended is not started again unless its name is given to --again. Ctrl-C, and the end of the time, save what is
 being trained: the same command goes on.
 """
@@ -42,6 +42,7 @@ JOBS = {name: f"-m tokenmix compare --config {name} --out {{out}}/{name} --jobs 
 JOBS["probe_seeds"] = "-m recipes.probe_seeds --jobs {jobs} --runs {out}/probe"
 JOBS["slots"] = "-m recipes.segmentation.slots --runs {out}/compare_climates"
 JOBS["depth"] = "-m recipes.classification.depth --runs {out}/compare_depth"
+JOBS["convert_minilm"] = "-m recipes.text.convert_minilm --out {out}/minilm"
 LEDGER = "-m recipes.claims"
 
 
