@@ -225,8 +225,14 @@ def test_a_temperature_is_positive() -> None:
 
 def test_a_token_mlp_of_a_volume_is_resized() -> None:
     layer = TokenMLP(4, 8)
+    weight = layer.fc1.weight.detach().clone()
+    layer.set_grid((2, 2, 2), (2, 2, 2))
+    torch.testing.assert_close(layer.fc1.weight, weight)
     layer.set_grid((2, 2, 2), (4, 2, 2))
     assert layer(torch.randn(1, 16, 4)).shape == (1, 16, 4)
+    for grid in [(4, 4), (4, 2, 0)]:
+        with pytest.raises(UserError, match="equally many positive axes"):
+            layer.set_grid((4, 2, 2), grid)
 
 
 class Carrying(Mixer):

@@ -1,6 +1,7 @@
 """Spatial gating (gMLP), tiny attention (aMLP) and MLP-Mixer's token MLP."""
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 from typing import ClassVar, Literal, get_args
 
@@ -13,7 +14,7 @@ from tokenmix.layers.base import Capabilities, Device, Factory, Mixer, masked_ou
 from tokenmix.ops.attention import attention, attention_probabilities
 from tokenmix.ops.checks import check_choice, check_flags, check_numbers, check_rates, check_tensor, check_whole
 from tokenmix.ops.gating import GateVariant, fft_macs, gate_matrix, gated_tokens
-from tokenmix.ops.resize import resize_gate
+from tokenmix.ops.resize import resize_gate, resize_rows
 
 GateKind = Literal["dense", "toeplitz", "toeplitz-fft"]
 
@@ -365,13 +366,7 @@ class TokenMLP(Mixer):
             raise UserError(
                 f"the grid {tuple(old)} has {prod(old)} tokens, the layer has {self.num_tokens}; give one of as many"
             )
-
-        def resized(rows: Tensor) -> Tensor:
-            grid = rows.reshape(1, -1, *old).float()
-            mode = ("linear", "bicubic", "trilinear")[len(old) - 1]
-            return F.interpolate(grid, size=tuple(new), mode=mode, align_corners=False).flatten(2)[0].to(rows.dtype)
-
-        count = prod(new)
+        resized, count = partial(resize_rows, old_grid=old, new_grid=new), prod(new)
         replace_parameter(self.fc1, "weight", resized(self.fc1.weight) * (self.num_tokens / count))
         replace_parameter(self.fc2, "weight", resized(self.fc2.weight.T).T.contiguous())
         replace_parameter(self.fc2, "bias", resized(self.fc2.bias[None])[0])

@@ -36,8 +36,7 @@ def resize_gate(
     """
     check_tensors(weight=weight, bias=bias)
     old, new, n = tuple(old_grid), tuple(new_grid), prod(old_grid)
-    if len(old) != len(new) or min(*old, *new) < 1:
-        raise UserError(f"grids must have equally many positive axes, got {old} and {new}; give (h, w) twice")
+    axes = _axis_matrices(old, new)
     if weight.dim() == 1 and len(old) != 1:
         raise UserError(f"a Toeplitz gate has tokens in a line, got grids {old} and {new}; give (n,) and (m,)")
     expected = (2 * n - 1,) if weight.dim() == 1 else (n, n)
@@ -50,11 +49,6 @@ def resize_gate(
         past = weight[n - 1 :] if weight.dim() == 1 else weight.tril()
         weight = torch.cat([past[1:].flip(0), past]) if weight.dim() == 1 else past + past.tril(-1).T
     scale = n / prod(new)
-    axes = []
-    for before, after in zip(old, new):
-        # Centres of the new cells on the old axis.
-        centres = (torch.arange(after, dtype=torch.float64) + 0.5) * (before / after) - 0.5
-        axes.append(_cubic_matrix(centres, before, before / after))
     new_bias = _resample(bias, old, axes).flatten()
     if weight.dim() == 1:
         before, after = old[0], new[0]
@@ -87,6 +81,23 @@ def resize_score_transform(
         return resize_gate(weight, bias, old, new)
     heads = [resize_gate(w, b, old, new) for w, b in zip(weight, bias, strict=True)]
     return torch.stack([w for w, _ in heads]), torch.stack([b for _, b in heads])
+
+
+def resize_rows(rows: Tensor, old_grid: Sequence[int], new_grid: Sequence[int]) -> Tensor:
+    """Rows (R, N) of values over the token grid, interpolated to (R, N') as the bias in `resize_gate`."""
+    axes = _axis_matrices(old_grid, new_grid)
+    return _resample(rows.T, (*old_grid, len(rows)), axes).reshape(len(rows), prod(new_grid))
+
+
+def _axis_matrices(old: Sequence[int], new: Sequence[int]) -> list[Tensor]:
+    """R of `resize_gate` for each axis."""
+    if len(old) != len(new) or min(*old, *new) < 1:
+        raise UserError(
+            f"grids must have equally many positive axes, got {tuple(old)} and {tuple(new)}; give (h, w) twice"
+        )
+    # Centres of the new cells on the old axis.
+    centres = [(torch.arange(n, dtype=torch.float64) + 0.5) * (o / n) - 0.5 for o, n in zip(old, new)]
+    return [_cubic_matrix(middle, o, o / n) for middle, o, n in zip(centres, old, new)]
 
 
 def _cubic_matrix(positions: Tensor, size: int, step: float) -> Tensor:
