@@ -1,12 +1,15 @@
 """A task trains under Lightning's own Trainer, in a script without tokenmix's loop."""
 
 import csv
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from tokenmix.errors import UserError
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.plan import seed_everything
@@ -59,6 +62,23 @@ def test_image_classification_under_lightnings_trainer(tmp_path: Path):
     schedule = task.lr_schedulers()
     assert isinstance(schedule, torch.optim.lr_scheduler.LambdaLR)
     assert schedule.get_last_lr()[0] == pytest.approx(CONFIG.optim.min_lr)
+
+
+def test_lightnings_sampler_for_several_devices_is_refused():
+    """It makes the parts even by repeating batches, whose rows would be added."""
+    from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
+
+    from tokenmix.lab.train.lightning import LightningTask
+
+    kind = get_task(CONFIG.task)
+    data = kind.load_data(CONFIG)
+    task = LightningTask(kind(kind.build_model(CONFIG, data.describe()), CONFIG, data.describe()))
+    loader = data.test_batches(batch_size=16)
+    for sampler, refused in [(loader.sampler, False), (DistributedSamplerWrapper(loader.sampler, 2, 0), True)]:
+        given = torch.utils.data.DataLoader(loader.dataset, batch_size=None, sampler=sampler)
+        task.trainer = SimpleNamespace(val_dataloaders=given)  # type: ignore[assignment]
+        with pytest.raises(UserError, match="use_distributed_sampler=False") if refused else nullcontext():
+            task.on_validation_epoch_start()
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

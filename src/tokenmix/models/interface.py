@@ -13,7 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Factory
+from tokenmix.layers.less_attention import kept_scores
 from tokenmix.ops.checks import check_choice
+from tokenmix.ops.less import Scores
 
 Size = int | tuple[int, int]
 
@@ -173,6 +175,11 @@ class Classifier(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.forward_head(self.forward_features(images))
+
+    def forward_with_scores(self, images: Tensor) -> tuple[Tensor, list[Scores]]:
+        """Logits, and the scores of each less-attention layer, for a loss such as `losses.diagonality_loss`."""
+        with kept_scores(self) as scores:
+            return self(images), scores
 
     def get_classifier(self) -> nn.Module:
         return self.head

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Device, Factory, GridMixer, MapKind, Mixer, count_parameters, replace_parameter
-from tokenmix.layers.less_attention import LessAttention, kept_scores
+from tokenmix.layers.less_attention import LessAttention
 from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.models.interface import BlockMap, Classifier, Intermediates, Size, checkpointed, make_head, take_indices
 from tokenmix.models.stems import Stem
@@ -224,11 +224,6 @@ class IsotropicNet(Classifier):
             x = x[:, 0]
         x = self.head_drop(x)
         return x if pre_logits else self.head(x)
-
-    def forward_with_scores(self, images: Tensor) -> tuple[Tensor, list[Scores]]:
-        """Logits, and the scores of each less-attention layer, for a loss such as `losses.diagonality_loss`."""
-        with kept_scores(self) as scores:
-            return self(images), scores
 
     def forward_intermediates(
         self,

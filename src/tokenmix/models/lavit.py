@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Capabilities, Device, Factory, Mixer, check_input, masked_output, replace_parameter
-from tokenmix.layers.less_attention import AttentionResidual, LessAttention, kept_scores
+from tokenmix.layers.less_attention import AttentionResidual, LessAttention
 from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.models.interface import (
     BlockMap,
@@ -458,11 +458,6 @@ class LaViT(FeatureMaps, Classifier):
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         x = self.head_drop(x.mean(1) if self.global_pool == "avg" else x)
         return x if pre_logits else self.head(x)
-
-    def forward_with_scores(self, images: Tensor) -> tuple[Tensor, list[Scores]]:
-        """As in `IsotropicNet`."""
-        with kept_scores(self) as scores:
-            return self(images), scores
 
     def forward_intermediates(
         self,

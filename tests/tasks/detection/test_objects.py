@@ -117,6 +117,14 @@ def config(out: Path, **changes: Any) -> TrainConfig:
     return make_config(**{**given, **changes})
 
 
+def test_the_validation_images_are_a_tenth_of_the_images_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    many = dataclasses.replace(squares("squares", want="boxes"), train=Squares(200, 1))
+    monkeypatch.setattr(objects, "load_scenes", lambda *_, **__: many)
+    for limit, validation in [(None, 20), (8, 0), (150, 15)]:
+        asked = config(tmp_path, validation=None, limit=limit)
+        assert len(asked.task_class.load_data(asked).validation or ()) == validation
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder, made = tmp_path_factory.mktemp("objects"), {}

@@ -17,6 +17,7 @@ from tokenmix.lab.tasks.generation.features import (
     RunFeatures,
     class_score,
     frechet_distance,
+    inception_score,
     kernel_distance,
     thumbnails,
 )
@@ -134,6 +135,21 @@ def test_class_score_between_one_and_the_number_of_classes():
     torch.testing.assert_close(class_score(logits, splits=2), torch.stack(halves).mean())
     with pytest.raises(UserError, match="10 generated images cannot be cut into 11 parts"):
         class_score(logits, splits=11)
+
+
+def test_inception_score_of_images_that_come_class_by_class():
+    """As files of folders do: each of the ten parts has all classes."""
+    logits = 20 * torch.eye(10).repeat_interleave(40, 0)
+    assert class_score(logits, splits=10).item() == pytest.approx(1.0)
+    assert inception_score(logits).item() > 7
+    assert inception_score(logits) == inception_score(logits)
+
+
+def test_features_of_a_run_that_diverged(images):
+    real, fake = (Pixels()(part)[:50] for part in images)
+    fake[3, 2] = torch.inf
+    with pytest.raises(UserError, match="training has diverged; lower --lr-g and --lr-d"):
+        frechet_distance(real, fake)
 
 
 def test_metrics_of_rows(images):

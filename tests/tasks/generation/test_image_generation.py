@@ -71,7 +71,7 @@ def run(tmp_path_factory, judge) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         # Named from where the training is started; what comes later may be started anywhere.
         patch.chdir(judge.parent)
-        return train(CONFIG.replace(features=judge.name, out=out), quiet=True)
+        return train(CONFIG.replace(features=judge.name, monitor="feature_kd", out=out), quiet=True)
 
 
 def test_it_leaves_numbers_and_pictures(run):
@@ -97,6 +97,28 @@ def test_eval_repeats_the_run_and_takes_another_judge(run, judge):
     for name, value in result.items():
         assert again[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
     assert "feature_fd" not in evaluate(run, device="cpu", options={"features": None})
+
+
+@pytest.mark.parametrize("images", [8, 5, 3])
+def test_unreadable_files_do_not_change_the_number_of_steps(run, images):
+    """Each step of each network exchanges gradients with the other ranks."""
+    task, steps = load_task(run), []
+    task.config = task.config.replace(d_steps=4)
+
+    class Optimizer:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def zero_grad(self, set_to_none: bool) -> None:
+            pass
+
+        def step(self) -> None:
+            steps.append(self.name)
+
+    task.optimizers = [Optimizer("D"), Optimizer("G")]
+    logs = task.training_step({"image": torch.randn(images, 1, 32, 32), "label": torch.zeros(images).long()}, 0)["logs"]
+    assert "".join(steps) == "DDDDG"
+    assert logs["loss"].isfinite()
 
 
 class Killed(BaseException):

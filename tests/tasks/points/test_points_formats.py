@@ -165,6 +165,13 @@ def test_tables_tell_normals_from_colours(tmp_path: Path):
     torch.testing.assert_close(normals, torch.tensor([[0, 0, 1], [0.6, 0.8, 0]]))
     assert colors.tolist() == [[255, 0, 128], [0, 0, 1]]
     assert parts.tolist() == [4, 5]
+    # Pure colours have the length of normals, and a coarse table has normals of any length.
+    (tmp_path / "e.csv").write_text("x,y,z,r,g,b\n1,2,3,1,0,0\n4,5,6,0,1,0\n")
+    (tmp_path / "f.csv").write_text("x,y,z,nx,ny,nz\n1,2,3,1,0,0\n4,5,6,0,2,0\n")
+    assert read_points(tmp_path / "e.csv").normals is None
+    normals = read_points(tmp_path / "f.csv").normals
+    assert normals is not None
+    assert normals.tolist() == [[1, 0, 0], [0, 1, 0]]
 
 
 TABLES = {

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -121,6 +122,23 @@ def test_what_was_read_once_is_kept_until_a_file_changes(tmp_path: Path, capsys:
     (folder / "airplane" / "airplane_0001.txt").write_text(rows(9, 2100))
     changed = load_points(f"modelnet:{folder}", root=tmp_path / "cache")
     assert not torch.equal(changed.train.cloud(0).points, data.train.cloud(0).points)
+
+
+def test_what_is_kept_has_the_labels_and_parts_of_its_lists(tmp_path: Path):
+    folder, root = resampled(tmp_path / "m"), tmp_path / "cache"
+    shutil.copy(folder / "night_stand" / "night_stand_0002.txt", folder / "night_stand" / "night_stand_0003.txt")
+
+    def labels(train: list[str], test: list[str]) -> tuple[list[int], list[int]]:
+        for side, names in (("train", train), ("test", test)):
+            (folder / f"modelnet40_{side}.txt").write_text("\n".join(names) + "\n")
+        data = load_points(f"modelnet:{folder}", root=root)
+        return data.train.labels.tolist(), data.test.labels.tolist()
+
+    names = ["airplane_0001", "night_stand_0001", "night_stand_0002", "night_stand_0003"]
+    assert labels(names[:2], names[2:]) == ([0, 1], [1, 1])
+    assert labels(names[:3], names[3:]) == ([0, 1, 1], [1])
+    (folder / "modelnet40_shape_names.txt").write_text("night_stand\nairplane\n")
+    assert labels(names[:3], names[3:]) == ([1, 0, 0], [0])
 
 
 def test_shapenet_part(tmp_path: Path):

@@ -156,6 +156,20 @@ def test_the_farthest_spread_wider_than_the_first():
     assert nearest[1] > 1.5 * nearest[0]
 
 
+def test_the_farthest_points_are_sought_once(monkeypatch: pytest.MonkeyPatch):
+    """They depend on no seed and no epoch, and take fifty times as long as random ones."""
+    sought = []
+    monkeypatch.setattr(
+        "tokenmix.lab.tasks.points.clouds.farthest", lambda *given: sought.append(1) or farthest(*given)
+    )
+    samples = CloudSamples(clouds(), num_points=16, choice="farthest")
+    first = samples.read(torch.tensor([0, 3]), 0)
+    again = samples.read(ALL, 1)
+    assert sought == [1], "the other two have no more than 16 points"
+    assert torch.equal(again["points"][[0, 3]], first["points"])
+    assert torch.equal(samples.read(torch.tensor([3, 1]), 2)["points"], again["points"][[3, 1]])
+
+
 @pytest.mark.parametrize("choice", ["first", "random", "farthest"])
 def test_a_network_gets_as_many_points_as_asked_for(choice: str):
     many, few = torch.randn(50, 3), torch.randn(5, 3)

@@ -330,6 +330,19 @@ def test_biases_have_a_rate_of_their_own(run):
     total = sum(p.numel() for group in groups for p in group["params"])
     assert total == sum(p.numel() for p in task.model.parameters())
     assert all(p.dim() > 1 for p in weights["params"])
+    name, table = next((name, p) for name, p in task.model.named_parameters() if p.dim() > 1)
+    task.model.no_weight_decay = lambda: {name}
+    decays = {id(p): group["weight_decay"] for group in task.parameter_groups() for p in group["params"]}
+    assert decays[id(table)] == 0
+    del task.model.no_weight_decay
+
+
+def test_the_validation_images_are_a_tenth_of_the_images_used(monkeypatch):
+    many = dataclasses.replace(fields("fields"), train=Fields(200, 0))
+    monkeypatch.setattr(semantic_segmentation, "load_scenes", lambda *_, **__: many)
+    for limit, validation in [(None, 20), (8, 0), (150, 15)]:
+        data = semantic_segmentation.SemanticSegmentation.load_data(CONFIG.replace(limit=limit))
+        assert len(data.validation or ()) == validation
 
 
 def test_ignored_pixels_are_not_learnt(run):

@@ -256,8 +256,10 @@ def held_out(items: list[Item], classes: Sequence[str], what: str) -> Tensor:
     """Which files are for testing, bool (N,): a fifth of each class by content, so that copies stay on one side."""
     digests = [_digest(path) for path, _ in items]
     test = torch.zeros(len(items), dtype=torch.bool)
-    for label, name in enumerate(classes):
-        indices = [index for index, item in enumerate(items) if item[1] == label]
+    of_class: list[list[int]] = [[] for _ in classes]
+    for index, (_, label) in enumerate(items):
+        of_class[label].append(index)
+    for name, indices in zip(classes, of_class):
         distinct = sorted({digests[index] for index in indices})
         if len(distinct) < 2:
             count = "only one" if distinct else "no"

@@ -5,7 +5,10 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DistributedSampler
 
+from tokenmix.errors import UserError
 from tokenmix.lab.train.plan import Configured
 from tokenmix.lab.train.programs import Batch
 from tokenmix.lab.train.task import TaskModule
@@ -43,6 +46,13 @@ class LightningTask(L.LightningModule):
         return outputs.get("loss")
 
     def on_validation_epoch_start(self) -> None:
+        """`UserError` for Lightning's own sampler on several devices, which repeats batches to make them even."""
+        loaders = tree_leaves(self.trainer.val_dataloaders)
+        if any(isinstance(getattr(one, "sampler", None), DistributedSampler) for one in loaders):
+            raise UserError(
+                "Lightning's sampler gives several devices the same samples; evaluate with "
+                "Trainer(use_distributed_sampler=False) and loaders of data.part(rank, devices)"
+            )
         self.task.on_validation_epoch_start()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:

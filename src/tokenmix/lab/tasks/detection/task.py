@@ -17,7 +17,7 @@ from tokenmix.errors import UserError
 from tokenmix.files import Values, replace_file, replacing
 from tokenmix.lab.data.images.decode import read_stored
 from tokenmix.lab.data.images.image_set import warn_of_shrinking
-from tokenmix.lab.data.indexed import subset
+from tokenmix.lab.data.indexed import subset, validation_size
 from tokenmix.lab.data.scenes import ObjectSamples, SceneAugment, load_scenes, repeated
 from tokenmix.lab.data.scenes.coco import encode_mask
 from tokenmix.lab.tasks.detection import ObjectOptions
@@ -130,9 +130,9 @@ class ObjectTask(LabelledImageTask):
 
     @classmethod
     def load_data(cls, config: TrainConfig, like: Description | None = None) -> IndexedData:
-        data = load_scenes(config.data.data, want=cls.want, seed=config.loop.seed).split(
-            validation=config.data.validation
-        )
+        data = load_scenes(config.data.data, want=cls.want, seed=config.loop.seed)
+        held = validation_size(len(data.train), config.data.validation, config.data.limit)
+        data = data.split(validation=held)
         if like is not None:
             check_names(config.data.data, data.classes, like["classes"])
         options: ObjectOptions = config.options

@@ -1,7 +1,6 @@
 """Metrics of generated images, and their feature networks: Inception, or a classifier trained by tokenmix."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -43,6 +42,8 @@ def frechet_distance(real: Tensor, fake: Tensor) -> Tensor:
             f"a covariance needs two images or more, got {len(real)} real and {len(fake)} generated; evaluate more"
         )
     real, fake = real.double(), fake.double()
+    if not (real.isfinite().all() and fake.isfinite().all()):
+        raise UserError("features of the images are NaN or infinite, so training has diverged; lower --lr-g and --lr-d")
     # The covariance of a single feature is a scalar.
     spread, other_spread = (torch.atleast_2d(torch.cov(x.mT)) for x in (real, fake))
     levels, axes = torch.linalg.eigh(spread)
@@ -94,6 +95,12 @@ def class_score(logits: Tensor, splits: int = 1) -> Tensor:
         mean = part.exp().mean(0)
         scores.append((part.exp() * (part - mean.log().clamp_min(-1e3))).sum(1).mean().exp())
     return torch.stack(scores).mean()
+
+
+def inception_score(logits: Tensor) -> Tensor:
+    """`class_score` over ten parts in a fixed random order: a part of one class, as folders have them, would have 1."""
+    order = torch.randperm(len(logits), generator=torch.Generator().manual_seed(0))
+    return class_score(logits[order], SPLITS)
 
 
 def thumbnails(images: Tensor) -> Tensor:
@@ -169,7 +176,7 @@ class InceptionFeatures:
     metrics: ClassVar[dict[str, Metric]] = {
         "fid": Metric.of_columns(frechet_distance, *FEATURES, higher_is_better=False),
         "kid": Metric.of_columns(kernel_distance, *FEATURES, higher_is_better=False),
-        "inception_score": Metric.of_columns(partial(class_score, splits=SPLITS), "logits"),
+        "inception_score": Metric.of_columns(inception_score, "logits"),
     }
 
     def __init__(self, source: str = INCEPTION) -> None:

@@ -174,9 +174,10 @@ class ImageGeneration(ImageTask):
             loss.backward()
             optimizer.step()
 
-        images, labels, losses = self._mirrored(batch["image"]), batch["label"], []
-        # A batch is smaller if a file has become unreadable.
-        for real, classes in zip(images.chunk(parts), labels.chunk(parts)):
+        # A batch is smaller if files have become unreadable, and yet every rank makes as many steps.
+        places = torch.arange(max(parts, len(batch["label"]))) % len(batch["label"])
+        images, labels, losses = self._mirrored(batch["image"][places]), batch["label"][places], []
+        for real, classes in zip(images.tensor_split(parts), labels.tensor_split(parts)):
             with torch.no_grad():
                 fake = generator(self._noise(classes), classes)
             judged, wrong = (judge(images, classes).float() for images in (real, fake))
@@ -184,7 +185,7 @@ class ImageGeneration(ImageTask):
             step(judging, losses[-1])
         # The generator's gradient passes through the discriminator, whose parameters need none.
         judge.requires_grad_(False)
-        classes = labels.chunk(parts)[0]
+        classes = labels.tensor_split(parts)[0]
         g_loss = -judge(generator(self._noise(classes), classes), classes).float().mean()
         step(generating, g_loss)
         judge.requires_grad_(True)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -174,6 +175,7 @@ class CloudSamples(IndexedDataset):
         self.clouds, self.want, self.features, self.num_points = clouds, want, features, num_points
         self.choice, self.scale, self.shift, self.point_dropout = choice, scale, shift, point_dropout
         self.seed = seed
+        self.farthest: dict[int, Tensor] = {}  # chosen points of clouds, the same in every epoch
 
     def __len__(self) -> int:
         return len(self.clouds)
@@ -184,12 +186,12 @@ class CloudSamples(IndexedDataset):
         For `parts` also `part` int64 (B, N), -100 at padding.
         """
         clouds = [unit_ball(check_cloud(self.clouds.cloud(index))) for index in indices.tolist()]
-        chosen = choose_points(
-            [cloud.points for cloud in clouds],
-            self.num_points,
-            self.choice,
-            lambda i: self._rng(int(indices[i]), epoch, 0),
-        )
+        new = {index: cloud.points for index, cloud in zip(indices.tolist(), clouds) if index not in self.farthest}
+        rngs = [partial(self._rng, index, epoch, 0) for index in new]
+        found = dict(zip(new, choose_points([*new.values()], self.num_points, self.choice, lambda i: rngs[i]())))
+        if self.choice == "farthest":
+            self.farthest.update(found)
+        chosen = [found[index] if index in found else self.farthest[index] for index in indices.tolist()]
         rows = []
         for cloud, kept, index in zip(clouds, chosen, indices.tolist()):
             row, rng = point_features(cloud, self.features)[kept], self._rng(index, epoch, 1)

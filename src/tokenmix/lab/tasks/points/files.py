@@ -191,7 +191,7 @@ def _table(content: bytes, name: str) -> dict[str, np.ndarray]:
         raise UserError(
             f"{name} has {values.shape[1]} columns; give 3 (x y z), 6 (with normals or colours) or 7 (with a part too)"
         )
-    return _named(values, name)
+    return _named(values, name, names)
 
 
 def _fault(table: str, before: int) -> str:
@@ -209,10 +209,11 @@ def _fault(table: str, before: int) -> str:
     return "a number is out of range"
 
 
-def _named(values: np.ndarray, name: str) -> dict[str, np.ndarray]:
+def _named(values: np.ndarray, name: str, names: Sequence[str] = ()) -> dict[str, np.ndarray]:
     """Columns of a table (N, 3, 6 or 7): x y z, optionally with three more, and with a part.
 
-    The three are normals if each has length 1, within a tenth, or 0; else colours if they are in 0 to 255.
+    The three are what `names` say. Else they are normals if each has length 1, within a tenth, or 0; else colours if
+    they are in 0 to 255.
     """
     found = {"points": values[:, :3]}
     if values.shape[1] > 3:
@@ -220,7 +221,8 @@ def _named(values: np.ndarray, name: str) -> dict[str, np.ndarray]:
         with np.errstate(over="ignore"):
             length = np.linalg.norm(more, axis=1)
         # `check_cloud` reports NaN.
-        if ((np.abs(length - 1) < 0.1) | (length == 0) | np.isnan(length)).all():
+        unit = ((np.abs(length - 1) < 0.1) | (length == 0) | np.isnan(length)).all()
+        if {*names} & {"nx"} or (unit and not {*names} & {"r", "red"}):
             found["normals"] = more
         elif ((more >= 0) & (more <= 255)).all():
             found["colors"] = more

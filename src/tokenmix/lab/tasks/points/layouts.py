@@ -251,7 +251,9 @@ def kept(
             notes += [(s.path, s.reason) for s in bad]
         return tensors, {"skipped": json.dumps(notes)}
 
-    tensors, notes = fetched_of_files(name, [Path(path) for side in sides for path, _ in side], root, make)
+    mark = zlib.crc32(repr([[label for _, label in side] for side in sides]).encode())
+    files = [Path(path) for side in sides for path, _ in side]
+    tensors, notes = fetched_of_files(f"{name}-{mark:08x}", files, root, make)
     packed = []
     for number in range(len(sides)):
         found = {key.partition(".")[2]: value for key, value in tensors.items() if key.startswith(f"{number}.")}

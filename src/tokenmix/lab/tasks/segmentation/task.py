@@ -21,7 +21,7 @@ from tokenmix.errors import UserError, one_line
 from tokenmix.files import Values, replacing, write_json
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.data.images.decode import read_image, read_stored
-from tokenmix.lab.data.indexed import spread
+from tokenmix.lab.data.indexed import spread, validation_size
 from tokenmix.lab.data.scenes import PixelSamples, SceneAugment, SceneData, load_scenes, repeated
 from tokenmix.lab.data.scenes.coco import encode_mask
 from tokenmix.lab.tasks.foreign import described_architecture, model_from_elsewhere
@@ -258,9 +258,9 @@ class SemanticSegmentation(LabelledImageTask):
     @classmethod
     def load_data(cls, config: TrainConfig, like: Description | None = None) -> IndexedData:
         options: SegmentationOptions = config.options
-        data = load_scenes(config.data.data, want="classes", seed=config.loop.seed).split(
-            validation=config.data.validation
-        )
+        data = load_scenes(config.data.data, want="classes", seed=config.loop.seed)
+        held = validation_size(len(data.train), config.data.validation, config.data.limit)
+        data = data.split(validation=held)
         if len(data.classes) > MOST_CLASSES:
             raise UserError(
                 f"{config.data.data!r} has {len(data.classes)} classes, and a mask {MOST_CLASSES} colours; merge some"
@@ -388,10 +388,13 @@ class SemanticSegmentation(LabelledImageTask):
             return super().parameter_groups()
         optim, named = self.config.optim, [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
         biases = [p for name, p in named if name.endswith("bias") and p.dim() == 1]
-        norms = [p for name, p in named if not name.endswith("bias") and p.dim() <= 1]
+        model: Any = self.model
+        kept = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
+        plain = [p for name, p in named if not name.endswith("bias") and (p.dim() <= 1 or name in kept)]
+        taken = {*biases, *plain}
         return [
-            {"params": [p for _, p in named if p.dim() > 1], "weight_decay": optim.weight_decay},
-            {"params": norms, "weight_decay": 0.0},
+            {"params": [p for _, p in named if p not in taken], "weight_decay": optim.weight_decay},
+            {"params": plain, "weight_decay": 0.0},
             {"params": biases, "weight_decay": 0.0, "lr": self.options.bias_lr * optim.lr},
         ]
 
