@@ -49,6 +49,15 @@ def test_float32_is_the_default_and_the_model_stays() -> None:
     assert isinstance(fast.get_submodule("blocks.0.mixer"), FoldedExternalAttention)
 
 
+@torch.no_grad()
+def test_a_layer_with_an_inserted_block_stays() -> None:
+    model, images = nano_model("vit_nano"), nano_images(3)
+    tokenmix.insert(model, "blocks.1.mlp.2", "external")
+    nn.init.constant_(model.get_parameter("blocks.1.mlp.2.inserted.gamma"), 0.5)
+    fast = tokenmix.optimize(model, images, measure=False)
+    assert _worst(fast(images), model(images)) < FLOATS["float32"]
+
+
 def test_the_gelu_behind_a_linear_layer_is_taken_in() -> None:
     fast = tokenmix.optimize(nano_model("gmlp_nano"), nano_images(2), measure=False)
     mixer: Any = fast.get_submodule("blocks.0.mixer")

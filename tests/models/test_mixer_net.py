@@ -116,6 +116,19 @@ def test_checkpointing_changes_nothing():
     assert torch.allclose(plain, torch.autograd.grad(model(images).sum(), model.pos_embed)[0], atol=1e-6)
 
 
+@torch.no_grad()
+def test_batch_norm_over_tokens_converted_for_several_devices():
+    """PyTorch puts its SyncBatchNorm, with channels second, in place of every BatchNorm; here N = D."""
+    model = net("external", norm="batch").eval()
+    for name, buffer in model.named_buffers():
+        if name.endswith(("running_mean", "running_var")):
+            buffer.uniform_(0.5, 2.0)
+    images = torch.randn(2, 3, *model.img_size)
+    converted = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(model))
+    assert any(isinstance(module, nn.SyncBatchNorm) for module in converted.modules())
+    torch.testing.assert_close(converted(images), model(images))
+
+
 @pytest.mark.parametrize("name", ["sagan", "batch norm"])
 def test_checkpointing_leaves_buffers_as_one_forward_pass_does(name: str):
     """Spectral norm and BatchNorm change theirs in each, and the gradient is that of the first."""

@@ -52,6 +52,41 @@ def moved(model: Any) -> Any:
     return model
 
 
+@pytest.mark.parametrize("mixer", ["gating", "gating-toeplitz", "token-mlp", "less"])
+def test_a_matrix_over_fewer_tokens_than_the_model_takes_comes_back(mixer: str, tmp_path: Path) -> None:
+    """`tokenmix distill` swaps at the length of its texts, not at the model's longest."""
+    model, ids = bert("BertModel"), torch.arange(16).view(2, 8)
+    tokenmix.swap_attention(model, mixer, example_inputs={"input_ids": ids[:1]})
+    moved(model).save_pretrained(tmp_path)
+    opened = transformers.AutoModel.from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(opened(ids).last_hidden_state, model(ids).last_hidden_state)
+
+
+@pytest.mark.parametrize("kind", ["BertForSequenceClassification", "BertForMaskedLM", "ViTForImageClassification"])
+def test_a_swapped_model_trains_under_transformers_trainer(kind: str, tmp_path: Path) -> None:
+    """It hands a number of labels, a tensor, to every layer of a model."""
+    pytest.importorskip("accelerate")
+    model = vit() if kind.startswith("ViT") else bert(kind)
+    tokenmix.swap_attention(model, "external")
+    given = {"pixel_values": torch.randn(3, 16, 16)} if kind.startswith("ViT") else {"input_ids": torch.arange(8)}
+    label: Any = torch.arange(8) if kind == "BertForMaskedLM" else 1
+    arguments = transformers.TrainingArguments(
+        str(tmp_path),
+        max_steps=2,
+        per_device_train_batch_size=2,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+        learning_rate=0.01,
+    )
+    memory = next(m for m in model.modules() if isinstance(m, ExternalAttention)).memory.key_memory
+    before = memory.detach().clone()
+    transformers.Trainer(model, arguments, train_dataset=[{**given, "labels": label}] * 4).train()
+    assert not torch.equal(memory, before)
+
+
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_a_vit_comes_back(mixer: str, tmp_path: Path) -> None:
     model, x = vit(), torch.randn(2, 3, 16, 16)

@@ -1,15 +1,17 @@
-"""A disk that is full when a model is exported."""
+"""A disk that is full when a model is exported, and how far the file's answers may be off."""
 
 import errno
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 
+from tokenmix.errors import UserError
 from tokenmix.lab.cli import main
 from tokenmix.lab.train import export
 
@@ -40,3 +42,24 @@ def test_a_write_that_fails_names_the_folder(
     assert main(["predict", str(tmp_path), str(image), "--out", str(tmp_path / "answers")]) == 2
     told = capsys.readouterr().err
     assert told == f"tokenmix: No space left on device: {tmp_path / 'answers'}; free space on the disk\n"
+
+
+@pytest.mark.parametrize(("size", "error"), [(1.0, 3e-5), (600.0, 3e-4), (0.01, 3e-5)])
+def test_errors_are_relative_to_large_outputs(
+    size: float, error: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Boxes in pixels have seven digits in float32: two kernels of one CPU differ by 1e-4."""
+    task = SimpleNamespace(inference_module=torch.nn.Identity, example=lambda: {"x": torch.full((2, 2), size)})
+    task.config = SimpleNamespace(model=SimpleNamespace(model="vit_nano"))
+    monkeypatch.setattr(export, "load_task", lambda _: task)
+    monkeypatch.setattr(export.RunFolder, "of", lambda _: SimpleNamespace(path=tmp_path))
+
+    def written(model: Any, example: Any, three: Any, path: Path) -> torch.Tensor:
+        path.write_bytes(b"x")
+        return three["x"] + error
+
+    monkeypatch.setattr(export, "_write_torch", written)
+    assert export.export(tmp_path, "torch-export").read_bytes() == b"x"
+    error = 1.2e-4 * max(size, 1.0)
+    with pytest.raises(UserError, match=r"differs from PyTorch's by 1\.2e-04"):
+        export.export(tmp_path, "torch-export")

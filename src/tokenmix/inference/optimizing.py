@@ -112,7 +112,8 @@ def plan_copy(model: nn.Module, seen: set[str], followed: set[str]) -> CopyPlan:
             kind = "stem"
         elif folds(module):
             kind = "external"
-        elif type(module) is nn.Linear and module not in read:
+        # The copy of a layer has no hooks, such as that of a block inserted after it.
+        elif type(module) is nn.Linear and module not in read and not _hooked(module):
             kind = "linear none"
         # The model itself has no parent in which it could be replaced.
         if kind is not None and name and not _inside(name, plan) and (name in met or kind == "stem"):
@@ -121,6 +122,10 @@ def plan_copy(model: nn.Module, seen: set[str], followed: set[str]) -> CopyPlan:
         if name in followed and plan.get(name) == "linear none":
             plan[name] = "linear gelu-tanh" if act.approximate == "tanh" else "linear gelu"
     return plan
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def plan_of(model: nn.Module) -> CopyPlan:

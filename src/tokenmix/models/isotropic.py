@@ -51,6 +51,13 @@ def _batch_norm(norm: TokenBatchNorm, x: Tensor) -> Tensor:
     return nn.BatchNorm1d.forward(norm, x)
 
 
+def _normed(norm: nn.Module, x: Tensor) -> Tensor:
+    """The block's norm, or the `nn.SyncBatchNorm` that PyTorch's conversion puts in place of `TokenBatchNorm`."""
+    if isinstance(norm, nn.SyncBatchNorm):
+        return norm(x.transpose(1, 2)).transpose(1, 2)
+    return norm(x)
+
+
 class MixerBlock(nn.Module):
     """Pre-norm residual block: x + mixer(norm(x)), then x + mlp(norm(x)), unless `mlp_ratio` is 0.
 
@@ -92,11 +99,11 @@ class MixerBlock(nn.Module):
         `residual` is added to the scores of vanilla attention; no other mixer accepts it.
         """
         more = {} if residual is None else {"residual": residual}
-        out, carry = mix(self.mixer, self.norm1(x), carry, mask, **more)
+        out, carry = mix(self.mixer, _normed(self.norm1, x), carry, mask, **more)
         x = x + self.drop_path(out if self.scale1 is None else self.scale1 * out)
         if not self.hidden:
             return x, carry
-        out = self.mlp(self.norm2(x))
+        out = self.mlp(_normed(self.norm2, x))
         return x + self.drop_path(out if self.scale2 is None else self.scale2 * out), carry
 
     def map(
@@ -104,7 +111,7 @@ class MixerBlock(nn.Module):
     ) -> Tensor:
         """The attention map of `forward` with the same arguments."""
         more = {} if residual is None else {"residual": residual}
-        return self.mixer.mix_map(self.norm1(x), carry, mask, **more)
+        return self.mixer.mix_map(_normed(self.norm1, x), carry, mask, **more)
 
     def macs(self, num_tokens: int) -> int:
         return self.mixer.macs(num_tokens) + 2 * num_tokens * self.mixer.dim * self.hidden

@@ -346,8 +346,10 @@ class AttentionLayout(AttentionAdapter):
             raise UserError(
                 f"{other} is given, and a mixer mixes one set of tokens; leave this attention out by where="
             )
+        # num_items_in_batch of transformers' Trainer reaches every layer, and is for the loss.
+        beside = {self.mask, *self.positions, "num_items_in_batch"}
         tensors = (name for name, value in given.items() if isinstance(value, Tensor) and value is not x)
-        unknown = next((name for name in tensors if name not in (self.mask, *self.positions)), None)
+        unknown = next((name for name in tensors if name not in beside), None)
         if unknown is not None:
             raise UserError(
                 f"{unknown} is given, and the adapter does not name it; if it masks tokens, register mask={unknown!r}"

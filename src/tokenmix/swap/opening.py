@@ -11,6 +11,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTraine
 from transformers.models.auto import modeling_auto
 
 from tokenmix.errors import UserError, unknown_name
+from tokenmix.swap.probe import example_of
 from tokenmix.swap.swap import FIELD, MODEL_TYPE, layer_prefix, swap_attention, swapped_config_class
 from tokenmix.trust import from_file
 
@@ -84,6 +85,10 @@ def repeat_swap(model: PreTrainedModel) -> None:
         if not where:
             continue
         given = {name: swap[name] for name in ("num_tokens", "mixer_kwargs", "drop")}
+        # A matrix over tokens may be smaller than the model's own longest text, on which it would not run.
+        example, n = example_of(model, None), swap["num_tokens"]
+        if isinstance(n, int) and isinstance(example, dict) and example.keys() == {"input_ids"}:
+            given["example_inputs"] = {"input_ids": example["input_ids"][:, :n]}
         swap_attention(model, swap["mixer"], where, **given)
 
 

@@ -115,6 +115,9 @@ class GMLPForSequenceClassification(GMLPPreTrainedModel):
     labels.
     """
 
+    # transformers' losses of numbers and of many labels take no num_items_in_batch; then its trainer divides.
+    accepts_loss_kwargs = False
+
     def __init__(self, config: GMLPConfig) -> None:
         super().__init__(config)
         self.num_labels = config.num_labels

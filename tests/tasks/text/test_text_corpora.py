@@ -29,6 +29,19 @@ def test_the_last_tenth_of_a_file_is_held_out(tmp_path: Path):
     assert test == ["".join(lines[90:])]
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_lines_that_end_as_in_windows_are_the_same_text(several: bool, tmp_path: Path):
+    found = []
+    for end in ("\n", "\r\n"):
+        folder = tmp_path / str(len(end))
+        for name in ("train/a.txt", "test/b.txt") if several else ("a.txt",):
+            lines = [f"This is the line with number {i:03} of {name}.{end}" for i in range(100)]
+            (folder / name).parent.mkdir(parents=True)
+            (folder / name).write_bytes("".join(lines).encode())
+        found.append(sides(f"text:{folder}" if several else f"text:{folder / 'a.txt'}"))
+    assert found[0] == found[1]
+
+
 def test_a_long_file_is_cut_at_line_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(corpus, "PIECE", 100)
     (tmp_path / "a.txt").write_text("".join(f"number {i:03}\n" for i in range(100)))

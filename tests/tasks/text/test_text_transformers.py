@@ -151,6 +151,39 @@ def test_under_transformers_trainer(build, ids, kind, tmp_path):
     assert not [name for name, p in model.named_parameters() if torch.equal(p, before[name])]
 
 
+@pytest.mark.parametrize(
+    "labels", [2, torch.tensor([0.5]), torch.tensor([1.0, 0.0])], ids=["class", "number", "several"]
+)
+def test_accumulated_gradients_are_those_of_the_whole_batch(build, ids, labels, tmp_path):
+    """The losses of numbers and of several labels take no number of items, so the trainer must divide."""
+    pytest.importorskip("accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    found = []
+    for size in (8, 2):
+        model = build(GMLPForSequenceClassification, num_labels=3 if isinstance(labels, int) else len(labels))
+        before = model.classifier.weight.detach().clone()
+        arguments = TrainingArguments(
+            str(tmp_path),
+            max_steps=1,
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=8 // size,
+            use_cpu=True,
+            report_to=[],
+            save_strategy="no",
+            logging_strategy="no",
+            optim="sgd",
+            lr_scheduler_type="constant",
+            max_grad_norm=0.0,
+            learning_rate=0.01,
+            disable_tqdm=True,
+        )
+        rows = [{"input_ids": row, "labels": labels} for row in ids.repeat(4, 1)]
+        Trainer(model=model, args=arguments, train_dataset=rows).train()
+        found.append(model.classifier.weight.detach() - before)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["amlp", "self"])
 def test_checkpointed_gradients_are_the_same(build, ids, kind):
     gradients = []

@@ -68,7 +68,9 @@ def export(
                 "any batch size: take that from x.shape[0], not len(x)"
             ) from error
         with torch.no_grad():
-            error = (answer - model(*three.values())).abs().max().item()
+            wanted = model(*three.values())
+        # Relative to large outputs, such as boxes in pixels, of which float32 has seven digits.
+        error = ((answer - wanted).abs().max() / wanted.abs().max().clamp(min=1)).item()
         if not error <= TOLERANCE:
             raise UserError(
                 f"the exported model differs from PyTorch's by {error:.1e} (at most {TOLERANCE:.0e} is allowed); "
@@ -139,7 +141,8 @@ def export_to_hub(run: Path | RunFolder, out: Path | None = None, push: str | No
         what = task.config.task if form is None else name + f" with {other} swapped in or inserted" * bool(other)
         raise UserError(
             f"no library of the hub loads a model of {what}; upload the run folder itself: hf upload "
-            f"{push or REPOSITORY} {run} --exclude 'checkpoints/*'; tokenmix predict takes what hf download leaves"
+            f"{push or REPOSITORY} {shlex.quote(str(run))} --exclude 'checkpoints/*'; tokenmix predict takes what hf "
+            "download leaves"
         )
     if not folder.is_finished:
         raise UserError(f"{run} has not finished, but a model card needs results; {folder.to_continue}")
@@ -162,7 +165,7 @@ def export_to_hub(run: Path | RunFolder, out: Path | None = None, push: str | No
     if push is None:
         return str(out)
     api = HfApi(library_name="tokenmix")
-    remedy = f"give OWNER/NAME, log in with hf auth login, and upload it: hf upload {push} {out}"
+    remedy = f"give OWNER/NAME, log in with hf auth login, and upload it: hf upload {push} {shlex.quote(str(out))}"
     # Errors of the hub, of HTTP, of the network: they have no common class.
     with as_user_error(f"{out} was written but could not be uploaded to {push} (", f"); {remedy}"):
         address = api.create_repo(push, exist_ok=True)

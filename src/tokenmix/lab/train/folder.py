@@ -8,6 +8,7 @@ moved as a whole. This module does not import PyTorch.
 import hashlib
 import json
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -150,7 +151,7 @@ class RunFolder:
 
     @property
     def to_continue(self) -> str:
-        return f"continue with: tokenmix train --resume {self.path}"
+        return f"continue with: tokenmix train --resume {shlex.quote(str(self.path))}"
 
     def edited(self, found: Mapping[str, object]) -> list[Path]:
         """config.json and data.json, where they changed after a file was written."""

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import resource
 import secrets
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -289,7 +290,8 @@ def _check_empty(run: Path) -> None:
     if run.exists() and not (run.is_dir() and is_unused(run)):
         check_no_writer(run)
         raise UserError(
-            f"{run} exists already; continue it with --resume {run}, remove it, or give another folder with --out"
+            f"{run} exists already; continue it with --resume {shlex.quote(str(run))}, remove it, or give another "
+            "folder with --out"
         )
 
 

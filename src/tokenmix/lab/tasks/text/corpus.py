@@ -131,7 +131,7 @@ def _pieces(files: Sequence[Path], left_out: LeftOut) -> Iterator[str]:
     """Text of files; of a file with an unreadable part, the text before it."""
     for file in files:
         try:
-            yield from map("".join, groups(read_lines(file), PIECE))
+            yield from map(_joined, groups(read_lines(file), PIECE))
         except UserError as reason:
             left_out.add(file, str(reason))
 
@@ -146,7 +146,12 @@ def _side(path: Path, cut: int, test: bool) -> Iterator[str]:
                 yield line
             offset += len(line.encode())
 
-    return map("".join, groups(lines(), PIECE))
+    return map(_joined, groups(lines(), PIECE))
+
+
+def _joined(lines: list[str]) -> str:
+    """Lines as one text, with the line ends of Unix."""
+    return "".join(lines).replace("\r\n", "\n")
 
 
 @contextmanager
