@@ -50,11 +50,16 @@ def test_float32_is_the_default_and_the_model_stays() -> None:
 
 
 @torch.no_grad()
-def test_a_layer_with_an_inserted_block_stays() -> None:
-    model, images = nano_model("vit_nano"), nano_images(3)
-    tokenmix.insert(model, "blocks.1.mlp.2", "external")
-    nn.init.constant_(model.get_parameter("blocks.1.mlp.2.inserted.gamma"), 0.5)
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [("vit_nano", "blocks.1.mlp.2"), ("vit_nano", "blocks.1.mlp.1"), ("eamlp_nano", "stem")],
+)
+def test_a_layer_with_an_inserted_block_stays(name: str, place: str) -> None:
+    model, images = nano_model(name), nano_images(3)
+    tokenmix.insert(model, place, "external")
+    nn.init.constant_(model.get_parameter(f"{place}.inserted.gamma"), 0.5)
     fast = tokenmix.optimize(model, images, measure=False)
+    assert f"{place}.inserted.gamma" in dict(fast.named_parameters())
     assert _worst(fast(images), model(images)) < FLOATS["float32"]
 
 

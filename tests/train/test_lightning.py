@@ -74,7 +74,8 @@ def test_lightnings_sampler_for_several_devices_is_refused():
     data = kind.load_data(CONFIG)
     task = LightningTask(kind(kind.build_model(CONFIG, data.describe()), CONFIG, data.describe()))
     loader = data.test_batches(batch_size=16)
-    for sampler, refused in [(loader.sampler, False), (DistributedSamplerWrapper(loader.sampler, 2, 0), True)]:
+    wrapped = [DistributedSamplerWrapper(loader.sampler, count, 0) for count in (1, 2)]
+    for sampler, refused in [(loader.sampler, False), (wrapped[0], False), (wrapped[1], True)]:
         given = torch.utils.data.DataLoader(loader.dataset, batch_size=None, sampler=sampler)
         task.trainer = SimpleNamespace(val_dataloaders=given)  # type: ignore[assignment]
         with pytest.raises(UserError, match="use_distributed_sampler=False") if refused else nullcontext():

@@ -108,18 +108,20 @@ def plan_copy(model: nn.Module, seen: set[str], followed: set[str]) -> CopyPlan:
     }
     for name, module in model.named_modules():
         kind = None
+        # The copy of a module has no hooks, such as that of a block inserted after it.
+        if _hooked(module):
+            continue
         if type(module) is T2TStem and all(isinstance(part, StemAttention) for part in module.attentions):
             kind = "stem"
         elif folds(module):
             kind = "external"
-        # The copy of a layer has no hooks, such as that of a block inserted after it.
-        elif type(module) is nn.Linear and module not in read and not _hooked(module):
+        elif type(module) is nn.Linear and module not in read:
             kind = "linear none"
         # The model itself has no parent in which it could be replaced.
         if kind is not None and name and not _inside(name, plan) and (name in met or kind == "stem"):
             plan[name] = kind
     for name, _, act in _pairs(model):
-        if name in followed and plan.get(name) == "linear none":
+        if name in followed and plan.get(name) == "linear none" and not _hooked(act):
             plan[name] = "linear gelu-tanh" if act.approximate == "tanh" else "linear gelu"
     return plan
 

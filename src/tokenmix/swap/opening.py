@@ -87,8 +87,9 @@ def repeat_swap(model: PreTrainedModel) -> None:
         given = {name: swap[name] for name in ("num_tokens", "mixer_kwargs", "drop")}
         # A matrix over tokens may be smaller than the model's own longest text, on which it would not run.
         example, n = example_of(model, None), swap["num_tokens"]
-        if isinstance(n, int) and isinstance(example, dict) and example.keys() == {"input_ids"}:
-            given["example_inputs"] = {"input_ids": example["input_ids"][:, :n]}
+        ids = example.get("input_ids") if isinstance(example, dict) and len(example) == 1 else None
+        if isinstance(n, int) and ids is not None and n < ids.shape[1]:
+            given["example_inputs"] = {"input_ids": ids[:, :n]}
         swap_attention(model, swap["mixer"], where, **given)
 
 

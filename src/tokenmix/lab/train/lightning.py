@@ -47,8 +47,8 @@ class LightningTask(L.LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """`UserError` for Lightning's own sampler on several devices, which repeats batches to make them even."""
-        loaders = tree_leaves(self.trainer.val_dataloaders)
-        if any(isinstance(getattr(one, "sampler", None), DistributedSampler) for one in loaders):
+        samplers = [getattr(loader, "sampler", None) for loader in tree_leaves(self.trainer.val_dataloaders)]
+        if any(isinstance(one, DistributedSampler) and one.num_replicas > 1 for one in samplers):
             raise UserError(
                 "Lightning's sampler gives several devices the same samples; evaluate with "
                 "Trainer(use_distributed_sampler=False) and loaders of data.part(rank, devices)"

@@ -175,7 +175,7 @@ class CloudSamples(IndexedDataset):
         self.clouds, self.want, self.features, self.num_points = clouds, want, features, num_points
         self.choice, self.scale, self.shift, self.point_dropout = choice, scale, shift, point_dropout
         self.seed = seed
-        self.farthest: dict[int, Tensor] = {}  # chosen points of clouds, the same in every epoch
+        self.farthest: dict[int, Tensor] = {}  # chosen points, the same in every epoch, sought once in each process
 
     def __len__(self) -> int:
         return len(self.clouds)
@@ -190,7 +190,7 @@ class CloudSamples(IndexedDataset):
         rngs = [partial(self._rng, index, epoch, 0) for index in new]
         found = dict(zip(new, choose_points([*new.values()], self.num_points, self.choice, lambda i: rngs[i]())))
         if self.choice == "farthest":
-            self.farthest.update(found)
+            self.farthest.update((index, taken.int()) for index, taken in found.items())
         chosen = [found[index] if index in found else self.farthest[index] for index in indices.tolist()]
         rows = []
         for cloud, kept, index in zip(clouds, chosen, indices.tolist()):

@@ -222,7 +222,7 @@ def _named(values: np.ndarray, name: str, names: Sequence[str] = ()) -> dict[str
             length = np.linalg.norm(more, axis=1)
         # `check_cloud` reports NaN.
         unit = ((np.abs(length - 1) < 0.1) | (length == 0) | np.isnan(length)).all()
-        if {*names} & {"nx"} or (unit and not {*names} & {"r", "red"}):
+        if "nx" in names or (unit and not {"r", "red"} & {*names}):
             found["normals"] = more
         elif ((more >= 0) & (more <= 255)).all():
             found["colors"] = more

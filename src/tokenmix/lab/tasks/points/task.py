@@ -331,12 +331,12 @@ class PointSegmentation(PointTask):
         return [self._answer(given)[2] for given in inputs]
 
     def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[Values]:
-        """The same; also writes each cloud as a coloured PLY, with the file's coordinates, and an image."""
+        """The same; also writes each cloud as a coloured PLY, in the file's units about its centre, and an image."""
         answers = []
         for number, given in enumerate(inputs):
             cloud, parts, told = self._answer(given)
             stem = f"{number:04d}-{Path(cloud.name).stem}" if len(inputs) > 1 else Path(cloud.name).stem
-            placed = read_points(cloud.name).points
+            placed = read_points(cloud.name, centred=True).points
             coloured = write_ply(out / f"{stem}-parts.ply", placed, colors_of(parts))
             names = {self.data["part_names"][i]: i for i in parts.unique().tolist()}
             picture = draw_cloud(out / f"{stem}-parts.png", cloud.points, parts, names)

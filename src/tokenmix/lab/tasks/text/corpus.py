@@ -35,7 +35,7 @@ PIECE = 1 << 18
 
 Documents and lines of more than twice this length are cut at a blank."""
 ENDINGS = (".txt", ".text", ".md")
-FORMAT = 5
+FORMAT = 6
 CHECKSUM_BYTES = 4
 T = TypeVar("T")
 IGNORED = -100
