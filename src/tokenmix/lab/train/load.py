@@ -46,8 +46,9 @@ def load_task(run: Path | RunFolder, options: Arguments | None = None) -> TaskMo
     for name in options or {}:
         if name not in (known := [field.name for field in dataclasses.fields(config.options.evaluation)]):
             raise unknown_name(f"option of evaluating a run of {config.task}", name, known)
-    # Other features of an evaluation have other metrics.
-    config = config.replace(**(options or {}), **({"monitor": None} if options else {}))
+    if options:
+        # Other features of an evaluation have other metrics.
+        config = config.replace(monitor=None, **options)
     weights, kind = folder.path / WEIGHTS, config.task_class
     if not weights.exists():
         raise UserError(f"{folder.path} has not finished its first epoch; {folder.to_continue}")

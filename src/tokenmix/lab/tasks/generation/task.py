@@ -175,7 +175,8 @@ class ImageGeneration(ImageTask):
             optimizer.step()
 
         # A batch is smaller if files have become unreadable, and yet every rank makes as many steps.
-        places = torch.arange(max(parts, len(batch["label"]))) % len(batch["label"])
+        count = len(batch["label"])
+        places = torch.arange(max(parts, count), device=batch["label"].device) % count
         images, labels, losses = self._mirrored(batch["image"][places]), batch["label"][places], []
         for real, classes in zip(images.tensor_split(parts), labels.tensor_split(parts)):
             with torch.no_grad():
