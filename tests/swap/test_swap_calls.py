@@ -315,3 +315,12 @@ def test_masks_of_older_code():
         shared_mask(seen.long()[:, None, None], x)
     with pytest.raises(UserError, match="can mask tokens, not weight them"):
         shared_mask((~seen)[:, None, None] * -100.0, x)
+
+
+def test_a_flag_of_which_tracing_made_a_tensor_is_no_mask() -> None:
+    """The older ONNX exporter calls timm's attention so."""
+    timm = pytest.importorskip("timm")
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, num_classes=3).eval()
+    tokenmix.swap_attention(model, "external")
+    x, layer = torch.randn(1, 5, 192), model.blocks[0].attn
+    torch.testing.assert_close(layer(x, is_causal=torch.tensor(False)), layer(x))

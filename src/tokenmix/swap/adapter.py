@@ -346,8 +346,9 @@ class AttentionLayout(AttentionAdapter):
             raise UserError(
                 f"{other} is given, and a mixer mixes one set of tokens; leave this attention out by where="
             )
-        # num_items_in_batch of transformers' Trainer reaches every layer, and is for the loss.
-        beside = {self.mask, *self.positions, "num_items_in_batch"}
+        # num_items_in_batch of transformers' Trainer reaches every layer, and is for the loss. torch.jit.trace makes
+        # tensors of flags.
+        beside = {self.mask, *self.positions, "num_items_in_batch", "is_causal"}
         tensors = (name for name, value in given.items() if isinstance(value, Tensor) and value is not x)
         unknown = next((name for name in tensors if name not in beside), None)
         if unknown is not None:
