@@ -403,9 +403,10 @@ def _line(found: Found) -> str:
     a, b = (f"{row[side]} {mean:.{digits}f}" for side, mean in zip("ab", found.means))
     told = f"{gap.value:z.3f} ({low:z.3f}\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}{high:z.3f})"
     p = "<0.001" if found.probability < 0.001 else f"{found.probability:.3f}"
-    effect = f"paper {row['effect']:g}" if "effect" in row else "equal" if margin else f"{effect_of(row):g}"
-    power = f"{effect}: {100 * found.power:.0f}\N{NO-BREAK SPACE}%"
-    power = "–" if effect[0].isdigit() and found.verdict in (AGREES, DISAGREES) else power
+    effect = f"paper {row['effect']:g}" if "effect" in row else "equal" if margin else ""
+    if not effect and found.verdict == CANNOT_TELL:
+        effect = f"{effect_of(row):g}"
+    power = f"{effect}: {100 * found.power:.0f}\N{NO-BREAK SPACE}%" if effect else "–"
     parts = len(kept.get("samplings", ()))
     seeds = f"{min(gap.seeds)} seeds" if parts < 2 else f"{min(gap.seeds) // parts} seeds on each of {parts} parts"
     asked = f"{name}, worse by less than {margin:g}" if margin else name

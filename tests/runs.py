@@ -16,6 +16,16 @@ from tokenmix.lab.train.trainer import TrainingLoop
 DIGITS: Values = {"data": "digits", "model": "vit_nano", "model_kwargs": {"depth": 1}, "threads": 1, "device": "cpu"}
 
 
+def train_by_transformers(model: Any, samples: list[dict[str, Any]], folder: Path, **given: Any) -> None:
+    """Under transformers' Trainer, quietly, on the CPU, without files."""
+    pytest.importorskip("accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    quiet: Values = {"report_to": [], "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True}
+    arguments = TrainingArguments(str(folder), use_cpu=True, learning_rate=0.01, **quiet, **given)
+    Trainer(model=model, args=arguments, train_dataset=samples).train()  # type: ignore[arg-type]
+
+
 def rows(run: Path) -> list[dict[str, str]]:
     """metrics.csv without what depends on the clock."""
     with (run / "metrics.csv").open(newline="") as file:

@@ -13,6 +13,7 @@ import torch
 from swap_families import FAMILIES
 
 import tokenmix
+from runs import train_by_transformers
 from tokenmix.errors import UserError
 from tokenmix.layers import ExternalAttention
 
@@ -65,25 +66,14 @@ def test_a_matrix_over_fewer_tokens_than_the_model_takes_comes_back(mixer: str, 
 @pytest.mark.parametrize("kind", ["BertForSequenceClassification", "BertForMaskedLM", "ViTForImageClassification"])
 def test_a_swapped_model_trains_under_transformers_trainer(kind: str, tmp_path: Path) -> None:
     """It hands a number of labels, a tensor, to every layer of a model."""
-    pytest.importorskip("accelerate")
     model = vit() if kind.startswith("ViT") else bert(kind)
     tokenmix.swap_attention(model, "external")
     given = {"pixel_values": torch.randn(3, 16, 16)} if kind.startswith("ViT") else {"input_ids": torch.arange(8)}
     label: Any = torch.arange(8) if kind == "BertForMaskedLM" else 1
-    arguments = transformers.TrainingArguments(
-        str(tmp_path),
-        max_steps=2,
-        per_device_train_batch_size=2,
-        use_cpu=True,
-        report_to=[],
-        save_strategy="no",
-        logging_strategy="no",
-        disable_tqdm=True,
-        learning_rate=0.01,
-    )
     memory = next(m for m in model.modules() if isinstance(m, ExternalAttention)).memory.key_memory
     before = memory.detach().clone()
-    transformers.Trainer(model, arguments, train_dataset=[{**given, "labels": label}] * 4).train()
+    samples = [{**given, "labels": label}] * 4
+    train_by_transformers(model, samples, tmp_path, max_steps=2, per_device_train_batch_size=2)
     assert not torch.equal(memory, before)
 
 

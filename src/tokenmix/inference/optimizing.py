@@ -107,10 +107,10 @@ def plan_copy(model: nn.Module, seen: set[str], followed: set[str]) -> CopyPlan:
         if isinstance(linear, nn.Linear)
     }
     for name, module in model.named_modules():
-        kind = None
         # The copy of a module has no hooks, such as that of a block inserted after it.
         if _hooked(module):
             continue
+        kind = None
         if type(module) is T2TStem and all(isinstance(part, StemAttention) for part in module.attentions):
             kind = "stem"
         elif folds(module):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Device, Factory, GridMixer, MapKind, Mixer, count_parameters, replace_parameter
 from tokenmix.layers.less_attention import LessAttention
+from tokenmix.layers.offset_attention import batch_norm
 from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.models.interface import BlockMap, Classifier, Intermediates, Size, checkpointed, make_head, take_indices
 from tokenmix.models.stems import Stem
@@ -53,9 +54,7 @@ def _batch_norm(norm: TokenBatchNorm, x: Tensor) -> Tensor:
 
 def _normed(norm: nn.Module, x: Tensor) -> Tensor:
     """The block's norm, or the `nn.SyncBatchNorm` that PyTorch's conversion puts in place of `TokenBatchNorm`."""
-    if isinstance(norm, nn.SyncBatchNorm):
-        return norm(x.transpose(1, 2)).transpose(1, 2)
-    return norm(x)
+    return batch_norm(norm, x) if isinstance(norm, nn.SyncBatchNorm) else norm(x)
 
 
 class MixerBlock(nn.Module):

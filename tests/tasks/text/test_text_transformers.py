@@ -15,6 +15,7 @@ from transformers import (
     pipeline,
 )
 
+from runs import train_by_transformers
 from tokenmix import UserError
 from tokenmix.text import (
     GMLPConfig,
@@ -129,25 +130,11 @@ def test_in_the_pipeline(build):
 
 @pytest.mark.parametrize("kind", ["gmlp", "amlp", "self", "self-relative"])
 def test_under_transformers_trainer(build, ids, kind, tmp_path):
-    pytest.importorskip("accelerate")
-    from transformers import Trainer, TrainingArguments
-
     model = build(GMLPForMaskedLM, kind)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     rows = [{"input_ids": row, "labels": row} for row in ids.repeat(4, 1)]
-    arguments = TrainingArguments(
-        str(tmp_path),
-        max_steps=2,
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=2,
-        use_cpu=True,
-        report_to=[],
-        save_strategy="no",
-        logging_strategy="no",
-        learning_rate=0.01,
-        disable_tqdm=True,
-    )
-    Trainer(model=model, args=arguments, train_dataset=rows).train()
+    steps = {"max_steps": 2, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    train_by_transformers(model, rows, tmp_path, **steps)
     assert not [name for name, p in model.named_parameters() if torch.equal(p, before[name])]
 
 
@@ -156,30 +143,14 @@ def test_under_transformers_trainer(build, ids, kind, tmp_path):
 )
 def test_accumulated_gradients_are_those_of_the_whole_batch(build, ids, labels, tmp_path):
     """The losses of numbers and of several labels take no number of items, so the trainer must divide."""
-    pytest.importorskip("accelerate")
-    from transformers import Trainer, TrainingArguments
-
+    plain = {"optim": "sgd", "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
     found = []
     for size in (8, 2):
         model = build(GMLPForSequenceClassification, num_labels=3 if isinstance(labels, int) else len(labels))
         before = model.classifier.weight.detach().clone()
-        arguments = TrainingArguments(
-            str(tmp_path),
-            max_steps=1,
-            per_device_train_batch_size=size,
-            gradient_accumulation_steps=8 // size,
-            use_cpu=True,
-            report_to=[],
-            save_strategy="no",
-            logging_strategy="no",
-            optim="sgd",
-            lr_scheduler_type="constant",
-            max_grad_norm=0.0,
-            learning_rate=0.01,
-            disable_tqdm=True,
-        )
+        steps = {"max_steps": 1, "per_device_train_batch_size": size, "gradient_accumulation_steps": 8 // size}
         rows = [{"input_ids": row, "labels": labels} for row in ids.repeat(4, 1)]
-        Trainer(model=model, args=arguments, train_dataset=rows).train()
+        train_by_transformers(model, rows, tmp_path, **steps, **plain)
         found.append(model.classifier.weight.detach() - before)
     torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-6)
 

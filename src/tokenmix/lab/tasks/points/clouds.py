@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -187,11 +186,11 @@ class CloudSamples(IndexedDataset):
         """
         clouds = [unit_ball(check_cloud(self.clouds.cloud(index))) for index in indices.tolist()]
         new = {index: cloud.points for index, cloud in zip(indices.tolist(), clouds) if index not in self.farthest}
-        rngs = [partial(self._rng, index, epoch, 0) for index in new]
-        found = dict(zip(new, choose_points([*new.values()], self.num_points, self.choice, lambda i: rngs[i]())))
-        if self.choice == "farthest":
-            self.farthest.update((index, taken.int()) for index, taken in found.items())
-        chosen = [found[index] if index in found else self.farthest[index] for index in indices.tolist()]
+        asked = [*new]
+        taken = choose_points([*new.values()], self.num_points, self.choice, lambda i: self._rng(asked[i], epoch, 0))
+        known = self.farthest if self.choice == "farthest" else {}
+        known.update(zip(asked, (places.int() for places in taken)))
+        chosen = [known[index] for index in indices.tolist()]
         rows = []
         for cloud, kept, index in zip(clouds, chosen, indices.tolist()):
             row, rng = point_features(cloud, self.features)[kept], self._rng(index, epoch, 1)
