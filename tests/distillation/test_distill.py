@@ -431,3 +431,19 @@ def test_mixers_include_an_inserted_block() -> None:
     tokenmix.insert(student, "first", "external", example_inputs=(batches[0],))
     tokenmix.distill(teacher, student, batches, loss="mse", steps=4, train_only="mixers", lr=1e-2)
     assert student.first.inserted.gamma.any()
+
+
+def test_a_student_in_evaluation_stays_in_it() -> None:
+    torch.manual_seed(0)
+    teacher = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 36, 4)).eval()
+    student = copy.deepcopy(teacher)
+    tokenmix.distill(teacher, student, [torch.randn(4, 3, 8, 8)], loss="mse", steps=2)
+    assert not any(module.training for module in student.modules())
+
+
+def test_a_teacher_that_shares_what_is_trained_is_refused(teacher: Net, batches: list[Tensor]) -> None:
+    student = copy.deepcopy(teacher)
+    student.first = teacher.first
+    with pytest.raises(UserError, match=r"which shares first\."):
+        tokenmix.distill(teacher, student, batches)
+    tokenmix.distill(teacher, student, batches, steps=1, train_only="head.*")

@@ -294,3 +294,19 @@ def test_a_decoder_above_the_base_model_comes_back(tmp_path: Path) -> None:
     base = transformers.AutoModel.from_pretrained(tmp_path)
     wanted = model.vit(x, noise=noise).last_hidden_state
     assert torch.equal(base(x, noise=noise).last_hidden_state, wanted)
+
+
+def test_a_swap_before_the_first_call_records_each_state_once() -> None:
+    """transformers registers its recording hooks in the first call, which was that of the swap."""
+    model = bert("BertModel")
+    tokenmix.swap_attention(model, "self")
+    states = model(input_ids=torch.ones(1, 4, dtype=torch.long), output_hidden_states=True).hidden_states
+    assert len(states) == 1 + model.config.num_hidden_layers
+
+
+def test_positions_that_attention_does_not_read_are_taken() -> None:
+    model, ids = bert("BertModel"), torch.ones(1, 4, dtype=torch.long)
+    expected = model(input_ids=ids, position_ids=torch.arange(4)[None]).last_hidden_state
+    tokenmix.swap_attention(model, "self")
+    got = model(input_ids=ids, position_ids=torch.arange(4)[None]).last_hidden_state
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)

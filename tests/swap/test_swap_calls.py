@@ -121,6 +121,8 @@ def test_timm_s_masks(make: Callable[..., Any]) -> None:
         new(x, attn_mask=torch.ones(3, 1, 7, 7, dtype=torch.bool).tril())
     with pytest.raises(UserError, match="pairs of tokens"):  # two axes are pairs
         new(x, attn_mask=torch.ones(7, 7, dtype=torch.bool).tril())
+    with pytest.raises(UserError, match="pairs of tokens"):  # also with as many samples as tokens
+        new(x[:1].expand(7, 7, 32), attn_mask=torch.ones(7, 7, dtype=torch.bool).tril())
     with pytest.raises(UserError, match="is_causal=True"):
         new(x, is_causal=True)
 
@@ -324,3 +326,29 @@ def test_a_flag_of_which_tracing_made_a_tensor_is_no_mask() -> None:
     tokenmix.swap_attention(model, "external")
     x, layer = torch.randn(1, 5, 192), model.blocks[0].attn
     torch.testing.assert_close(layer(x, is_causal=torch.tensor(False)), layer(x))
+
+
+def test_a_tuple_of_tensors_needs_a_name_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.num_heads = 2
+            self.qkv, self.proj = nn.Linear(16, 48), nn.Linear(16, 16)
+
+        def forward(self, x: Tensor, turn: tuple[Tensor, Tensor] | None = None) -> Tensor:
+            q, k, v = self.qkv(x).unflatten(2, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+            q = q if turn is None else q * turn[0] + q.flip(-1) * turn[1]
+            return self.proj(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attn = Turned()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attn(x, (torch.ones(5, 8), torch.ones(5, 8)))
+
+    monkeypatch.setattr(registry, "ADAPTERS", [*registry.ADAPTERS])
+    register_adapter(AttentionLayout(classes=[Turned], qkv="qkv", out="proj"))
+    with pytest.raises(UserError, match=r"turn is given, .* positions=\('turn',\)"):
+        tokenmix.swap_attention(Net(), "self", example_inputs=(torch.randn(2, 5, 16),))

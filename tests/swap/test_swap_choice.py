@@ -515,3 +515,55 @@ def test_a_module_under_two_names_keeps_its_weights() -> None:
     assert {p.device.type for p in model.parameters()} == {"cpu"}
     assert report.macs_after == 2 * 5 * 64 + 2 * model.first.macs(5)
     assert model(torch.randn(2, 5, 8)).isfinite().all()
+
+
+def test_attention_of_unknown_classes_is_listed(make: Callable[..., Any]) -> None:
+    class MyAttention(nn.Linear):
+        pass
+
+    model = make(depth=2)
+    model.blocks[1].attn = MyAttention(32, 32)
+    report = tokenmix.swap_attention(model, "external")
+    assert [row.name for row in report.rows] == ["blocks.0.attn"]
+    assert [(one.name, "its class is unknown" in one.reason) for one in report.skipped] == [("blocks.1.attn", True)]
+
+
+def test_what_a_user_changed_on_an_attention_is_told(make: Callable[..., Any]) -> None:
+    hooked, scaled, patched = make(depth=2), make(depth=2), make(depth=2)
+    hooked.blocks[0].attn.qkv.register_forward_hook(lambda module, args, out: 0.5 * out)
+    assert "forward hooks on blocks.0.attn are gone" in tokenmix.swap_attention(hooked, "self").notes[0]
+    scaled.blocks[0].attn.scale *= 4
+    rows = tokenmix.swap_attention(scaled, "self").rows
+    assert [row.kept for row in rows] == [("value", "out"), ("query", "key", "value", "out")]
+    assert "not 1 / sqrt(d)" in rows[0].why
+    patched.blocks[0].attn.forward = lambda x, **kwargs: x
+    report = tokenmix.swap_attention(patched, "self")
+    assert "forward was replaced" in report.skipped[0].reason
+    assert [row.name for row in report.rows] == ["blocks.1.attn"]
+
+
+@torch.no_grad()
+def test_heads_that_do_not_divide_the_width() -> None:
+    layer = timm.layers.Attention(34, num_heads=4, attn_head_dim=8)
+    report = tokenmix.swap_attention(nn.Sequential(layer), "self", example_inputs=(torch.randn(1, 5, 34),))
+    assert report.model[0].mixer.num_heads == 2  # type: ignore[index,union-attr]
+
+
+def test_a_swap_leaves_no_meta_tensors_in_a_model_s_caches() -> None:
+    class Cached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cache: dict[int, Tensor] = {}
+            self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if x.shape[1] not in self.cache:
+                self.cache[x.shape[1]] = torch.ones(x.shape[1], 16, device=x.device)
+            out: Tensor = self.layer(x + self.cache[x.shape[1]])
+            return out
+
+    x, model = torch.randn(1, 5, 16), Cached().eval()
+    model(x[:, :3])
+    tokenmix.swap_attention(model, "external", example_inputs=(x,))
+    assert [*model.cache] == [3]
+    assert torch.isfinite(model(x)).all()

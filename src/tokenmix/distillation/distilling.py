@@ -201,6 +201,12 @@ def distill(
     step, interrupted = 0, False
     with torch.random.fork_rng(), evaluating(teacher), _learning(student, train_only) as parameters:
         torch.manual_seed(seed)
+        trained = set(map(id, parameters))
+        if shared := next((name for name, p in teacher.named_parameters() if id(p) in trained), None):
+            raise UserError(
+                f"training would change the teacher, which shares {shared} with the student; deepcopy the teacher "
+                "before the swap, or leave the parameter out by train_only="
+            )
         held = None if held_out is None else HeldOut.of(teacher, held_out, reader)
         before = fidelity()
         optimizer, batches = torch.optim.AdamW(parameters, weight_decay=weight_decay), _endless(loader)

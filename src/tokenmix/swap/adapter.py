@@ -5,6 +5,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isclose
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from tokenmix.registry import Arguments
 
 
 def check_model(model: object) -> None:
-    """Raise `UserError` unless `model` is a network, without `DistributedDataParallel`."""
+    """Raise `UserError` unless `model` is a network, without a wrapper that copies it to devices."""
     if not isinstance(model, nn.Module):
         raise UserError(
             f"model must be an nn.Module, got {model!r}; build it first, for example with timm.create_model"
@@ -30,6 +31,8 @@ def check_model(model: object) -> None:
             "DistributedDataParallel would not average the gradients of new parameters; change the model first, then "
             "wrap it"
         )
+    if any(isinstance(part, nn.DataParallel) for part in model.modules()):
+        raise UserError("the model is in nn.DataParallel; change its .module, then wrap it")
 
 
 def check_values(holds: Tensor, message: str) -> None:
@@ -65,6 +68,11 @@ def shared_mask(mask: Tensor | None, x: Tensor) -> Tensor | None:
     """
     if mask is None:
         return None
+    if not isinstance(mask, Tensor):
+        raise UserError(
+            f"the mask is a {type(mask).__name__}, and a mixer takes a tensor; in transformers set "
+            "attn_implementation='sdpa'"
+        )
     num_tokens = x.shape[1]
     message = (
         f"the attention mask {tuple(mask.shape)} masks pairs of tokens; a mixer can only mask tokens: "
@@ -224,6 +232,8 @@ class AttentionLayout(AttentionAdapter):
         positions: arguments or parts that add positions to the scores.
         tokens: name of the argument x (default: the first).
         mask: the mask argument: (B, N), or (B, 1, 1 or N, N) with equal rows; True or 1 = takes part, or additive.
+        pairs: a mask of two axes is one of pairs (N, N) for all samples.
+        unused: arguments that the attention does not read.
         others: arguments for other tokens and caches, which must be None.
         extra_outputs: number of results after the first in a tuple, replaced by None. None: the result is a tensor.
         refusal: why no mixer can replace such a module.
@@ -248,6 +258,8 @@ class AttentionLayout(AttentionAdapter):
     positions: Sequence[str] = ()
     tokens: str = ""
     mask: str = ""
+    pairs: bool = False
+    unused: Sequence[str] = ()
     others: Sequence[str] = ()
     extra_outputs: int | None = None
     refusal: str = ""
@@ -293,17 +305,21 @@ class AttentionLayout(AttentionAdapter):
             raise SwapError(f"it makes tokens of width {dim} from width {query.weight.shape[1]}")
         of_map, of_out = (_present(module, names) for names in (self.around_map, self.around_out))
         fits = inner == dim
+        holder = self.num_heads.rpartition(".")[0]
+        scales = [_part(module, f"{holder}.{name}".lstrip(".")) for name in ("scale", "scaling")]
+        scale = next((s for s in scales if isinstance(s, float) and not isclose(s, (int(heads) / inner) ** 0.5)), None)
         remarks = [
             "" if fits else f"its heads are together {inner} wide, not {dim}",
             "query and key had norms of their own" if of_map else "",
+            "" if scale is None else f"its scores have the scale {scale:g} and not 1 / sqrt(d)",
             "the output projection stood after a norm or a gate" if of_out else "",
         ]
         return AttentionWeights(
             dim=dim,
             num_heads=int(heads),
             like=out.weight,
-            query=query if fits and not of_map else None,
-            key=key if fits and not of_map else None,
+            query=query if fits and not of_map and scale is None else None,
+            key=key if fits and not of_map and scale is None else None,
             value=value if fits else None,
             out=Affine.of(out) if fits and not of_out else None,
             qkv_bias=query.bias is not None,
@@ -321,7 +337,7 @@ class AttentionLayout(AttentionAdapter):
         given: Values = {}
         for name, value in arguments.items():  # includes those in **kwargs
             given |= value if kinds[name].kind is inspect.Parameter.VAR_KEYWORD else {name: value}
-        x, mask = given[self.tokens or next(iter(given))], given.get(self.mask)
+        x, mask = given[self.tokens or next(iter(given))], self.given_mask(given)
         if x.dim() != 3:
             return ObservedCall(0, refusal=f"it is called with {tuple(x.shape)}, and a mixer takes tokens (B, N, D)")
         if isinstance(mask, Tensor) and mask.is_meta and mask.dim() > 2 and mask.shape[-2] > 1:
@@ -336,6 +352,10 @@ class AttentionLayout(AttentionAdapter):
             return ObservedCall(x.shape[1], causal, str(refusal), positions)
         return ObservedCall(x.shape[1], causal, "", positions, x.shape[0])
 
+    def given_mask(self, given: Arguments) -> Any:
+        mask = given.get(self.mask)
+        return mask[None, None] if self.pairs and isinstance(mask, Tensor) and mask.dim() == 2 else mask
+
     def brought_positions(self, given: Arguments) -> tuple[str, ...]:
         return tuple(name for name in self.positions if given.get(name) is not None)
 
@@ -343,18 +363,20 @@ class AttentionLayout(AttentionAdapter):
         """Raise `UserError` for arguments, other than masks, that no mixer can honour."""
         other = next((name for name in self.others if given.get(name) is not None), None)
         if other is not None:
+            remedy = "call the model with use_cache=False, or " if other in ("cache", "past_key_values") else ""
             raise UserError(
-                f"{other} is given, and a mixer mixes one set of tokens; leave this attention out by where="
+                f"{other} is given, and a mixer mixes one set of tokens; {remedy}leave this attention out by where="
             )
         # num_items_in_batch of transformers' Trainer reaches every layer, and is for the loss. torch.jit.trace makes
         # tensors of flags.
-        beside = {self.mask, *self.positions, "num_items_in_batch", "is_causal"}
-        tensors = (name for name, value in given.items() if isinstance(value, Tensor) and value is not x)
-        unknown = next((name for name in tensors if name not in beside), None)
-        if unknown is not None:
-            raise UserError(
-                f"{unknown} is given, and the adapter does not name it; if it masks tokens, register mask={unknown!r}"
-            )
+        beside = {self.mask, *self.positions, *self.unused, "num_items_in_batch", "is_causal"}
+        for name in given.keys() - beside:
+            value = given[name]
+            if value is not x and any(isinstance(one, Tensor) for one in (value if type(value) is tuple else (value,))):
+                raise UserError(
+                    f"{name} is given, and the adapter does not name it; register mask={name!r} if it masks tokens, "
+                    f"positions=({name!r},) if it has positions, unused=({name!r},) if the attention does not read it"
+                )
         if given.get("output_attentions"):
             raise UserError(NO_ATTENTIONS)
 
@@ -410,7 +432,7 @@ class SwappedAttention(nn.Module):
         if brought and not self.drop_positions:
             raise UserError(f"{', '.join(brought)} brings positions; swap with drop='positions' to leave them out")
         check_causal(self.mixer, bool(given.get("is_causal")))
-        out = self.mixer(x, shared_mask(given.get(self.layout.mask), x))
+        out = self.mixer(x, shared_mask(self.layout.given_mask(given), x))
         if self.norm is not None:
             out = self.norm(x + out)
         return out if self.layout.extra_outputs is None else (out, *[None] * self.layout.extra_outputs)

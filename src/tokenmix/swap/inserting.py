@@ -147,6 +147,8 @@ def run_inserted(
         kinds = ", ".join(f"{name} ({type(mask).__name__})" for name, mask in masks.items())
         raise UserError(f"a block takes one mask, a tensor, and the module before it is called with {kinds}")
     for name, mask in tensors.items():
+        if name == "attn_mask" and mask.dim() == 2 and type(module).__module__.startswith("timm."):
+            return block(output, mask[None, None])  # of pairs, for all samples
         pairs = name in PAIRS or (name == "mask" and ENCODER in names)
         # In transformers True = not padding.
         theirs = name == "padding_mask" and type(module).__module__.startswith("transformers.")

@@ -5,8 +5,10 @@ The pass runs on the meta device, without computation or memory. A model whose p
 counter sees them.
 """
 
+import copy
 import functools
 import inspect
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -207,14 +209,43 @@ def watch_calls(
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode in the block; modules that trained before train afterwards."""
-    training = [module for module in model.modules() if module.training]
+    """Evaluation mode in the block; afterwards each module has the mode that it had."""
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         yield
     finally:
-        for module in training:
-            module.training = True
+        for module, training in modes:
+            module.training = training
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Restore the modules' attributes after the block: mode, hooks, caches, such as anchors on the meta device.
+
+    What a dict, list or set among them held is restored too, but not what lies deeper.
+    """
+    kept = [(vars(part), dict(vars(part))) for part in model.modules()]
+    held = [(value, copy.copy(value)) for _, before in kept for value in before.values() if type(value) in CONTAINERS]
+    try:
+        yield
+    finally:
+        for now, before in kept:
+            for name in now.keys() - before.keys():
+                del now[name]
+            now.update(before)
+        for value, contents in held:
+            if _members(value) != _members(contents):
+                value.clear()
+                (value.extend if isinstance(value, list) else value.update)(contents)
+
+
+CONTAINERS = (dict, OrderedDict, defaultdict, list, set)
+
+
+def _members(value: Any) -> list[tuple[object, int]]:
+    """What a container holds, in order, by identity: tensors are not compared."""
+    return [(key, id(value[key])) for key in value] if isinstance(value, dict) else [(id(one), 0) for one in value]
 
 
 def model_macs(model: nn.Module, inputs: Example, device: torch.device = META) -> int:
@@ -241,17 +272,11 @@ def model_macs(model: nn.Module, inputs: Example, device: torch.device = META) -
     # PyTorch's fused encoder layer would bypass the attention, and packs padded tokens, which fails on meta tensors.
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
-    # The mode, and state kept between calls: a detector's anchors, for example, must not stay on the meta device.
-    kept = [(vars(part), dict(vars(part))) for part in model.modules()]
     try:
-        model.eval()
-        with torch.random.fork_rng(devices=[]):
+        with unchanged(model), torch.random.fork_rng(devices=[]):
+            model.eval()
             return count_macs(functools.partial(functional_call, tie_weights=False), model, tensors, *given)[1]
     finally:
-        for now, before in kept:
-            for name in now.keys() - before.keys():
-                del now[name]
-            now.update(before)
         torch.backends.mha.set_fastpath_enabled(fused)
 
 

@@ -55,7 +55,14 @@ CLIP = _like(
     num_heads="num_heads",
     attention_dropout="dropout",
 )
-ALBERT = _like(VIT, "AlbertAttention", "query key value dense", dropout="output_dropout", norm="LayerNorm")
+ALBERT = _like(
+    VIT,
+    "AlbertAttention",
+    "query key value dense",
+    dropout="output_dropout",
+    norm="LayerNorm",
+    unused=("position_ids",),
+)
 BERT = _like(
     ALBERT,
     "BertAttention RobertaAttention XLMRobertaAttention CamembertAttention ElectraAttention "
@@ -124,6 +131,7 @@ TIMM_VIT = AttentionLayout(
     around_map=("q_norm", "k_norm"),
     around_out=("norm", "gate"),
     mask="attn_mask",
+    pairs=True,
 )
 TIMM = (
     TIMM_VIT,
@@ -229,6 +237,8 @@ REFUSED = tuple(
     }.items()
 )
 
+UNKNOWN = AttentionLayout(classes=(), refusal="its class is unknown; describe it to tokenmix.swap.register_adapter")
+
 ADAPTERS: list[AttentionAdapter] = [*TIMM, TorchAdapter(), *TRANSFORMERS, TokenmixAdapter(), *OTHERS, *REFUSED]
 """All known adapters, in lookup order."""
 
@@ -276,7 +286,10 @@ class AttentionSite:
 
 
 def find_sites(model: nn.Module) -> list[AttentionSite]:
-    """All attention that can be swapped, outermost of nested modules, without inserted blocks; `UserError` if none."""
+    """All attention, outermost of nested modules, without inserted blocks; `UserError` if none can be swapped.
+
+    Modules of unknown classes count if their class or name says attention.
+    """
     found: dict[int, AttentionSite] = {}
     inside: list[str] = []
     for name, module in model.named_modules(remove_duplicate=False):
@@ -294,14 +307,17 @@ def find_sites(model: nn.Module) -> list[AttentionSite]:
         names = found[id(module)].names if id(module) in found else ()
         holder = model.get_submodule((*names, name)[0].rpartition(".")[0])
         found[id(module)] = AttentionSite((*names, name), module, holder, adapter)
+    others: list[AttentionSite] = []
+    for name, module in model.named_modules():
+        said = any(word in type(module).__name__.lower() for word in ("attention", "attn"))
+        said |= name.rpartition(".")[2] in ("attn", "attention", "self_attn", "self_attention")
+        if name and said and not any(f"{name}.".startswith(f"{one}.") or one.startswith(f"{name}.") for one in inside):
+            inside.append(name)
+            others.append(AttentionSite((name,), module, model.get_submodule(name.rpartition(".")[0]), UNKNOWN))
     if not found:
         # With their modules, because several libraries have a class Attention.
-        others = [
-            f"{name} ({type(m).__module__}.{type(m).__name__})"
-            for name, m in model.named_modules()
-            if any(word in type(m).__name__.lower() for word in ("attention", "attn"))
-        ]
-        seen = f"what it has is {_listed(others)}" if others else "it has nothing called attention"
+        listed = [f"{site.name} ({type(site.module).__module__}.{site.kind})" for site in others]
+        seen = f"what it has is {_listed(listed)}" if others else "it has nothing called attention"
         kinds = "; ".join(dict.fromkeys(adapter.about for adapter in ADAPTERS if adapter.about))
         remedy = (
             "describe a class of your own to tokenmix.swap.register_adapter"
@@ -311,7 +327,7 @@ def find_sites(model: nn.Module) -> list[AttentionSite]:
         raise UserError(
             f"{type(model).__name__} has no attention that can be swapped: {seen}; looked for: {kinds}; {remedy}"
         )
-    return list(found.values())
+    return [*found.values(), *others]
 
 
 def select_sites(sites: Sequence[AttentionSite], where: Where) -> list[AttentionSite]:

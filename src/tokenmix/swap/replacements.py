@@ -105,6 +105,10 @@ def plan_replacements(
 def _plan_one(site: AttentionSite, request: SwapRequest, before: Replacement | None) -> Replacement:
     if hasattr(site.module, INSERTED):
         raise SwapError("a block is inserted after it; take it out by tokenmix.swap.remove_inserted, swap, then insert")
+    if any("forward" in vars(part) for part in site.module.modules()):
+        raise SwapError(
+            "its forward was replaced on the instance, as hooks of accelerate do (device_map, cpu_offload); swap first"
+        )
     old, calls, counts = site.adapter.read(site.module), request.calls(site), request.counts(site)
     # Our stacks pass scores themselves.
     passes = any(one == id(site.module) and method == "mix" for one, method, _ in request.probe.seen)
@@ -215,7 +219,7 @@ def _build(site: AttentionSite, old: AttentionWeights, request: SwapRequest) -> 
             )
     factory: Factory = {} if old.like is None else {"device": old.like.device, "dtype": old.like.dtype}
     offered = {
-        "num_heads": old.num_heads if old.num_heads and old.dim % old.num_heads == 0 else None,
+        "num_heads": next((n for n in range(old.num_heads or 0, 0, -1) if old.dim % n == 0), None),
         "qkv_bias": old.qkv_bias,
         "dropout": old.dropout or None,
         "attention_dropout": old.attention_dropout or None,
@@ -247,6 +251,13 @@ def _check_one_grid(
         raise UserError(
             f"{before.site.name} cannot pass its scores to {site.name}: {reason}; choose layers of one grid by where"
         )
+
+
+def lost_hooks(site: AttentionSite) -> bool:
+    """Whether forward hooks of a user are on an attention or its parts."""
+    hooks = [h for m in site.module.modules() for h in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())]
+    owners = {getattr(getattr(hook, "func", hook), "__module__", "").partition(".")[0] for hook in hooks}
+    return not owners <= {"transformers", "tokenmix"}
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ from tokenmix.swap.carrying import watch_blocks
 from tokenmix.swap.inserting import holders, unpack_padded
 from tokenmix.swap.probe import Example, check_runs, example_of, probe_model
 from tokenmix.swap.registry import Where, find_sites, select_sites
-from tokenmix.swap.replacements import Replacement, SwapRequest, misread_weights, plan_replacements
+from tokenmix.swap.replacements import Replacement, SwapRequest, lost_hooks, misread_weights, plan_replacements
 from tokenmix.swap.report import SwapReport, SwapRow
 
 MODEL_TYPE = "tokenmix-swapped"
@@ -174,6 +174,9 @@ def swap_attention(
     replacements, skipped = plan_replacements(chosen, request)
     kinds = {id(one.site.adapter): one.site for one in reversed(replacements)}
     misread = [note for site in kinds.values() if (note := misread_weights(site))]
+    hooked = [one.site.name for one in replacements if lost_hooks(one.site)]
+    if hooked:
+        misread.append(f"forward hooks on {', '.join(hooked)} are gone; register them on the new layers")
     before = count_parameters(model)
     undo, put_notes = _put(model, replacements, label, whole=len(replacements) == len(sites))
     notes = [*misread, *put_notes]
