@@ -106,3 +106,21 @@ def test_copies_in_the_test_set_are_said(tmp_path: Path, capsys: pytest.CaptureF
         (tmp_path / f"{i}").write_text(f"{i // 3}")
     held_out([(f"{tmp_path}/{i}", 0) for i in range(6)], ["a"], "image")
     assert "2 of 3 test images are copies of others" in capsys.readouterr().err
+
+
+def test_copies_of_other_classes_and_equal_beginnings(tmp_path: Path):
+    """A copy is on one side whatever its label, and files with one length and beginning are not copies."""
+    items = []
+    for i in range(40):
+        (tmp_path / f"{i}").write_text(f"{' ' * 70_000}{i % 30:02}")
+        items.append((f"{tmp_path}/{i}", int(i >= 30)))
+    test = held_out(items, ["a", "b"], "image").tolist()
+    assert test[:10] == test[30:]
+    assert 6 <= sum(test[:30]) <= 8
+
+
+def test_a_class_with_underscores_counts(tmp_path: Path):
+    for name in ("__background__/0", "a/0", "__MACOSX/a/0", "__pycache__/0"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    assert labelled_files(tmp_path, lambda path: True, of="images", layout="classes")[2] == ["__background__", "a"]

@@ -114,7 +114,12 @@ def test_correlations() -> None:
     generator = torch.Generator().manual_seed(2)
     value, label = torch.randn(13, generator=generator).mul(2).round(), torch.rand(13, generator=generator)
     metrics = TextClassification.make_metrics(make_config("text-classification", data="toy"), {"classes": []})
-    for name, other in (("pearson", theirs.PearsonCorrCoef()), ("spearman", theirs.SpearmanCorrCoef())):
+    others = {
+        "pearson": theirs.PearsonCorrCoef(),
+        "spearman": theirs.SpearmanCorrCoef(),
+        "rmse": theirs.MeanSquaredError(squared=False),
+    }
+    for name, other in others.items():
         expected = other(value, label).item()
         assert metrics[name]({"value": value, "label": label}) == pytest.approx(expected, rel=1e-4, abs=1e-5)
 

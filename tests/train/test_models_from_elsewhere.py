@@ -329,3 +329,26 @@ def test_a_model_with_a_fixed_batch_is_not_exported(capsys: pytest.CaptureFixtur
     told = refused(capsys, "--import", "their_net", "export", "run", "--format", "torch-export")
     assert "their_net:Token cannot be exported to torch-export" in told
     assert "x.shape[0], not len(x)" in told
+
+
+def test_a_result_opens_the_model_that_its_caller_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "named_here.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = tokenmix.train(model="named_here:Net", data="digits", max_steps=2, out=tmp_path / "run", quiet=True)
+    assert type(run.model).__name__ == "Net"
+    with pytest.raises(UserError, match="a file names code"):
+        load_run(run.path)
+
+
+def test_changed_code_of_a_run_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (code := tmp_path / "edited_net.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = tokenmix.train(model="edited_net:Net", data="digits", max_steps=2, out=tmp_path / "run", quiet=True)
+    assert run.model is not None
+    assert "changed since" not in capsys.readouterr().err
+    code.write_text(MODULE.replace("mean((2, 3))", "sum((2, 3))"))
+    with typed("edited_net:Net"):
+        load_run(run.path)
+    assert "the module edited_net changed since" in capsys.readouterr().err

@@ -291,6 +291,14 @@ def test_float_levels(tmp_path: Path):
     assert (read(Image.fromarray(np.full((8, 8), 77.0, np.float32)), tmp_path / "b.tif", 1) == 77).all()
 
 
+def test_whole_numbers_of_32_bits(tmp_path: Path):
+    levels = np.array([[0, 10], [200, 250]], np.int32)
+    assert read(Image.fromarray(levels), tmp_path / "a.tif", 1, 2).flatten().tolist() == [0, 10, 200, 250]
+    assert read(Image.fromarray(257 * levels), tmp_path / "b.tif", 1, 2).flatten().tolist() == [0, 10, 200, 250]
+    with pytest.raises(UserError, match=r"c\.tif holds values from 0 to 70000"):
+        read(Image.fromarray(280 * levels), tmp_path / "c.tif")
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -1.0, 1e4])
 def test_float_without_meaning(tmp_path: Path, value: float):
     levels = np.zeros((8, 8), np.float32)

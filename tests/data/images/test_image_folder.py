@@ -213,3 +213,31 @@ def test_shrinking_is_said(image_folder: Make, capsys: pytest.CaptureFixture[str
     assert "scaled down" not in capsys.readouterr().err
     load(folder, img_size=4)
     assert "photographs of 16 x 20 px are scaled down by 4.0 to 4 x 4 px" in capsys.readouterr().err
+
+
+def test_corrected_labels_of_test_images_are_other_data(image_folder: Make):
+    image_folder(count=4, part="train")
+    folder = image_folder(count=4, part="test")
+    before = load(folder).describe()
+    assert load(folder).describe() == before
+    (folder / "test" / "cat").rename(folder / "test" / "x")
+    (folder / "test" / "dog").rename(folder / "test" / "cat")
+    (folder / "test" / "x").rename(folder / "test" / "dog")
+    changed = {key for key, value in load(folder).describe().items() if value != before[key]}
+    assert changed == {"test_digest"}
+    lazy = load_images(f"imagefolder:{folder}", img_size=8).describe()["test_digest"]
+    path = next((folder / "test" / "cat").iterdir())
+    shutil.copy(next((folder / "train" / "cat").iterdir()), path)
+    assert load_images(f"imagefolder:{folder}", img_size=8).describe()["test_digest"] != lazy
+
+
+def test_images_that_hardly_use_their_levels_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """12 bits in files of 16."""
+    generator = np.random.default_rng(0)
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        for i in range(5):
+            levels = generator.integers(0, 2048, (8, 8)).astype(np.uint16)
+            Image.fromarray(levels).save(tmp_path / name / f"{i}.png")
+    load(tmp_path)
+    assert "scale images of 12 bits to 16" in capsys.readouterr().err

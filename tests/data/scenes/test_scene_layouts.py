@@ -401,6 +401,7 @@ def test_yolo(yolo: Path, capsys: pytest.CaptureFixture[str]):
         ("data.yaml", "names: [[a], b]", "no list of class names"),
         ("data.yaml", "names: {1: a, 2: b}", "no list of class names"),
         ("data.yaml", "names: [a, a]", "names a class more than once"),
+        ("data.yaml", "names: [a, b]\nkpt_shape: [2, 2]", "keypoints are not read"),
         ("data.yaml", "names: !!python/object/apply:os.getcwd []", "no list of class names"),
         ("data.yaml", "[" * 100_000, "no list of class names"),
         ("data.yaml", "a: &a [x]\nb: &b [*a, *a]\nnames: [*b, *b]", "no list of class names"),

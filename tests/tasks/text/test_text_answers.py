@@ -85,7 +85,7 @@ def test_pairs_and_numbers(tmp_path: Path):
         make_config(task="text-classification", data=data, epochs=6, out=tmp_path / "run", **SETTINGS), quiet=True
     )
     assert json.loads((run / "result.json").read_text())["metrics"]["pearson"] > 0.5
-    check_predictions(run, {"pearson"})
+    check_predictions(run, {"pearson", "rmse"})
     assert isinstance(predict(run, ["3 of the cat\ta dog"])[0]["value"], float)
     with pytest.raises(UserError, match="trained on pairs; give two texts with a tab"):
         predict(run, ["3 of the cat"])

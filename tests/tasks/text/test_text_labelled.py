@@ -57,6 +57,13 @@ def test_pairs_and_numbers(tmp_path: Path):
     assert [pair.replace("b", "a") for pair in data.train.pairs] == data.train.texts
 
 
+def test_test_texts_that_are_training_texts_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for part, numbers in (("train", range(8)), ("test", range(6, 10))):
+        (tmp_path / f"{part}.csv").write_text("text,label\n" + "".join(f"t {i},{i % 2}\n" for i in numbers))
+    load_labelled(f"csv:{tmp_path}")
+    assert "2 of 4 test texts are training texts too ('t 6'), so metrics say less" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("header", "rows", "columns", "message"),
     [

@@ -109,7 +109,9 @@ def skeleton_of(variants: Mapping[str, TaskModule]) -> Values:
     task = next(iter(variants.values()))
     model: Any = task.model
     found = input_sizes(model, task.data.get("img_size"))
-    widths = [m.dim for one in variants.values() for m in one.model.modules() if isinstance(m, Mixer)]
+    mixers = [m for one in variants.values() for m in one.model.modules() if isinstance(m, Mixer)]
+    inside = {part for mixer in mixers for part in mixer.modules() if part is not mixer}
+    widths = [m.dim for m in mixers if m not in inside]
     found |= {"dim": widths[-1]} if widths else {}
     found |= {"depth": len(model.blocks)} if hasattr(model, "blocks") else {}
     tokens = found.get("num_tokens") or task.data.get("seq_len")

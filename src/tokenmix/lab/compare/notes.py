@@ -34,7 +34,8 @@ def budget_sentence(results: Results) -> str:
         known.append(f"{skeleton['num_tokens']} tokens")
     place = "what replaces its attention layers" if results.variant(ORIGINAL) else "its mixer"
     place = f"the block after {config['insert_after']}" if config.get("insert_after") else place
-    if rows := config.get("variants"):
+    rows = config.get("variants") or {}
+    if rows:
         told = "; ".join(f"{name}: {', '.join(_options(row)) or 'none'}" for name, row in rows.items())
         options = f"the options of its row ({told})"
         place = options if all(v.name in rows for v in results.variants) else f"{place}, or in {options}"
@@ -58,12 +59,15 @@ def budget_sentence(results: Results) -> str:
         chosen = ", ".join(f"{variant.name} {variant.learning_rate:g}" for variant in tuned)
         tried = ", ".join(tuned[0].tuned)
         rate = f"a peak learning rate chosen on validation samples for each of them ({chosen}; tried: {tried})"
+    intro = f"Every variant is {config['model']}{listed} and differs from the others only in"
+    if any("model" in row for row in rows.values()):
+        intro = "The variants are different networks; each has"
+    other = " where its row has no others" * bool(rows)
     return (
-        f"Every variant is {config['model']}{listed} and differs from the others "
-        f"only in {place}. Each was trained{start} on {seen} "
+        f"{intro} {place}. Each was trained{start} on {seen} "
         f"in the same order {order}, in {batches} of {results.step_batch * config['accumulate']}, with "
         f"{config['opt']}, {rate}, {config['schedule']} schedule, weight decay "
-        f"{config['weight_decay']:g}{augmented}{''.join(balanced)}. "
+        f"{config['weight_decay']:g}{augmented}{''.join(balanced)}{other}. "
         f"{free} differ and are compared below."
     )
 

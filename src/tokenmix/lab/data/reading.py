@@ -3,6 +3,7 @@
 Links are followed, but each folder and file is taken once, in sorted order.
 """
 
+import contextlib
 import hashlib
 import heapq
 import json
@@ -147,9 +148,11 @@ def _refuse(word: str) -> NoReturn:
 Item = tuple[str, int]
 """A file and its class number, as torchvision lists them."""
 TEST_SHARE = 0.2
+HIDDEN = (".", "__MACOSX", "__pycache__")
+"""Beginnings of names that are no classes."""
 
 
-def class_names(folder: Path, hidden: str | tuple[str, ...] = (".", "__")) -> list[str]:
+def class_names(folder: Path, hidden: str | tuple[str, ...] = HIDDEN) -> list[str]:
     """Sub-folders, without names that start with `hidden`."""
     return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(hidden))
 
@@ -162,7 +165,7 @@ def labelled_files(
     layout: str,
     least: int = 2,
     test_names: Sequence[str] = ("test", "val", "valid", "validation"),
-    hidden: str | tuple[str, ...] = (".", "__"),
+    hidden: str | tuple[str, ...] = HIDDEN,
     whole: bool = True,
 ) -> tuple[list[Item], list[Item], list[str]]:
     """Training files, test files and classes of a folder; `UserError` for another layout.
@@ -242,7 +245,7 @@ def class_files(
         for entry in entries:
             linked_folder = entry.is_symlink() and os.path.isdir(entry.path)
             if linked_folder or entry.is_dir(follow_symlinks=False):
-                if not entry.name.startswith((".", "__")):
+                if not entry.name.startswith(HIDDEN):
                     heapq.heappush(waiting, (linked_folder, entry.path, label))
             elif not entry.name.startswith(".") and wanted(entry.path):
                 (linked if entry.is_symlink() else items).append((entry.path, label))
@@ -254,37 +257,28 @@ def class_files(
 
 def held_out(items: list[Item], classes: Sequence[str], what: str) -> Tensor:
     """Which files are for testing, bool (N,): a fifth of each class by content, so that copies stay on one side."""
-    digests = [_digest(path) for path, _ in items]
-    test = torch.zeros(len(items), dtype=torch.bool)
-    of_class: list[list[int]] = [[] for _ in classes]
-    for index, (_, label) in enumerate(items):
-        of_class[label].append(index)
-    for name, indices in zip(classes, of_class):
-        distinct = sorted({digests[index] for index in indices})
+    contents = _contents([path for path, _ in items])
+    of_class: list[set[bytes]] = [set() for _ in classes]
+    for path, label in items:
+        of_class[label].add(contents[path])
+    chosen = set[bytes]()
+    for name, distinct in zip(classes, of_class):
         if len(distinct) < 2:
             count = "only one" if distinct else "no"
             raise UserError(f"class {name!r} has {count} {what}; it needs two or more, one of them for testing")
-        chosen = set(distinct[: max(1, round(TEST_SHARE * len(distinct)))])
-        test[[index for index in indices if digests[index] in chosen]] = True
-    _warn_of_copies([], [item for item, tested in zip(items, test.tolist()) if tested], f"{what}s")
-    return test
+        chosen.update(sorted(distinct)[: max(1, round(TEST_SHARE * len(distinct)))])
+    if bare := next((name for name, distinct in zip(classes, of_class) if distinct <= chosen), None):
+        raise UserError(f"class {bare!r} has only copies of {what}s of other classes left; remove them from one")
+    test = [contents[path] in chosen for path, _ in items]
+    _warn_of_copies([], [item for item, tested in zip(items, test) if tested], f"{what}s")
+    return torch.tensor(test)
 
 
 def _warn_of_copies(train: Sequence[Item], test: Sequence[Item], of: str) -> None:
     """Report on stderr how many test files have the content of a training file, or of an earlier test file."""
-    heads = {path: _digest(path) for path, _ in (*train, *test)}
-    number, known = Counter(heads.values()), dict[bytes, str]()
-
-    def original(path: str) -> str:
-        """The first file with this content."""
-        content = heads[path]
-        if number[content] > 1:  # Perhaps of files with equal beginnings.
-            with open_regular(Path(path)) as file:
-                content = hashlib.file_digest(file, hashlib.blake2b).digest()
-        return known.setdefault(content, path)
-
-    trained = {original(path) for path, _ in train}
-    same = [(path, other) for path, _ in test if (other := original(path)) != path]
+    contents, known = _contents([path for path, _ in (*train, *test)]), dict[bytes, str]()
+    trained = {known.setdefault(contents[path], path) for path, _ in train}
+    same = [(path, other) for path, _ in test if (other := known.setdefault(contents[path], path)) != path]
     copies = [f"{path} is {other}" for path, other in same if other in trained]
     again = [f"{path} is {other}" for path, other in same if other not in trained]
     if copies:
@@ -293,7 +287,18 @@ def _warn_of_copies(train: Sequence[Item], test: Sequence[Item], of: str) -> Non
         log(f"{len(again)} of {len(test)} test {of} are copies of others ({again[0]}), so intervals are too narrow")
 
 
-def _digest(path: str) -> bytes:
+def _contents(paths: Sequence[str]) -> dict[str, bytes]:
+    """A hash of each file, of the whole file where several have one length and beginning."""
+    found = {path: digest_of(path) for path in paths}
+    number = Counter(found.values())
+    for path in paths:
+        if number[found[path]] > 1:
+            with contextlib.suppress(OSError, UserError), open_regular(Path(path)) as file:
+                found[path] = hashlib.file_digest(file, hashlib.blake2b).digest()[:16]
+    return found
+
+
+def digest_of(path: str) -> bytes:
     """Hash of length and first 64 KiB, to distinguish files without reading a huge set twice."""
     try:
         with open_regular(Path(path)) as file:

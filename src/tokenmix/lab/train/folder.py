@@ -162,13 +162,20 @@ class RunFolder:
             if key in found and key in self.identity and found[key] != self.identity[key]
         ]
 
+    def changed_sources(self, now: Mapping[str, str]) -> list[str]:
+        """The user's modules that changed since the start; older folders do not know theirs."""
+        try:
+            before: Mapping[str, str] = self.setup.get("sources", {})
+        except UserError:  # A run folder without its setup can still be evaluated.
+            return []
+        return [module for module, digest in before.items() if now.get(module, digest) != digest]
+
     def check_sources(self, now: Mapping[str, str]) -> None:
-        """Raise `UserError` if a module of the user changed since the start; older folders do not know theirs."""
-        for module, digest in self.setup.get("sources", {}).items():
-            if now.get(module, digest) != digest:
-                raise UserError(
-                    f"the module {module} changed since {self.path}; give another --out, or undo the change"
-                )
+        """Raise `UserError` if a module of the user changed since the start."""
+        if changed := self.changed_sources(now):
+            raise UserError(
+                f"the module {changed[0]} changed since {self.path}; give another --out, or undo the change"
+            )
 
     def check_identity(self, found: Mapping[str, object], file: Path) -> None:
         """Raise `UserError` if a file was written for another run; log which files were edited since.

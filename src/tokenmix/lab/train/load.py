@@ -16,6 +16,7 @@ from torch import nn
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.files import Values
+from tokenmix.lab.data.fetch import log
 from tokenmix.lab.train.checkpoint import WEIGHTS, check_weights, put_weights, read_weights
 from tokenmix.lab.train.config import SwapConfig, TrainConfig
 from tokenmix.lab.train.folder import RunFolder
@@ -65,6 +66,8 @@ def load_task(run: Path | RunFolder, options: Arguments | None = None) -> TaskMo
         check_weights(shapes, stored, weights, stored_types(config))
     task = kind(build(), config, description)
     swap_mixers(task)
+    for module in folder.changed_sources(own_sources(task)):
+        log(f"the module {module} changed since {folder.path} was trained, so its answers may differ")
     # Read after the model is built, so that errors of the model come first.
     put_weights(task.model, read_weights(folder) if stored is None else stored, weights, stored_types(config))
     return task.eval()

@@ -4,7 +4,7 @@ import csv
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -22,7 +22,7 @@ from tokenmix.lab.train.options import TrainOptions
 from tokenmix.lab.train.schema import fitted
 from tokenmix.lab.train.sources import check_call, make_config
 from tokenmix.registry import Arguments
-from tokenmix.trust import from_caller
+from tokenmix.trust import from_caller, only_typed, typed_words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,6 +34,7 @@ class RunResult(os.PathLike[str]):
     """A finished run in the folder `path`."""
 
     path: Path
+    _trusted: frozenset[str] | None = field(default_factory=typed_words, repr=False, compare=False)
 
     @cached_property
     def result(self) -> Values:
@@ -54,7 +55,9 @@ class RunResult(os.PathLike[str]):
     @cached_property
     def model(self) -> nn.Module:
         """The network with the weights of the best epoch, in eval mode."""
-        return load_run(self.path)[0]
+        # The caller of `train` named the code of its own model.
+        with only_typed(self._trusted):
+            return load_run(self.path)[0]
 
     def history(self) -> list[dict[str, float | None]]:
         """The rows of metrics.csv: step, epoch, losses, learning rate, throughput and validation metrics."""

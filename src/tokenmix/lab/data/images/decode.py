@@ -333,8 +333,13 @@ def _eight_bit(image: Image.Image) -> Image.Image:
                 )
             levels *= 255 if high <= 1 else 1
         else:
-            levels[levels == image.info.get("transparency", -1)] = 65535
-            levels /= 257
+            low, high = levels.min(), levels.max()
+            if low < 0 or high > 65535:
+                raise UnreadableImage(f"holds values from {low:g} to {high:g}, outside of 0..65535 (scale them)")
+            # Whole numbers of 32 bits do not tell their range.
+            if image.format != "TIFF" or image.mode != "I" or high > 255:
+                levels[levels == image.info.get("transparency", -1)] = 65535
+                levels /= 257
         image = Image.fromarray(levels.round(out=levels).clip(0, 255, out=levels).astype(np.uint8))
     if image.mode not in TRANSPARENT and "transparency" not in image.info:
         return image

@@ -6,6 +6,7 @@ import functools
 import os
 import random
 import statistics
+import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from tokenmix.lab.data.images.augment import Augment, Erase, make_augment
 from tokenmix.lab.data.images.decode import Box, decode, decode_part, size_of
 from tokenmix.lab.data.indexed import DataSet, IndexedDataset, hash_indices, restored_random_state, seed_all, spread
 from tokenmix.lab.data.lookup import load_data, parse_spec, short_name
-from tokenmix.lab.data.reading import LeftOut, UnreadableImage
+from tokenmix.lab.data.reading import LeftOut, UnreadableImage, digest_of
 
 CHANNELS = 3
 # timm's default for models without one.
@@ -35,6 +36,9 @@ RANDOM_CROP = 1
 # Number of images whose size is checked, and the largest scale-down of the median without a warning.
 SIZES_SEEN, SHRINKING = 16, 2
 STATISTICS_SAMPLE = 2048
+MOST_DIGESTED = 256
+# Standard deviation below which images hardly use their levels.
+NARROW = 5 / 255
 
 
 def warn_of_shrinking(
@@ -100,6 +104,17 @@ class ImageSet(IndexedDataset):
         if not len(kept):
             raise UserError(f"image {index} cannot be read any more; put its file back")
         return images[0], int(self.labels[index])
+
+    def digest(self) -> str:
+        """Changes with the labels, and with some of the images, in their order."""
+        value = zlib.crc32(self.labels.numpy().tobytes())
+        for index in spread(len(self), MOST_DIGESTED).tolist():
+            value = zlib.crc32(self.content(index), value)
+        return f"{value:08x}"
+
+    def content(self, index: int) -> bytes:
+        """What changes with the image."""
+        return self.pixels(torch.tensor([index]))[0].numpy().tobytes()
 
     @abstractmethod
     def pixels(self, indices: Tensor) -> tuple[Tensor, Tensor]:
@@ -196,6 +211,10 @@ class LazyImages(ImageSet):
     @abstractmethod
     def source(self, index: int) -> str | Path | bytes:
         """The file, or its bytes."""
+
+    def content(self, index: int) -> bytes:
+        source = self.source(index)
+        return source if isinstance(source, bytes) else digest_of(str(source))
 
     def name(self, index: int) -> str:
         """Location of the image, for messages."""
@@ -337,6 +356,7 @@ class ImageData(DataSet[ImageSet]):
             "flip": self.flip,
             "fill": self.train.fill,
             "crop_pct": self.crop_pct,
+            "test_digest": self.test.digest(),
             "skipped": len(self.skipped),
             # Non-UTF-8 bytes of a path would make JSON that other readers refuse.
             "skipped_first": [
@@ -401,4 +421,9 @@ def load_images(
     else:
         chosen = spread(len(images), None if images.in_memory else STATISTICS_SAMPLE)
         mean, std = channel_statistics(images.pixels(part)[0] for part in chosen.split(4096))
+        if max(std) < NARROW and len(images):
+            log(
+                f"the training images differ by {255 * max(std):.1f} of 255 grey levels (standard deviation); scale "
+                "images of 12 bits to 16 before"
+            )
     return replace(data, mean=mean, std=std)

@@ -77,6 +77,8 @@ def _class_names(path: Path) -> list[str]:
         given = yaml.load(text, yaml.BaseLoader) if len(text) <= LARGEST else None
     except (yaml.YAMLError, ValueError, RecursionError):
         given = None
+    if isinstance(given, dict) and "kpt_shape" in given:
+        raise UserError(f"{path} has kpt_shape, and keypoints are not read; export boxes or polygons without it")
     names = given.get("names") if isinstance(given, dict) else None
     if isinstance(names, dict):
         names = [names.get(str(i)) for i in range(len(names))]

@@ -219,6 +219,9 @@ def pack(items: Sequence[Item], read: Callable[[Item], Cloud], label: str) -> tu
         known = [value for value in values if value is not None]
         return torch.cat(known) if len(known) == len(values) else None
 
+    without = [cloud.name for cloud in clouds if cloud.normals is None]
+    if 0 < len(without) < len(clouds):
+        log(f"{len(without)} of {len(clouds)} {label} clouds have no normals ({without[0]}), so none are used")
     packed = PackedClouds(
         points=torch.cat([cloud.points for cloud in clouds]),
         ends=torch.tensor([len(cloud.points) for cloud in clouds]).cumsum(0),

@@ -69,6 +69,13 @@ class TextClassification(DistillingTextTask, ClassTask):
                 f"{config.data.data!r} has numbers for labels, which are of no class; leave --class-weights and "
                 "--sampler out"
             )
+        else:
+            spread, mean = (one.item() for one in torch.std_mean(texts.train.labels))
+            if not 0.1 < spread < 10 or abs(mean) > 10 * spread:
+                log(
+                    f"the labels of {config.data.data} have mean {mean:.3g} and standard deviation {spread:.3g}; a "
+                    "network learns them slowly unless you subtract the one and divide by the other"
+                )
         return TextData(
             balanced_order(train, texts.train.labels, config.options.sampler),
             test,
@@ -111,6 +118,7 @@ class TextClassification(DistillingTextTask, ClassTask):
         return {
             "pearson": Metric.of_columns(correlation, "value", "label"),
             "spearman": Metric.of_columns(rank_correlation, "value", "label"),
+            "rmse": Metric.of_columns(root_mean_square, "value", "label", higher_is_better=False),
         }
 
     def plain_samples(self, data: TextData, part: Literal["train", "test"]) -> Iterator[PlainSamples]:
@@ -155,6 +163,11 @@ def _log_cut(cut: int, count: int, length: int) -> None:
 def correlation(predicted: Tensor, true: Tensor) -> Tensor:
     """Pearson correlation."""
     return torch.stack([predicted.double(), true.double()]).corrcoef()[0, 1]
+
+
+def root_mean_square(predicted: Tensor, true: Tensor) -> Tensor:
+    """Root of the mean squared error, in units of the label."""
+    return (predicted.double() - true.double()).square().mean().sqrt()
 
 
 def rank_correlation(predicted: Tensor, true: Tensor) -> Tensor:

@@ -201,8 +201,11 @@ def build_labelled(
     if names and unknown:
         raise UserError(
             f"the test part of {spec} has the label {sorted(unknown)[0]!r}, which is missing in the training part; "
-            "correct it, or add such rows there"
+            "correct it, or add such rows (a tenth of a file without parts is for testing)"
         )
+    trained = {row[:-1] for row in train}
+    if copies := [row[0] for row in test if row[:-1] in trained]:
+        log(f"{len(copies)} of {len(test)} test texts are training texts too ({copies[0][:40]!r}), so metrics say less")
     code, sides = {name: number for number, name in enumerate(names)}, []
     for rows in (train, test):
         labels: list[float | None] = [code[row[-1]] if names else _number(row[-1]) for row in rows]
