@@ -129,9 +129,9 @@ def load_masks(request: DataRequest) -> SceneData:
     warn_of_absent(absent, masks, ignored)
     tested = _numbers_shown([labels for _, labels in test], len(classes))
     strange = sorted(tested - shown - {*range(len(classes))})
-    if strange and not tested.issuperset(range(len(classes))):
+    if strange:
         log(
-            f"{root / held_out / 'masks'} has pixels of {_ranges(strange)}, which {masks} never has, so they are not "
+            f"{root / held_out / 'masks'} has pixels of {_ranges(strange)}, which {masks} never has, so these images are not "
             "tested; write the same class numbers in both"
         )
     table = numbers_table({IGNORE: IGNORE, **{i: i for i in range(len(classes))}})
