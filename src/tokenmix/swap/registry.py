@@ -288,7 +288,7 @@ class AttentionSite:
 def find_sites(model: nn.Module) -> list[AttentionSite]:
     """All attention, outermost of nested modules, without inserted blocks; `UserError` if none can be swapped.
 
-    Modules of unknown classes count if their class or name says attention.
+    Modules of unknown classes count if the class says attention.
     """
     found: dict[int, AttentionSite] = {}
     inside: list[str] = []
@@ -310,7 +310,10 @@ def find_sites(model: nn.Module) -> list[AttentionSite]:
     others: list[AttentionSite] = []
     for name, module in model.named_modules():
         said = any(word in type(module).__name__.lower() for word in ("attention", "attn"))
-        said |= name.rpartition(".")[2] in ("attn", "attention", "self_attn", "self_attention")
+        # Others are called so too, such as timm's squeeze-and-excitation.
+        said |= (
+            not found and name.rpartition(".")[2] in ("attn", "attention", "self_attn") and bool([*module.parameters()])
+        )
         if name and said and not any(f"{name}.".startswith(f"{one}.") or one.startswith(f"{name}.") for one in inside):
             inside.append(name)
             others.append(AttentionSite((name,), module, model.get_submodule(name.rpartition(".")[0]), UNKNOWN))

@@ -131,8 +131,8 @@ def load_masks(request: DataRequest) -> SceneData:
     strange = sorted(tested - shown - {*range(len(classes))})
     if strange:
         log(
-            f"{root / held_out / 'masks'} has pixels of {_ranges(strange)}, which {masks} never has, so these images are "
-            "not tested; write the same class numbers in both"
+            f"{root / held_out / 'masks'} has pixels of {_ranges(strange)}, which {masks} never has, so these images "
+            "are not tested; write the same class numbers in both"
         )
     table = numbers_table({IGNORE: IGNORE, **{i: i for i in range(len(classes))}})
     return SceneData(
