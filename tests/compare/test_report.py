@@ -234,10 +234,12 @@ def test_sentences_say_what_was_equal_what_failed_and_where_costs_cross(results:
     assert "Each was trained, starting from its published weights, on" in budget_sentence(other)
     assert budget_sentence(other).count(", classes of equal weight in the loss. ") == 1
     assert "(embedding width 64, 4 blocks, 49 tokens)" in budget_sentence(results)
-    rows = {variant.name: {"model": "vit_nano", "lr": 0.01} for variant in results.variants}
+    rows = {variant.name: {"model": f"{variant.name}_nano"} for variant in results.variants}
     told = budget_sentence(replace(results, config={**results.config, "variants": rows}))
-    assert told.startswith("The variants are different networks; each has the options of its row (")
-    assert " where its row has no others. " in told
+    assert told.startswith("A variant's network differs from the others in the options of its row (")
+    assert ", unless its row has others. " in told
+    told = budget_sentence(replace(results, config={**results.config, "variants": {"self": {"lr": 0.01}}}))
+    assert told.startswith("Every variant is ")
     sizes = {**results.skeleton, "img_size": [28, 28], "patch_size": 4, "num_tokens": 49}
     expected = "(images of 28 x 28 px, patches of 4 px, 49 tokens, embedding width 64, 4 blocks)"
     assert expected in budget_sentence(replace(results, skeleton=sizes))

@@ -117,6 +117,8 @@ def test_copies_of_other_classes_and_equal_beginnings(tmp_path: Path):
     test = held_out(items, ["a", "b"], "image").tolist()
     assert test[:10] == test[30:]
     assert 6 <= sum(test[:30]) <= 8
+    both = held_out([*items[:30], *((items[i][0], 1) for i in (0, 1))], ["a", "b"], "image").tolist()
+    assert sorted(both[30:]) == [False, True], "each part has an image of each class"
 
 
 def test_a_class_with_underscores_counts(tmp_path: Path):

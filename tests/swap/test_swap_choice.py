@@ -567,3 +567,32 @@ def test_a_swap_leaves_no_meta_tensors_in_a_model_s_caches() -> None:
     tokenmix.swap_attention(model, "external", example_inputs=(x,))
     assert [*model.cache] == [3]
     assert torch.isfinite(model(x)).all()
+
+
+def test_parts_of_our_models_are_no_unknown_attention() -> None:
+    model = tokenmix.create_model("eamlp_nano")
+    report = tokenmix.swap_attention(model, "external")
+    assert not report.skipped
+    assert model.mixer_name == "external"
+
+
+@torch.no_grad()
+def test_a_scale_that_divides_keeps_query_and_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Divided(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.num_heads, self.scale = 2, 8**0.5
+            self.qkv, self.proj = nn.Linear(16, 48), nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.qkv(x).unflatten(2, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+            out = (q @ k.mT / self.scale).softmax(-1) @ v
+            return self.proj(out.transpose(1, 2).flatten(2))
+
+    monkeypatch.setattr(registry, "ADAPTERS", [*registry.ADAPTERS])
+    register_adapter(AttentionLayout(classes=[Divided], qkv="qkv", out="proj"))
+    model, x = nn.Sequential(Divided()), torch.randn(2, 5, 16)
+    expected = model(x)
+    report = tokenmix.swap_attention(model, "self", example_inputs=(x,))
+    assert report.rows[0].kept == ("query", "key", "value", "out")
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)

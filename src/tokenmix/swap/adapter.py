@@ -305,8 +305,10 @@ class AttentionLayout(AttentionAdapter):
             raise SwapError(f"it makes tokens of width {dim} from width {query.weight.shape[1]}")
         of_map, of_out = (_present(module, names) for names in (self.around_map, self.around_out))
         fits = inner == dim
+        # A user's class may call anything its scale; in these libraries it is that of the scores.
+        ours = str(self.classes[0]).startswith(("timm.", "transformers.", "monai.", "diffusers."))
         holder = self.num_heads.rpartition(".")[0]
-        scales = [_part(module, f"{holder}.{name}".lstrip(".")) for name in ("scale", "scaling")]
+        scales = [_part(module, f"{holder}.{name}".lstrip(".")) for name in ("scale", "scaling") if ours]
         scale = next((s for s in scales if isinstance(s, float) and not isclose(s, (int(heads) / inner) ** 0.5)), None)
         remarks = [
             "" if fits else f"its heads are together {inner} wide, not {dim}",
@@ -370,8 +372,9 @@ class AttentionLayout(AttentionAdapter):
         # num_items_in_batch of transformers' Trainer reaches every layer, and is for the loss. torch.jit.trace makes
         # tensors of flags.
         beside = {self.mask, *self.positions, *self.unused, "num_items_in_batch", "is_causal"}
-        for name in given.keys() - beside:
-            value = given[name]
+        for name, value in given.items():
+            if name in beside:
+                continue
             if value is not x and any(isinstance(one, Tensor) for one in (value if type(value) is tuple else (value,))):
                 raise UserError(
                     f"{name} is given, and the adapter does not name it; register mask={name!r} if it masks tokens, "

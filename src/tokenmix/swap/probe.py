@@ -243,9 +243,9 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 CONTAINERS = (dict, OrderedDict, defaultdict, list, set)
 
 
-def _members(value: Any) -> list[tuple[object, int]]:
+def _members(value: Any) -> list[int]:
     """What a container holds, in order, by identity: tensors are not compared."""
-    return [(key, id(value[key])) for key in value] if isinstance(value, dict) else [(id(one), 0) for one in value]
+    return [*map(id, value), *map(id, value.values() if isinstance(value, dict) else ())]
 
 
 def model_macs(model: nn.Module, inputs: Example, device: torch.device = META) -> int:

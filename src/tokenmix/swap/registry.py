@@ -309,7 +309,8 @@ def find_sites(model: nn.Module) -> list[AttentionSite]:
         found[id(module)] = AttentionSite((*names, name), module, holder, adapter)
     others: list[AttentionSite] = []
     for name, module in model.named_modules():
-        said = any(word in type(module).__name__.lower() for word in ("attention", "attn"))
+        ours = type(module).__module__.startswith("tokenmix.")
+        said = not ours and any(word in type(module).__name__.lower() for word in ("attention", "attn"))
         # Others are called so too, such as timm's squeeze-and-excitation.
         said |= (
             not found and name.rpartition(".")[2] in ("attn", "attention", "self_attn") and bool([*module.parameters()])

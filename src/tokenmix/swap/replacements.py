@@ -105,7 +105,7 @@ def plan_replacements(
 def _plan_one(site: AttentionSite, request: SwapRequest, before: Replacement | None) -> Replacement:
     if hasattr(site.module, INSERTED):
         raise SwapError("a block is inserted after it; take it out by tokenmix.swap.remove_inserted, swap, then insert")
-    if any("forward" in vars(part) for part in site.module.modules()):
+    if "forward" in vars(site.module) or any(hasattr(part, "_hf_hook") for part in site.module.modules()):
         raise SwapError(
             "its forward was replaced on the instance, as hooks of accelerate do (device_map, cpu_offload); swap first"
         )
@@ -256,7 +256,7 @@ def _check_one_grid(
 def lost_hooks(site: AttentionSite) -> bool:
     """Whether forward hooks of a user are on an attention or its parts."""
     hooks = [h for m in site.module.modules() for h in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())]
-    owners = {getattr(getattr(hook, "func", hook), "__module__", "").partition(".")[0] for hook in hooks}
+    owners = {str(getattr(getattr(hook, "func", hook), "__module__", "")).partition(".")[0] for hook in hooks}
     return not owners <= {"transformers", "tokenmix"}
 
 

@@ -21,7 +21,7 @@ from tokenmix.swap.adapter import NO_ATTENTIONS, check_model
 from tokenmix.swap.carrying import watch_blocks
 from tokenmix.swap.inserting import holders, unpack_padded
 from tokenmix.swap.probe import Example, check_runs, example_of, probe_model
-from tokenmix.swap.registry import Where, find_sites, select_sites
+from tokenmix.swap.registry import UNKNOWN, Where, find_sites, select_sites
 from tokenmix.swap.replacements import Replacement, SwapRequest, lost_hooks, misread_weights, plan_replacements
 from tokenmix.swap.report import SwapReport, SwapRow
 
@@ -178,7 +178,8 @@ def swap_attention(
     if hooked:
         misread.append(f"forward hooks on {', '.join(hooked)} are gone; register them on the new layers")
     before = count_parameters(model)
-    undo, put_notes = _put(model, replacements, label, whole=len(replacements) == len(sites))
+    known = [site for site in sites if site.adapter is not UNKNOWN]
+    undo, put_notes = _put(model, replacements, label, whole=len(replacements) == len(known))
     notes = [*misread, *put_notes]
     if probe.note:
         remedy = "give img_size (--img-size in a command) or example_inputs"

@@ -22,6 +22,7 @@ from tokenmix.lab.data.images.decode import (
     decode_part,
     decode_stored,
     is_read,
+    read_stored,
     stored_size,
 )
 from tokenmix.lab.data.reading import UnreadableImage
@@ -292,11 +293,15 @@ def test_float_levels(tmp_path: Path):
 
 
 def test_whole_numbers_of_32_bits(tmp_path: Path):
-    levels = np.array([[0, 10], [200, 250]], np.int32)
-    assert read(Image.fromarray(levels), tmp_path / "a.tif", 1, 2).flatten().tolist() == [0, 10, 200, 250]
-    assert read(Image.fromarray(257 * levels), tmp_path / "b.tif", 1, 2).flatten().tolist() == [0, 10, 200, 250]
-    with pytest.raises(UserError, match=r"c\.tif holds values from 0 to 70000"):
-        read(Image.fromarray(280 * levels), tmp_path / "c.tif")
+    """They do not tell their range, whichever way up."""
+    exif = Image.Exif()
+    for turn in (1, 6):
+        exif[0x0112] = turn
+        with pytest.raises(UserError, match=r"a\.tif is a TIFF of signed or 32-bit numbers"):
+            read(Image.fromarray(np.full((4, 8), 200, np.int32)), tmp_path / "a.tif", exif=exif)
+        with pytest.raises(UserError, match="of unknown range"):
+            read_stored(tmp_path / "a.tif", upright=True)
+    assert decode_numbers(tmp_path / "a.tif").unique().tolist() == [200]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -1.0, 1e4])

@@ -240,4 +240,4 @@ def test_images_that_hardly_use_their_levels_are_said(tmp_path: Path, capsys: py
             levels = generator.integers(0, 2048, (8, 8)).astype(np.uint16)
             Image.fromarray(levels).save(tmp_path / name / f"{i}.png")
     load(tmp_path)
-    assert "scale images of 12 bits to 16" in capsys.readouterr().err
+    assert "if they have 12 bits, scale them to 16" in capsys.readouterr().err

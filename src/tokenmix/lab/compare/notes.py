@@ -60,9 +60,9 @@ def budget_sentence(results: Results) -> str:
         tried = ", ".join(tuned[0].tuned)
         rate = f"a peak learning rate chosen on validation samples for each of them ({chosen}; tried: {tried})"
     intro = f"Every variant is {config['model']}{listed} and differs from the others only in"
-    if any("model" in row for row in rows.values()):
-        intro = "The variants are different networks; each has"
-    other = " where its row has no others" * bool(rows)
+    if len({row.get("model", config["model"]) for row in rows.values()}) > 1:
+        intro = "A variant's network differs from the others in"
+    other = ", unless its row has others" * bool(rows)
     return (
         f"{intro} {place}. Each was trained{start} on {seen} "
         f"in the same order {order}, in {batches} of {results.step_batch * config['accumulate']}, with "

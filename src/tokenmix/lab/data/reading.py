@@ -3,14 +3,12 @@
 Links are followed, but each folder and file is taken once, in sorted order.
 """
 
-import contextlib
 import hashlib
 import heapq
 import json
 import math
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -148,6 +146,7 @@ def _refuse(word: str) -> NoReturn:
 Item = tuple[str, int]
 """A file and its class number, as torchvision lists them."""
 TEST_SHARE = 0.2
+HEAD = 1 << 16
 HIDDEN = (".", "__MACOSX", "__pycache__")
 """Beginnings of names that are no classes."""
 
@@ -267,8 +266,8 @@ def held_out(items: list[Item], classes: Sequence[str], what: str) -> Tensor:
             count = "only one" if distinct else "no"
             raise UserError(f"class {name!r} has {count} {what}; it needs two or more, one of them for testing")
         chosen.update(sorted(distinct)[: max(1, round(TEST_SHARE * len(distinct)))])
-    if bare := next((name for name, distinct in zip(classes, of_class) if distinct <= chosen), None):
-        raise UserError(f"class {bare!r} has only copies of {what}s of other classes left; remove them from one")
+    # Copies of other classes may be all that a class has.
+    chosen -= {max(distinct) for distinct in of_class if distinct <= chosen}
     test = [contents[path] in chosen for path, _ in items]
     _warn_of_copies([], [item for item, tested in zip(items, test) if tested], f"{what}s")
     return torch.tensor(test)
@@ -288,13 +287,18 @@ def _warn_of_copies(train: Sequence[Item], test: Sequence[Item], of: str) -> Non
 
 
 def _contents(paths: Sequence[str]) -> dict[str, bytes]:
-    """A hash of each file, of the whole file where several have one length and beginning."""
+    """A hash of each file, of the whole file where others have its length and beginning but not its content."""
     found = {path: digest_of(path) for path in paths}
-    number = Counter(found.values())
+    alike: dict[bytes, list[str]] = {}
     for path in paths:
-        if number[found[path]] > 1:
-            with contextlib.suppress(OSError, UserError), open_regular(Path(path)) as file:
-                found[path] = hashlib.file_digest(file, hashlib.blake2b).digest()[:16]
+        alike.setdefault(found[path], []).append(path)
+    for group in (group for group in alike.values() if len(group) > 1 and os.path.getsize(group[0]) > HEAD):
+        whole = dict[str, bytes]()
+        for path in group:
+            with open_regular(Path(path)) as file:
+                whole[path] = hashlib.file_digest(file, hashlib.blake2b).digest()[:16]
+        if len({*whole.values()}) > 1:
+            found |= whole
     return found
 
 
@@ -302,7 +306,7 @@ def digest_of(path: str) -> bytes:
     """Hash of length and first 64 KiB, to distinguish files without reading a huge set twice."""
     try:
         with open_regular(Path(path)) as file:
-            head = file.read(1 << 16)
+            head = file.read(HEAD)
         salt = os.path.getsize(path).to_bytes(8, "little")
     except (OSError, UserError):
         # The reader skips and reports the file.

@@ -4,7 +4,7 @@ import csv
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -34,7 +34,9 @@ class RunResult(os.PathLike[str]):
     """A finished run in the folder `path`."""
 
     path: Path
-    _trusted: frozenset[str] | None = field(default_factory=typed_words, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_trusted", typed_words())
 
     @cached_property
     def result(self) -> Values:
@@ -56,7 +58,7 @@ class RunResult(os.PathLike[str]):
     def model(self) -> nn.Module:
         """The network with the weights of the best epoch, in eval mode."""
         # The caller of `train` named the code of its own model.
-        with only_typed(self._trusted):
+        with only_typed(getattr(self, "_trusted", None)):
             return load_run(self.path)[0]
 
     def history(self) -> list[dict[str, float | None]]:

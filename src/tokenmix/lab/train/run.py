@@ -344,7 +344,8 @@ def _prepare(config: TrainConfig, run: RunFolder) -> Session:
                 data.save(run.path)
     else:
         run.check_sources(own_sources(task))
-        if description != run.description:
+        # Older runs describe less.
+        if any(description.get(name) != value for name, value in run.description.items()):
             raise UserError(
                 f"the data {config.data.data!r} is not what {run.path} was started with; put that back, or start a new "
                 f"run with --init-from {run.path}"

@@ -62,6 +62,7 @@ SIDEWAYS = (TURNS[5], TURNS[6], TURNS[7], TURNS[8])
 PIXEL_CHUNKS = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"eXIf")
 ORIENTED_TEXTS = (b"XML:com.adobe.xmp\0\0", b"Raw profile type exif\0")
 LONGEST_TEXT = 1 << 16
+SIGNED = "of unknown range"
 _pillow_limit = threading.Lock()
 
 
@@ -216,6 +217,7 @@ def _opened(source: str | Path | bytes) -> Iterator[ImageFile.ImageFile]:
                 raise UnreadableImage("is empty (0 bytes)")
             image = stack.enter_context(_identified(_needed(file)))
             kind = str(image.format)
+            image.info[SIGNED] = kind == "TIFF" and image.mode == "I"  # Turned images keep it.
             most = MAX_PIXELS // WHOLE.get(kind, 1)
             if image.width * image.height > most:
                 remedy = "convert it to PNG, TIFF or JPEG" if kind in WHOLE else "scale it down, or cut it"
@@ -333,13 +335,10 @@ def _eight_bit(image: Image.Image) -> Image.Image:
                 )
             levels *= 255 if high <= 1 else 1
         else:
-            low, high = levels.min(), levels.max()
-            if low < 0 or high > 65535:
-                raise UnreadableImage(f"holds values from {low:g} to {high:g}, outside of 0..65535 (scale them)")
-            # Whole numbers of 32 bits do not tell their range.
-            if image.format != "TIFF" or image.mode != "I" or high > 255:
-                levels[levels == image.info.get("transparency", -1)] = 65535
-                levels /= 257
+            if image.info.get(SIGNED):
+                raise UnreadableImage("is a TIFF of signed or 32-bit numbers of unknown range (save 8 or 16 bits)")
+            levels[levels == image.info.get("transparency", -1)] = 65535
+            levels /= 257
         image = Image.fromarray(levels.round(out=levels).clip(0, 255, out=levels).astype(np.uint8))
     if image.mode not in TRANSPARENT and "transparency" not in image.info:
         return image

@@ -423,7 +423,7 @@ def load_images(
         mean, std = channel_statistics(images.pixels(part)[0] for part in chosen.split(4096))
         if max(std) < NARROW and len(images):
             log(
-                f"the training images differ by {255 * max(std):.1f} of 255 grey levels (standard deviation); scale "
-                "images of 12 bits to 16 before"
+                f"the training images differ by {255 * max(std):.1f} of 255 grey levels (standard deviation); if they "
+                "have 12 bits, scale them to 16 before"
             )
     return replace(data, mean=mean, std=std)

@@ -129,7 +129,8 @@ def load_masks(request: DataRequest) -> SceneData:
     warn_of_absent(absent, masks, ignored)
     tested = _numbers_shown([labels for _, labels in test], len(classes))
     strange = sorted(tested - shown - {*range(len(classes))})
-    if strange:
+    # 255 alone, beside all classes, is ignored.
+    if strange not in ([], [IGNORE]) or (strange and not tested.issuperset(range(len(classes)))):
         log(
             f"{root / held_out / 'masks'} has pixels of {_ranges(strange)}, which {masks} never has, so these images "
             "are not tested; write the same class numbers in both"
