@@ -309,7 +309,7 @@ def find_sites(model: nn.Module) -> list[AttentionSite]:
         found[id(module)] = AttentionSite((*names, name), module, holder, adapter)
     others: list[AttentionSite] = []
     for name, module in model.named_modules():
-        ours = type(module).__module__.startswith("tokenmix.")
+        ours = found and type(module).__module__.startswith("tokenmix.")  # Parts of what was found, such as stems.
         said = not ours and any(word in type(module).__name__.lower() for word in ("attention", "attn"))
         # Others are called so too, such as timm's squeeze-and-excitation.
         said |= (
