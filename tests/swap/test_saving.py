@@ -299,8 +299,9 @@ def test_a_decoder_above_the_base_model_comes_back(tmp_path: Path) -> None:
 def test_a_swap_before_the_first_call_records_each_state_once() -> None:
     """transformers registers its recording hooks in the first call, which was that of the swap."""
     model = bert("BertModel")
+    model.config.output_hidden_states = True
     tokenmix.swap_attention(model, "self")
-    states = model(input_ids=torch.ones(1, 4, dtype=torch.long), output_hidden_states=True).hidden_states
+    states = model(input_ids=torch.ones(1, 4, dtype=torch.long)).hidden_states
     assert len(states) == 1 + model.config.num_hidden_layers
 
 
