@@ -3,6 +3,7 @@
 import csv
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import tokenmix
 from tokenmix.errors import UserError
 from tokenmix.lab.cli.command import parse
 from tokenmix.lab.compare.baselines import by_sklearn, fit_baselines, frequencies, nearest_mean
+from tokenmix.lab.compare.costs import skeleton_of
 from tokenmix.lab.compare.report import ComparisonResult
 from tokenmix.lab.compare.results import load_results
 from tokenmix.lab.compare.variants import plan_variants, reference_of
@@ -273,3 +275,10 @@ def test_a_row_and_a_mixer_have_two_names(tmp_path: Path) -> None:
     file.write_text('data = "digits"\nmixers = ["self"]\n[variants.self]\nlr = 1e-2\n')
     with pytest.raises(UserError, match=r"\[variants.self\] of .*: one of the mixers has this name; give the variant"):
         tokenmix.compare(config=file, out=tmp_path / "out", quiet=True)
+
+
+def test_the_width_in_a_report_is_that_of_the_tokens() -> None:
+    """A gate works inside its mixer, on more channels."""
+    model = tokenmix.create_model("mixer_nano", mixer="gating", embed_dim=32)
+    task: Any = SimpleNamespace(model=model, data={})
+    assert skeleton_of({"gating": task})["dim"] == 32

@@ -17,7 +17,7 @@ from tokenmix.files import Values, make_folder, plain_text, save_figure, to_fram
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.folder import is_run
 from tokenmix.lab.train.load import load_task
-from tokenmix.layers.base import Mixer, near_square
+from tokenmix.layers.base import Mixer, near_square, outer_mixers
 from tokenmix.models import BlockMap
 from tokenmix.models.registry import create_model
 from tokenmix.registry import MODELS
@@ -60,9 +60,8 @@ def attention_maps(model: nn.Module, images: Tensor) -> list[BlockMap]:
 
 def _watched(model: nn.Module, images: Tensor) -> list[BlockMap]:
     """Run a third-party model and collect each mixer's map on its input, in the order of the calls."""
-    mixers = {module: name for name, module in model.named_modules() if isinstance(module, Mixer)}
+    mixers = {mixer: name for name, mixer in outer_mixers(model).items()}
     found: list[BlockMap] = []
-    inside = {inner for outer in mixers for inner in outer.modules() if inner is not outer}
 
     def note(mixer: Mixer, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor], _out: Tensor) -> None:
         given, kind = {**dict(zip(("x", "mask"), args)), **kwargs}, mixer.capabilities.map
@@ -78,7 +77,7 @@ def _watched(model: nn.Module, images: Tensor) -> list[BlockMap]:
                 prefix, grid = grid_of(used.shape[-2], aspect, known)
             found.append(BlockMap(mixers[mixer], kind, used, grid, prefix, windows))
 
-    hooks = [mixer.register_forward_hook(note, with_kwargs=True) for mixer in mixers if mixer not in inside]
+    hooks = [mixer.register_forward_hook(note, with_kwargs=True) for mixer in mixers]
     run: Any = getattr(model, "watched", model)
     try:
         if hooks:

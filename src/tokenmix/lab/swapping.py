@@ -32,7 +32,7 @@ from tokenmix.lab.train.programs import Batch
 from tokenmix.models.foreign import open_model
 from tokenmix.registry import MODELS, TORCHVISION, Arguments, is_foreign
 from tokenmix.swap import SwapReport, swap_attention
-from tokenmix.swap.registry import UNKNOWN, find_sites
+from tokenmix.swap.registry import find_sites
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -157,7 +157,7 @@ def convert_folder(
     check_new(out)
     teacher, tokenizer = open_folder(folder)
     max_length = longest(teacher, tokenizer, max_length)
-    student, names = copy.deepcopy(teacher), [site.name for site in find_sites(teacher) if site.adapter is not UNKNOWN]
+    student, names = copy.deepcopy(teacher), [site.name for site in find_sites(teacher) if site.known]
     wrong = [number for number in layers or () if number >= len(names)]
     if wrong:
         raise UserError(f"there is no layer {wrong[0]}; the model has layers 0 to {len(names) - 1}")

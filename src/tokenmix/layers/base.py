@@ -140,6 +140,17 @@ def replace_parameter(module: nn.Module, name: str, value: Tensor) -> None:
     setattr(module, name, nn.Parameter(value, requires_grad=getattr(module, name).requires_grad))
 
 
+def outer_mixers(model: nn.Module) -> dict[str, Mixer]:
+    """The mixers of a model by name, without those inside others."""
+    found: dict[str, Mixer] = {}
+    inside: set[nn.Module] = set()
+    for name, module in model.named_modules():
+        if isinstance(module, Mixer) and module not in inside:
+            found[name] = module
+            inside.update(module.modules())
+    return found
+
+
 def count_parameters(module: nn.Module) -> int:
     """Number of parameters of a module."""
     return sum(p.numel() for p in module.parameters())

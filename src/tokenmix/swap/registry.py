@@ -284,6 +284,11 @@ class AttentionSite:
     def kind(self) -> str:
         return type(self.module).__name__
 
+    @property
+    def known(self) -> bool:
+        """Whether an adapter describes its class."""
+        return self.adapter is not UNKNOWN
+
 
 def find_sites(model: nn.Module) -> list[AttentionSite]:
     """All attention, outermost of nested modules, without inserted blocks; `UserError` if none can be swapped.
@@ -309,12 +314,12 @@ def find_sites(model: nn.Module) -> list[AttentionSite]:
         found[id(module)] = AttentionSite((*names, name), module, holder, adapter)
     others: list[AttentionSite] = []
     for name, module in model.named_modules():
-        ours = found and type(module).__module__.startswith("tokenmix.")  # Parts of what was found, such as stems.
-        said = not ours and any(word in type(module).__name__.lower() for word in ("attention", "attn"))
-        # Others are called so too, such as timm's squeeze-and-excitation.
-        said |= (
-            not found and name.rpartition(".")[2] in ("attn", "attention", "self_attn") and bool([*module.parameters()])
-        )
+        said = any(word in type(module).__name__.lower() for word in ("attention", "attn"))
+        if found:  # Parts of ours, such as stems, are no attention of their own.
+            said = said and not type(module).__module__.startswith("tokenmix.")
+        elif name.rpartition(".")[2] in ("attn", "attention", "self_attn"):
+            # Not where others are found: timm calls squeeze-and-excitation so too.
+            said = said or next(module.parameters(), None) is not None
         if name and said and not any(f"{name}.".startswith(f"{one}.") or one.startswith(f"{name}.") for one in inside):
             inside.append(name)
             others.append(AttentionSite((name,), module, model.get_submodule(name.rpartition(".")[0]), UNKNOWN))

@@ -14,14 +14,14 @@ from torch import nn
 
 from tokenmix.environment import warn_untested
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Mixer, count_parameters
+from tokenmix.layers.base import Mixer, count_parameters, outer_mixers
 from tokenmix.layers.table import resolve_mixer
 from tokenmix.registry import Arguments
 from tokenmix.swap.adapter import NO_ATTENTIONS, check_model
 from tokenmix.swap.carrying import watch_blocks
 from tokenmix.swap.inserting import holders, unpack_padded
 from tokenmix.swap.probe import Example, check_runs, example_of, probe_model
-from tokenmix.swap.registry import UNKNOWN, Where, find_sites, select_sites
+from tokenmix.swap.registry import Where, find_sites, select_sites
 from tokenmix.swap.replacements import Replacement, SwapRequest, lost_hooks, misread_weights, plan_replacements
 from tokenmix.swap.report import SwapReport, SwapRow
 
@@ -178,8 +178,7 @@ def swap_attention(
     if hooked:
         misread.append(f"forward hooks on {', '.join(hooked)} are gone; register them on the new layers")
     before = count_parameters(model)
-    known = [site for site in sites if site.adapter is not UNKNOWN]
-    undo, put_notes = _put(model, replacements, label, whole=len(replacements) == len(known))
+    undo, put_notes = _put(model, replacements, label, whole=len(replacements) == sum(site.known for site in sites))
     notes = [*misread, *put_notes]
     if probe.note:
         remedy = "give img_size (--img-size in a command) or example_inputs"
@@ -217,8 +216,7 @@ def set_input_size(model: nn.Module, img_size: int | tuple[int, int]) -> None:
     if not hasattr(model, "set_input_size") or not hasattr(model, "patch_embed") or old is None:
         raise UserError(f"{type(model).__name__} has no set_input_size; build it for its size, then swap")
     size = (img_size, img_size) if isinstance(img_size, int) else img_size
-    names = [name for name, module in model.named_modules() if isinstance(module, Mixer)]
-    mixers = [model.get_submodule(n) for n in names if not any(n.startswith(f"{outer}.") for outer in names)]
+    mixers = outer_mixers(model).values()
     for mixer in mixers:
         count = getattr(mixer, "num_tokens", old[0] * old[1])
         if count != old[0] * old[1]:
@@ -230,7 +228,6 @@ def set_input_size(model: nn.Module, img_size: int | tuple[int, int]) -> None:
     patches = copy.deepcopy(sized.patch_embed)
     patches.set_input_size(size)
     for mixer in mixers:
-        assert isinstance(mixer, Mixer)
         mixer.set_grid(old, patches.grid_size)
     sized.set_input_size(size)
 

@@ -14,7 +14,7 @@ from tokenmix.lab.train.plan import batch_norm_errors, make_optimizer
 from tokenmix.lab.train.programs import Batch
 from tokenmix.lab.train.task import TaskModule, input_sizes
 from tokenmix.lab.train.trainer import Engine
-from tokenmix.layers.base import Mixer
+from tokenmix.layers.base import Mixer, outer_mixers
 from tokenmix.layers.table import get_spec, is_mixer
 from tokenmix.profiling.cost import find_crossover
 from tokenmix.profiling.machine import Timing, peak_memory, time_interleaved
@@ -109,9 +109,7 @@ def skeleton_of(variants: Mapping[str, TaskModule]) -> Values:
     task = next(iter(variants.values()))
     model: Any = task.model
     found = input_sizes(model, task.data.get("img_size"))
-    mixers = [m for one in variants.values() for m in one.model.modules() if isinstance(m, Mixer)]
-    inside = {part for mixer in mixers for part in mixer.modules() if part is not mixer}
-    widths = [m.dim for m in mixers if m not in inside]
+    widths = [mixer.dim for one in variants.values() for mixer in outer_mixers(one.model).values()]
     found |= {"dim": widths[-1]} if widths else {}
     found |= {"depth": len(model.blocks)} if hasattr(model, "blocks") else {}
     tokens = found.get("num_tokens") or task.data.get("seq_len")

@@ -62,6 +62,7 @@ SIDEWAYS = (TURNS[5], TURNS[6], TURNS[7], TURNS[8])
 PIXEL_CHUNKS = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"eXIf")
 ORIENTED_TEXTS = (b"XML:com.adobe.xmp\0\0", b"Raw profile type exif\0")
 LONGEST_TEXT = 1 << 16
+# Key in an image's info, which its turned copy keeps.
 SIGNED = "of unknown range"
 _pillow_limit = threading.Lock()
 
@@ -217,7 +218,7 @@ def _opened(source: str | Path | bytes) -> Iterator[ImageFile.ImageFile]:
                 raise UnreadableImage("is empty (0 bytes)")
             image = stack.enter_context(_identified(_needed(file)))
             kind = str(image.format)
-            image.info[SIGNED] = kind == "TIFF" and image.mode == "I"  # Turned images keep it.
+            image.info[SIGNED] = kind == "TIFF" and image.mode == "I"
             most = MAX_PIXELS // WHOLE.get(kind, 1)
             if image.width * image.height > most:
                 remedy = "convert it to PNG, TIFF or JPEG" if kind in WHOLE else "scale it down, or cut it"

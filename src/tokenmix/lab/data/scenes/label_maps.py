@@ -130,7 +130,7 @@ def load_masks(request: DataRequest) -> SceneData:
     tested = _numbers_shown([labels for _, labels in test], len(classes))
     strange = sorted(tested - shown - {*range(len(classes))})
     # 255 alone, beside all classes, is ignored.
-    if strange not in ([], [IGNORE]) or (strange and not tested.issuperset(range(len(classes)))):
+    if strange and (strange != [IGNORE] or not tested.issuperset(range(len(classes)))):
         log(
             f"{root / held_out / 'masks'} has pixels of {_ranges(strange)}, which {masks} never has, so these images "
             "are not tested; write the same class numbers in both"
